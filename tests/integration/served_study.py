@@ -67,6 +67,7 @@ def study(**changes: object) -> dict[str, object]:
         "sweeps": [
             {"name": "rates", **vllm, "workload": "short", "knobs": {"request_rate_per_s": [4, 1000]}},
             {"name": "users", **vllm, "workload": "short", "knobs": {"users": 4}},
+            {"name": "engines", **vllm, "workload": "short", "knobs": {"users": 4, "data_parallel_size": 2}},
             {"name": "chat", **vllm, "workload": "chat", "knobs": {"users": 2}},
             {"name": "refused", **vllm, "workload": "short", "knobs": {"users": 4, "block_size": 16}},
             {

@@ -213,6 +213,17 @@ def test_the_tables_put_servers_side_by_side(results):
     assert (results / "figures" / "serving_latency.svg").exists()
 
 
+def test_two_engines_of_one_server_have_a_pool_each_and_their_queues_are_added(results):
+    cells = read_measurements(results / "tables").drop_duplicates("cell_id").set_index("cell_id")
+    one, two = cells.loc[f"{SERVE}-users4"], cells.loc[f"{SERVE.replace('len512', 'len512-dp2')}-users4"]
+    assert two["outcome"] == "ok", two["reason"]
+    assert json.loads(two["effective"])["data_parallel_size"] == 2
+    for name in ("num_gpu_blocks", "kv_cache_tokens", "max_concurrency"):
+        assert two[name] == 2 * one[name], name
+    # Each engine may run as many as four, and gets a part of the four users' requests.
+    assert two["running_peak"] <= 4
+
+
 def test_paced_loads_take_part_in_no_comparison_of_throughput(results):
     effects = pd.read_parquet(results / "tables" / "effects.parquet")
     assert not effects["knob"].isin(["request_rate_per_s"]).any()

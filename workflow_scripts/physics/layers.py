@@ -298,11 +298,15 @@ class Layer:
     def parts(self) -> tuple[Part, ...]:
         return self.mixers + self.feed_forward
 
-    def matrices(self, hidden: int, tensor: int = 1, *, whole_experts: bool = False) -> list[Matrix]:
+    def matrices(self, hidden: int, tensor: int = 1, *, whole_experts: bool = False, engines: int = 1) -> list[Matrix]:
+        """Those of a tensor rank. The ranks of all data-parallel `engines` share the experts; of the rest each engine
+        has a copy."""
         matrices: list[Matrix] = []
         for part in self.parts:
-            whole = {"whole": whole_experts} if isinstance(part, Experts) else {}
-            matrices.extend(part.matrices(hidden, tensor, **whole))
+            if isinstance(part, Experts):
+                matrices.extend(part.matrices(hidden, tensor * engines, whole=whole_experts))
+            else:
+                matrices.extend(part.matrices(hidden, tensor))
         return matrices
 
     def vector_parameters(self, hidden: int) -> int:

@@ -217,10 +217,10 @@ def _values(report: Report, repeats: pd.DataFrame, intervals: pd.DataFrame, cell
 def _devices(cells: pd.DataFrame) -> "pd.Series[float]":
     """The number of devices that the engine of a cell takes.
 
-    >>> _devices(pd.DataFrame({"knob_tensor_parallel_size": [2, None], "knob_pipeline_parallel_size": [3, 4]})).tolist()
+    >>> _devices(pd.DataFrame({"knob_tensor_parallel_size": [2, None], "knob_data_parallel_size": [3, 4]})).tolist()
     [6.0, 4.0]
     """
-    ranks = cells.reindex(columns=["knob_tensor_parallel_size", "knob_pipeline_parallel_size"])
+    ranks = cells.reindex(columns=[f"knob_{kind}_parallel_size" for kind in ("tensor", "pipeline", "data")])
     return ranks.astype(float).fillna(1).prod(axis="columns")
 
 

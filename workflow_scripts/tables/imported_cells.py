@@ -31,7 +31,7 @@ _CONVERTED = {"prefix_cache_hit_rate": ("prefix_cache_hit_rate_pct", 100)} | {
 }
 # With other values than the neutral ones, the ceiling does not hold: it is that of one device, which gives one token to
 # each sequence in a step.
-_ONE_DEVICE = ("tensor_parallel_size", "pipeline_parallel_size", "num_speculative_tokens")
+_ONE_DEVICE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "num_speculative_tokens")
 
 
 def with_imported(cells: pd.DataFrame, runs: Iterable[Row], study: str) -> pd.DataFrame:

@@ -86,6 +86,13 @@ def test_requests_of_data_parallel_engines_are_added(tmp_path):
     assert [tuple(map(told.get, names)) for told in run["log"]["over_time"]] == [(7, 3, 45), (9, 0, 20)]
 
 
+@pytest.mark.parametrize(("engines", "outcome"), [(1, "invalid"), (2, "ok")])
+def test_the_rate_of_several_engines_is_not_judged_by_one_device(engines, outcome, tmp_path):
+    knobs = {"max_num_seqs": 1, "data_parallel_size": engines}
+    run = RUN | {"knobs": knobs, "tokens_per_request": [220, 190], "results": "flat.txt"}
+    assert imported_cells(read_runs(write_runs(tmp_path, run)), "try")["outcome"].tolist() == [outcome]
+
+
 def test_runs_are_rows_of_the_cells_table_beside_measured_ones(tmp_path):
     rows = imported_cells(read_runs(write_runs(tmp_path, *RUNS)), "try")
     place = "imported/h100-sxm/vllm/llama-3.1-8b-instruct"

@@ -108,6 +108,7 @@ HALF = read_model_facts(get_model("llama-3.1-8b-instruct").config, "float16")
         ("mi300x", LLAMA_8B, {"block_size": 24}, "blocks of 24 tokens on rocm: only multiples of 16"),
         ("h100-sxm", LLAMA_8B, {"max_model_len": 131073}, "131073 is beyond the model's 131072 positions"),
         ("h100-sxm", LLAMA_8B, {"tensor_parallel_size": 3}, "must divide the model's 32 attention heads"),
+        ("h100-sxm", LLAMA_8B, {"data_parallel_size": 2}, "needs engine vllm-serve"),
         ("l4", LLAMA_8B, {"gpu_memory_utilization": 0.5}, "weights and overhead take 1"),
         ("l4", LLAMA_8B, {"max_model_len": 131072}, "blocks, too few: a request of 131072 tokens fits"),
         (V100, LLAMA_8B, {}, "bfloat16 needs compute capability 8.0, and v100-sxm2-32gb has 7.0: set dtype"),

@@ -3,7 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -43,10 +43,14 @@ def read_metrics(address: Address) -> Metrics:
 def parse_metrics(text: str) -> Metrics:
     """Read metrics in Prometheus' text format: numbers, and for histograms `count`, `sum` and `buckets`.
 
-    A counter has the name that vLLM's own interface gives it, without `_total`.
+    A counter has the name that vLLM's own interface gives it, without `_total`. Counts of data-parallel engines are
+    added up; of their other gauges, which are shares, it is the mean.
 
     >>> parse_metrics('# TYPE vllm:prompt_tokens_total counter\\nvllm:prompt_tokens_total{engine="0"} 5.0\\n')
     {'vllm:prompt_tokens': 5.0}
+    >>> shares = "".join(f'vllm:kv_cache_usage_perc{{engine="{n}"}} 0.{n}\\n' for n in (2, 6))
+    >>> parse_metrics(f"# TYPE vllm:kv_cache_usage_perc gauge\\n{shares}")
+    {'vllm:kv_cache_usage_perc': 0.4}
     """
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -58,24 +62,34 @@ def parse_metrics(text: str) -> Metrics:
     for family in families:
         if family.name.startswith(_OF_THE_PROCESS):
             continue
-        for sample in family.samples:
-            if not math.isfinite(sample.value):
-                continue  # a gauge without a value yet, as SGLang has some
-            bucket = sample.labels.pop("le", None)
+        for name, labels, value in _of_all_engines(family):
+            bucket = labels.pop("le", None)
             # The count and the sum of a summary differ from each other only in their names.
-            key = labelled(sample.name if family.type == "summary" else family.name, sample.labels)
+            key = labelled(name if family.type == "summary" else family.name, labels)
             if family.type != "histogram":
-                if not sample.name.endswith("_created"):
-                    metrics[key] = sample.value
+                if not name.endswith("_created"):
+                    metrics[key] = value
                 continue
             histogram = metrics.setdefault(key, {"count": 0, "sum": 0.0, "buckets": {}})
             if bucket is not None:
-                histogram["buckets"][bucket] = sample.value
-            elif sample.name.endswith("_count"):
-                histogram["count"] = sample.value
-            elif sample.name.endswith("_sum"):
-                histogram["sum"] = sample.value
+                histogram["buckets"][bucket] = value
+            elif name.endswith("_count"):
+                histogram["count"] = value
+            elif name.endswith("_sum"):
+                histogram["sum"] = value
     return metrics
+
+
+def _of_all_engines(family: Any) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Name, labels and value of each sample of a metric; data-parallel engines have one sample each."""
+    samples: dict[tuple[str, tuple[tuple[str, str], ...]], list[float]] = {}
+    for sample in family.samples:
+        if math.isfinite(sample.value):  # SGLang has gauges without a value yet
+            labels = tuple((label, value) for label, value in sample.labels.items() if label != "engine")
+            samples.setdefault((sample.name, labels), []).append(sample.value)
+    for (name, labels), values in samples.items():
+        is_share = family.type == "gauge" and _QUEUES.get(name) not in _COUNTS
+        yield name, dict(labels), sum(values) / len(values) if is_share else sum(values)
 
 
 def labelled(name: str, labels: Mapping[str, str]) -> str:

@@ -32,6 +32,8 @@ from workflow_scripts.workloads.sampling import settings_of_request
 
 # vLLM's variable for its process layout: "0" means one process; if unset, the engine core has its own process.
 LAYOUT = "VLLM_ENABLE_V1_MULTIPROCESSING"
+# The executor that runs a single rank in the engine core.
+IN_THE_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 # All ranks are on one host: what they say to each other does not leave it.
 ON_THIS_HOST = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
@@ -67,8 +69,7 @@ class VllmOffline(Engine):
         if self._setup.device_kind != "cpu" or os.environ[LAYOUT] == "0":
             return {}
         fork_the_engine_core()
-        executor = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-        return {"distributed_executor_backend": executor} if ranks == 1 else {}
+        return {"distributed_executor_backend": IN_THE_CORE} if ranks == 1 else {}
 
     def _listen(self) -> None:
         """Record each step that the engine core reports, with the core's own time."""
@@ -160,6 +161,8 @@ class VllmServe(Serving):
             "port": 0,
         }
         # A log line per request would be extra load on the server.
+        if self._setup.device_kind == "cpu" and self._knobs.ranks == self._knobs.engines > 1:
+            arguments["distributed_executor_backend"] = IN_THE_CORE
         words = [*command_line(arguments), "--disable-uvicorn-access-log"]
         # The development endpoints, which can run any code, are needed to empty the prefix cache between repeats; only
         # this user reaches them. VLLM_API_KEY, if it is set, is the key of another server. An API server always has its
@@ -194,6 +197,7 @@ def _serve(words: list[str], effective: Path, on_cpu: bool) -> None:
     if on_cpu:
         fork_the_engine_core()
     vllm_versions.let_ranks_meet_in_a_file()
+    vllm_versions.let_engines_meet_on_this_host()
     more = vllm_versions.accepted({"enable_mfu_metrics": True})
     args = vllm_versions.serve_arguments([*words, *command_line(more)])
     # The module in which vLLM runs its server and looks for the function that starts the engine.
@@ -246,12 +250,14 @@ def cores_of_ranks(cores: Sequence[int], ranks: int) -> list[str]:
 
 
 def fork_the_engine_core() -> None:
-    """Let vLLM fork its engine core, as it does on a GPU; on a CPU it would import everything again, for 20 s."""
+    """Let vLLM fork its engine cores, and the process that divides requests among several, as it does on a GPU; on a
+    CPU it would import everything again, for 20 s."""
     import multiprocessing
 
+    import vllm.v1.engine.coordinator as coordinator
     import vllm.v1.engine.utils as engine_processes
 
-    engine_processes.get_mp_context = partial(multiprocessing.get_context, "fork")
+    engine_processes.get_mp_context = coordinator.get_mp_context = partial(multiprocessing.get_context, "fork")
 
 
 def effective_settings(config: Any) -> Effective:
@@ -278,6 +284,7 @@ def effective_settings(config: Any) -> Effective:
         "quantization": model.quantization,
         "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
         "pipeline_parallel_size": config.parallel_config.pipeline_parallel_size,
+        "data_parallel_size": config.parallel_config.data_parallel_size,
         "speculative_method": getattr(speculation, "method", None),
         "num_speculative_tokens": getattr(speculation, "num_speculative_tokens", 0),
         "attention_backend": ", ".join(sorted(backends)) or None,

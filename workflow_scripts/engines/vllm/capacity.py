@@ -57,7 +57,8 @@ MOST_RANKS = 64
 def predict_capacity(
     facts: ModelFacts, gpu: Gpu, settings: EngineSettings, log_facts: Mapping[str, Any] | None = None
 ) -> dict[str, Term]:
-    """Memory terms, blocks, tokens and concurrency of the limiting pipeline rank: the one with the fewest blocks.
+    """Memory terms of the limiting pipeline rank, the one with the fewest blocks. Its blocks, and the tokens and
+    requests that they hold, are those of all data-parallel engines.
 
     Qwen2-7B if a log leaves 5.01 GiB to the KV cache, in blocks of 16 tokens of 57,344 bytes:
 
@@ -79,11 +80,15 @@ def predict_capacity(
     how = f"num_blocks / {needed} blocks of a request of {tokens} tokens"
     # The engine reserves one block, which stands for "no block" in its tables.
     fits = f"a request of {tokens} tokens fits beside the engine's own block"
-    return limiting | {
+    of_an_engine = {
+        "num_blocks": limiting["num_blocks"],
         "kv_cache_tokens": kv_cache_tokens(pool, blocks, batch, settings),
         "max_concurrency": Term(round(blocks / needed, 4), "requests", how),
-        "feasible": Term(blocks > needed, "bool", fits),
     }
+    engines = settings.data_parallel_size
+    of_all = {n: Term(t.value * engines, t.unit, f"{t.how}, x {engines} engines") for n, t in of_an_engine.items()}
+    fitting = {"feasible": Term(blocks > needed, "bool", fits)}
+    return limiting | (of_an_engine if engines == 1 else of_all) | fitting
 
 
 def terms_by_rank(
@@ -225,6 +230,7 @@ def _observation(text: str) -> tuple[float, int]:
     option("--max-model-len", type=positive, required=True, help="tokens of the longest request"),
     option("--tensor-parallel-size", type=positive, default=1),
     option("--pipeline-parallel-size", type=positive, default=1),
+    option("--data-parallel-size", type=positive, default=1, help="engines, each with devices and a cache of its own"),
     option("--decode-context-parallel-size", type=positive, default=1, help="ranks that share a request's tokens"),
     option("--enable-expert-parallel", action="store_true", help="whole experts on each tensor rank"),
     option("--num-speculative-tokens", type=positive, default=0, help="tokens drafted per step"),
@@ -269,7 +275,7 @@ def main(args: Namespace) -> None:
     # Here, because rich takes longer to import than JSON takes to print.
     from workflow_scripts.engines.vllm.capacity_in_words import print_capacity, print_terms
 
-    devices = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    devices = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
     title = f"{args.model} on {devices} x {gpu.name}, vLLM {settings.vllm_version}, predicted"
     fits = {} if terms["feasible"].value or log else fitting_settings(facts, gpu, settings)
     print_capacity(title, terms_by_rank(facts, gpu, settings, log), terms, settings, batch, fits)

@@ -98,6 +98,11 @@ class VllmKnobs(Knobs):
     pipeline_parallel_size: Annotated[
         Positive | None, Knob("pp", effect_in="kv_cache_tokens", neutral=(1,), wording="{} pipeline ranks")
     ] = None
+    data_parallel_size: Annotated[
+        Annotated[int, Field(ge=1, description="engines of one server, each with devices and a KV cache of its own")]
+        | None,
+        Knob("dp", effect_in="kv_cache_tokens", neutral=(1,), wording="{} engines side by side"),
+    ] = None
     enable_expert_parallel: Annotated[
         Annotated[bool, Field(description="each tensor rank has some whole experts, not a part of each")] | None,
         Knob("ep", kernels=True, wording=("whole experts on each rank", "a part of each expert on each rank")),
@@ -171,17 +176,21 @@ class VllmKnobs(Knobs):
 
     @property
     def max_concurrency(self) -> int:
-        """`max_num_seqs`; if a study sets none, 256, vLLM's own default for the offline engine."""
-        return self.max_num_seqs or 256
+        """`max_num_seqs` of each engine; if a study sets none, 256, vLLM's own default for the offline engine."""
+        return (self.max_num_seqs or 256) * self.engines
 
     @property
     def ranks(self) -> int:
-        """Tensor parallel ranks of each stage of the pipeline.
+        """Tensor parallel ranks of each stage of each engine's pipeline.
 
-        >>> VllmKnobs(tensor_parallel_size=4, pipeline_parallel_size=2).ranks, VllmKnobs().ranks
-        (8, 1)
+        >>> VllmKnobs(tensor_parallel_size=4, pipeline_parallel_size=2, data_parallel_size=2).ranks, VllmKnobs().ranks
+        (16, 1)
         """
-        return (self.tensor_parallel_size or 1) * (self.pipeline_parallel_size or 1)
+        return (self.tensor_parallel_size or 1) * (self.pipeline_parallel_size or 1) * self.engines
+
+    @property
+    def engines(self) -> int:
+        return self.data_parallel_size or 1
 
     @property
     def draft_model(self) -> str | None:

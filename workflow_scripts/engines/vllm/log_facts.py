@@ -53,7 +53,9 @@ def _largest(readings: Sequence[Reading], fact: str) -> Reading:
 
 
 def _total(readings: Sequence[Reading], fact: str) -> Reading:
-    return replace(readings[-1], values={fact: int(sum(_number(reading, fact) for reading in readings))})
+    total = sum(_number(reading, fact) for reading in readings)
+    whole = all(isinstance(reading.values[fact], int) for reading in readings)
+    return replace(readings[-1], values=readings[-1].values | {fact: int(total) if whole else round(total, 6)})
 
 
 def _first(readings: Sequence[Reading], _: str) -> Reading:
@@ -148,7 +150,7 @@ ROWS: tuple[FactRow, ...] = (
     ),
     _rank_row(_smallest, r"^(?i:gpu|cuda|rocm|hpu|npu|tpu|xpu) blocks: {num_gpu_blocks:count} $"),
     # V1: 0.9 and 0.10, at level DEBUG 0.22 and 0.32
-    _rank_row(_smallest, r"num_gpu_blocks is: {num_gpu_blocks:count}"),
+    _rank_row(_over_engines, r"num_gpu_blocks is: {num_gpu_blocks:count}"),
     _rank_row(_smallest, r"cache_config_info\{[^{}]*?num_gpu_blocks=\"{num_gpu_blocks:count}\""),  # /metrics
     _rank_row(_smallest, r"cache_config_info\{[^{}]*?num_cpu_blocks=\"{num_cpu_blocks:count}\""),
     _rank_row(_smallest, r"Usable num_blocks: {num_gpu_blocks:count}"),  # vllm-gaudi
@@ -169,7 +171,7 @@ ROWS: tuple[FactRow, ...] = (
     _rank_row(_smallest, r"cache_config_info\{[^{}]*?kv_cache_size_tokens=\"{kv_cache_tokens:count}\""),  # 0.25
     _row(_smallest, r"tokens that can be stored in KV cache \({kv_cache_tokens:count}\)"),  # V0, when it refuses
     _rank_row(
-        _smallest,
+        _over_engines,
         r"oncurrency for {max_concurrency_tokens_per_request:count} tokens per request: "
         r"{max_concurrency:number}x",  # V0: 0.6.4 to 0.8, V1: 0.7 to 0.32
         key="max_concurrency",

@@ -17,7 +17,7 @@ from typing import Literal
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.engines.capacity import PipelineRank, Term
-from workflow_scripts.physics.layers import Attention, LatentAttention, Layer, State
+from workflow_scripts.physics.layers import Attention, Experts, LatentAttention, Layer, State
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, NOT_COUNTED, ModelFacts, ModelFactsError
 
 GIB = 2**30
@@ -67,6 +67,7 @@ class EngineSettings:
     max_model_len: int | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
     decode_context_parallel_size: int = 1
     enable_expert_parallel: bool = False
     kv_cache_dtype: str = "auto"
@@ -240,14 +241,18 @@ def weights(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> 
         sum(
             count * _allocated(matrix.parameters * facts.bytes_of(matrix))
             for layer, count in layers.items()
-            for matrix in layer.matrices(hidden, tensor, whole_experts=settings.enable_expert_parallel)
+            for matrix in layer.matrices(
+                hidden, tensor, whole_experts=settings.enable_expert_parallel, engines=settings.data_parallel_size
+            )
         )
         + rank.first * facts.encoder_parameters / tensor * element
         + tables * _allocated(vocabulary * hidden / tensor * element)
         + (sum(count * layer.vector_parameters(hidden) for layer, count in layers.items()) + positions) * element
     )
     stored = f"{facts.quantization} matrices, else {facts.dtype}" if facts.quantization else facts.dtype
-    experts = f", but 1/{tensor} of the experts" if settings.enable_expert_parallel else ""
+    expert_ranks = tensor * settings.data_parallel_size
+    shared = settings.enable_expert_parallel or (expert_ranks > tensor and any(facts.of_kind(Experts)))
+    experts = f", but 1/{expert_ranks} of the experts" if shared else ""
     encoder = (
         f", {facts.encoder_parameters:,} parameters of an encoder" if rank.first * facts.encoder_parameters else ""
     )

@@ -21,6 +21,7 @@ from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
 _MORE_MEMORY = (0, 20)  # `gpu_memory_utilization` is 0.92 by default, and 0.9 before (vllm/config/cache.py)
 _WEIGHTS_FROM_7_5 = ("awq", "awq_marlin", "fp8", "fp8_per_tensor", "int8")  # others run on any GPU of the catalogue
 _BACKENDS_FROM_8 = ("FLASH_ATTN", "FLASHINFER")
+ONE_ENGINE = "data_parallel_size above 1 needs engine vllm-serve: vllm.LLM has one engine"
 
 
 def engine_settings(knobs: VllmKnobs, gpu: Gpu, version: str = "") -> EngineSettings:
@@ -46,6 +47,7 @@ def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = 
     refused = (
         why_gpu_is_refused(gpu, knobs, facts)
         or why_block_size_is_refused(gpu.kind, settings.block_size)
+        or (ONE_ENGINE if knobs.engines > 1 and settings.usage == "offline" else None)
         or (f"max_model_len {length} is beyond the model's {most} positions" if length > most else None)
     )
     terms: Mapping[str, Term] = {}
@@ -134,6 +136,8 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "")
         raise UnpredictableError("speculative decoding: which drafted tokens are accepted is not known beforehand")
     if (knobs.pipeline_parallel_size or 1) > 1:
         raise UnpredictableError("pipeline_parallel_size above 1: batches that take turns are not modelled")
+    if knobs.engines > 1:
+        raise UnpredictableError("data_parallel_size above 1: which engine gets a request is not modelled")
     if (knobs.tensor_parallel_size or 1) > 1 and gpu.kind == "cpu":
         raise UnpredictableError("tensor_parallel_size above 1: ranks that share a CPU are not modelled")
     engine = engine_settings(knobs, gpu, version)

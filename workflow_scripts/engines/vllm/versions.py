@@ -3,6 +3,7 @@
 vLLM is imported only when a function is called. "Until" names the last version with the other form.
 """
 
+import socket
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -76,6 +77,23 @@ def let_ranks_meet_in_a_file() -> None:
     for method in (UniProcExecutor._distributed_args, MultiprocExecutor._init_executor):
         if "get_file_store_init_method" not in method.__globals__:
             method.__globals__["get_distributed_init_method"] = lambda ip, port: file
+
+
+def let_engines_meet_on_this_host() -> None:
+    """Let the store in which data-parallel engines find each other listen at 127.0.0.1; PyTorch's listens on every
+    address of the host. Versions without such a store have none for dense models."""
+    from vllm.distributed import utils
+
+    if (create := getattr(utils, "create_tcp_store", None)) is None:
+        return
+
+    def create_here(host: str, port: int, listen_socket: socket.socket | None = None, **kwargs: Any) -> Any:
+        if listen_socket is None and kwargs.get("is_master"):
+            listen_socket = socket.create_server(("127.0.0.1", port))
+            host, port = listen_socket.getsockname()
+        return create(host, port, listen_socket=listen_socket, **kwargs)
+
+    utils.create_tcp_store = create_here
 
 
 @cache

@@ -13,9 +13,13 @@ import pandas as pd
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.physics import formulas
+from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.statistics.start_spread import FloatArray
 from workflow_scripts.statistics.summary import numbers
+
+# Knobs whose product is the number of ranks.
+RANKS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 MEMORY, CACHE, ARITHMETIC = "memory bandwidth", "cache bandwidth", "arithmetic"
 
@@ -84,7 +88,7 @@ def least_steps(work: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         work: sums of `tables.work`, and `max_num_seqs_effective`, `max_concurrency_allowed`, `num_gpu_blocks`,
-            `num_speculative_tokens`, and `accepted_draft_tokens`, which may be null.
+            `data_parallel_size`, `num_speculative_tokens`, and `accepted_draft_tokens`, which may be null.
 
     Returns:
         `sequences_max`: sequences that may run at once; `steps_min`; `output_tokens_per_step_max`: output tokens over
@@ -98,7 +102,8 @@ def least_steps(work: pd.DataFrame) -> pd.DataFrame:
     most_accepted = np.floor((work["output_tokens"] - work["requests"]) * drafted / per_step)
     accepted = np.fmin(work["accepted_draft_tokens"].astype(float).where(drafted > 0, 0.0), most_accepted)
     sequence_steps = work["output_tokens"] - accepted
-    allowed = work["max_num_seqs_effective"].fillna(work["max_concurrency_allowed"]).astype(float)
+    of_all_engines = work["max_num_seqs_effective"] * work["data_parallel_size"]
+    allowed = of_all_engines.fillna(work["max_concurrency_allowed"]).astype(float)
     sequences = np.minimum(allowed, work["requests"])
     by_sequences = np.ceil(sequence_steps / sequences)
     by_blocks = np.ceil((work["block_steps"] / work["num_gpu_blocks"].astype(float)).fillna(0.0) / per_step)
@@ -147,11 +152,11 @@ def devices_of(work: pd.DataFrame, gpu: Gpu) -> pd.Series:
     """How many devices the ranks of each row use: one each, but on a CPU one for all ranks.
 
     >>> from workflow_scripts.catalog.gpus_and_models import get_gpu
-    >>> ranks = pd.DataFrame({"tensor_parallel_size": [1, 2], "pipeline_parallel_size": [1, 2]})
+    >>> ranks = pd.DataFrame(dict.fromkeys(RANKS, [1, 2]))
     >>> [devices_of(ranks, get_gpu(name)).tolist() for name in ("h200", "cpu-all")]
-    [[1, 4], [1, 1]]
+    [[1, 8], [1, 1]]
     """
-    ranks = work["tensor_parallel_size"] * work["pipeline_parallel_size"]
+    ranks = work[[*RANKS]].prod(axis="columns")
     return ranks.clip(upper=1) if gpu.kind == "cpu" else ranks
 
 
@@ -168,8 +173,10 @@ def phase_times(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dt
         measured.
     """
     devices = devices_of(work, rates.gpu)
+    # In a step of all data-parallel engines, each reads its own weights; experts, which they share, are read once.
+    copies = work["data_parallel_size"].clip(upper=1 if any(facts.of_kind(Experts)) else devices)
     # Weights that the cache keeps from one step to the next are not read from memory again.
-    from_memory = (facts.decode_weight_bytes - rates.cache_bytes * devices).clip(lower=0) * work["steps_min"]
+    from_memory = (facts.decode_weight_bytes - rates.cache_bytes * devices / copies).clip(lower=0) * work["steps_min"]
     # All tokens that a sequence gets in one step read the KV cache once: the entries before the first of them.
     per_step = work["sequence_tokens_per_step_max"]
     # A state is read and written in every step.
@@ -182,7 +189,7 @@ def phase_times(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dt
         kv_read += reach.kv_elements * facts.kv_dtype_bytes(kv_cache_dtype) * (own + shared / work["sequences_max"])
     bytes_per_s = rates.memory_bandwidth_bytes_per_s * devices
     # The stages of a pipeline read their weights one after the other for each batch, each stage from its own memory.
-    stages = work["pipeline_parallel_size"].clip(upper=devices)
+    stages = work["pipeline_parallel_size"].clip(upper=devices) * copies
     weights_s, kv_s = from_memory * stages / bytes_per_s, kv_read * (from_memory > 0) / bytes_per_s
     # No data is read faster than from the cache, wherever it is.
     cache_bytes_per_s = rates.cache_bytes_per_s(facts) * devices

@@ -16,6 +16,7 @@ from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts, ModelF
 from workflow_scripts.questions.limits.ceilings import (
     CACHE,
     MEMORY,
+    RANKS,
     Rates,
     binding,
     devices_of,
@@ -130,7 +131,7 @@ def _limits(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype:
 
 def _utilization(table: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype: str) -> pd.DataFrame:
     """Add what the repeat had to read and compute, as a share of what the device could do in the same time."""
-    ranks = numbers(table["tensor_parallel_size"] * table["pipeline_parallel_size"])
+    ranks = numbers(table[[*RANKS]].prod(axis="columns"))
     wall_s, steps = numbers(table["wall_s"]), numbers(table["steps"])
     devices = numbers(devices_of(table, rates.gpu))
     bytes_per_s = numbers(table["read_bytes_per_s"]) * devices

@@ -108,6 +108,7 @@ def _prompt_costs(cells: pd.DataFrame, rates: Sequence[Rates]) -> pd.DataFrame:
     for names, part in cells.groupby(["model", "dtype", "quantization"]):
         model, dtype, method = map(str, names)
         if measured and (facts := known_facts(model, dtype, method or None)):
+            # Each data-parallel engine computes its own prompts.
             ranks = as_applied(part, "tensor_parallel_size") * as_applied(part, "pipeline_parallel_size")
             flop_per_s = PROMPT_SHARE_OF_RATE * measured.flop_per_s(facts, "auto") * ranks
             costs.loc[part.index, "token_s"] = 2 * facts.layer_matmul_parameters / flop_per_s

@@ -202,6 +202,13 @@ def test_an_encoder_of_pictures_is_part_of_the_weights():
         assert both - alone == 2 * 10**9 / ranks
 
 
+def test_engines_side_by_side_have_a_cache_each_and_the_total_is_predicted():
+    one, two = terms_of(), terms_of(data_parallel_size=2)
+    for name in ("num_blocks", "kv_cache_tokens", "max_concurrency"):
+        assert two.pop(name).value == 2 * one.pop(name).value, name
+    assert two == one
+
+
 def test_pipeline_ranks_split_layers_and_the_last_one_samples():
     assert [rank.layers for rank in split_layers(32, 3)] == [11, 11, 10]
     terms = terms_of(pipeline_parallel_size=3, vllm_version="0.19.0")
@@ -310,7 +317,13 @@ def test_people_read_what_would_make_a_model_fit(capsys):
 
 OPTIONS = {
     **{"block_size": 32, "gpu_memory_utilization": 0.7, "max_model_len": 1024, "tensor_parallel_size": 2},
-    **{"pipeline_parallel_size": 3, "decode_context_parallel_size": 2, "num_speculative_tokens": 4, "draft_layers": 1},
+    **{
+        "pipeline_parallel_size": 3,
+        "data_parallel_size": 2,
+        "decode_context_parallel_size": 2,
+        "num_speculative_tokens": 4,
+        "draft_layers": 1,
+    },
     **{"kv_cache_dtype": "fp8", "max_num_seqs": 17, "max_num_batched_tokens": 4000, "kv_cache_memory_bytes": 2**30},
     **{"num_gpu_blocks_override": 100, "vllm_version": "0.16.0", "usage": "offline", "sampler": "fused"},
 }

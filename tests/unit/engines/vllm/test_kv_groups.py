@@ -167,6 +167,12 @@ def test_whole_experts_need_experts_and_a_log_of_minimax_has_them_beside_full_at
     assert round(196608 * terms["bytes_per_token"].value / 2**30, 2) == 23.25
     with pytest.raises(CapacityError, match="needs a model with experts"):
         terms_of(MINIMAX_M2 | {"model_type": "mistral"}, enable_expert_parallel=True)
+    # Engines side by side share the experts, with or without whole ones, and each has the rest of the weights.
+    engines = [terms_of(MINIMAX_M2, data_parallel_size=n)["weights"].value for n in (1, 2, 4)]
+    assert engines[1] - engines[2] == pytest.approx((engines[0] - engines[1]) / 2, rel=1e-3)
+    assert engines[2] > engines[0] / 4
+    whole = terms_of(MINIMAX_M2, data_parallel_size=4, enable_expert_parallel=True)["weights"].value
+    assert whole == pytest.approx(engines[2], rel=1e-3)
     # 48 ranks hold 6 of 256 experts each, so more than a 48th of them.
     asked = {"enable_expert_parallel": True}
     few, many = (terms_of(MINIMAX_M2, tensor_parallel_size=n, **asked)["weights"].value for n in (4, 48))

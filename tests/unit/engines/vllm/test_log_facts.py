@@ -171,10 +171,12 @@ def test_several_lines(log, expected):
 
 
 def test_tokens_of_data_parallel_engines_are_added():
-    line = "(EngineCore_DP{} pid=1{}) INFO 09-03 00:40:55 [kv_cache_utils.py:849] GPU KV cache size: {:,} tokens\n"
+    core = "(EngineCore_DP{} pid=1{}) INFO 09-03 00:40:55 [kv_cache_utils.py:849] "
+    line = f"{core}GPU KV cache size: {{:,}} tokens\n{core}Maximum concurrency for 10,000 tokens per request: {{}}x\n"
     sizes = ((0, 160_000), (0, 150_000), (1, 140_000))
-    facts = parse_engine_log("".join(line.format(engine, engine, tokens) for engine, tokens in sizes))
+    facts = parse_engine_log("".join(line.format(n, n, tokens, n, n, tokens / 10_000) for n, tokens in sizes))
     assert (facts.kv_cache_tokens, len(facts.ranks["kv_cache_tokens"])) == (290_000, 3)
+    assert (facts.max_concurrency, facts.max_concurrency_tokens_per_request) == (29, 10_000)
 
 
 def test_rank_with_the_smallest_kv_cache_binds_and_all_are_kept():

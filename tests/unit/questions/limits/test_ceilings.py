@@ -43,7 +43,7 @@ HYBRID |= {"shared_expert_intermediate_size": 32, "linear_num_key_heads": 1, "li
 HYBRID |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
 
 
-def work(rows, facts=TINY, tp=1, pp=1, block_size=None, drafted=0, accepted=None, **columns):
+def work(rows, facts=TINY, tp=1, pp=1, dp=1, block_size=None, drafted=0, accepted=None, **columns):
     """One repeat of (prompt, output, cached) requests, ready for `phase_times`; a column that is not named is null."""
     limited = [reach for reach in facts.reaches if reach.limit is not None]
     blocks_of = pd.Series({"c": block_size}, dtype="Float64")
@@ -52,7 +52,7 @@ def work(rows, facts=TINY, tp=1, pp=1, block_size=None, drafted=0, accepted=None
     names = {"allowed": "max_concurrency_allowed", "effective": "max_num_seqs_effective", "blocks": "num_gpu_blocks"}
     for name, value in known.items():
         sums[names[name]] = pd.array([value], dtype="Float64" if name == "blocks" else "Int64")
-    sums["tensor_parallel_size"], sums["pipeline_parallel_size"] = tp, pp
+    sums["tensor_parallel_size"], sums["pipeline_parallel_size"], sums["data_parallel_size"] = tp, pp, dp
     sums["num_speculative_tokens"] = drafted
     sums["accepted_draft_tokens"] = pd.array([accepted], dtype="Float64")
     return sums.join(least_steps(sums))
@@ -272,6 +272,19 @@ def test_ranks_add_up_but_stages_read_their_weights_in_turn():
     assert tensor["prefill_memory_s"] - partly["prefill_memory_s"] == pytest.approx(2 * 1e6 / 2e9)
     cached = times([(10, 3, 0)], tp=2, pp=2, device=rates(1e9, 1e9, cache_bytes=TINY.decode_weight_bytes // 4))
     assert cached["weights_fit_cache"]
+
+
+def test_engines_side_by_side_have_as_many_sequences_each_and_read_weights_of_their_own():
+    rows, device = [(10, 3, 0)] * 8, rates(1e9, 1e9)
+    one, two = (times(rows, device=device, dp=dp, effective=2) for dp in (1, 2))
+    for name in ("prefill_memory_s", "decode_memory_s", "prefill_arithmetic_s", "decode_arithmetic_s"):
+        assert two[name] == pytest.approx(one[name] / 2), name
+    # They share experts, so that the weights are at least read once for both.
+    experts = model_facts(HYBRID)
+    shared = [times(rows, experts, device=device, dp=dp, effective=4 // dp)["prefill_memory_s"] for dp in (1, 2)]
+    assert shared[1] == pytest.approx(shared[0] / 2)
+    cpu = rates(1e9, 1e9, kind="cpu")
+    assert times(rows, device=cpu, dp=2, effective=1) == times(rows, device=cpu, effective=2)
 
 
 def test_a_rate_that_is_not_known_limits_nothing():
