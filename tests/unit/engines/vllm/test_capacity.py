@@ -33,6 +33,7 @@ def llama_8b(**changes):
     return model_facts(json.loads(get_model("llama-3.1-8b-instruct").config.read_text()) | changes)
 
 
+GPT_OSS_20B = read_model_facts(get_model("gpt-oss-20b").config, "bfloat16")
 QWEN2_7B = read_model_facts(get_model("qwen2-7b").config)
 H100 = get_gpu("h100-sxm")
 OPT_125M = read_model_facts(get_model("opt-125m").config)
@@ -55,13 +56,14 @@ def value(name, *place, **settings):
 
 # Start-ups of vLLM that others published: what was started, where, and the GiB left for the KV cache. A100 with
 # 0.10.1.1: logs of dennislee22/vLLM-benchmarking. MI300X: AUGMXNT/MI300-testing, blocks of 16 tokens of 65,536 bytes.
-# H100: the accuracy report of llm-d-incubation/llm-d-planner. The last two: logs in notes on GitHub.
+# H100: the accuracy report of llm-d-incubation/llm-d-planner. The last three: logs in notes on GitHub.
 A100_LOG, TWO = {"max_model_len": 16384, "vllm_version": "0.10.1.1"}, {"tensor_parallel_size": 2}
 A_QUARTER = A100_LOG | {"gpu_memory_utilization": 0.25, "sampler": "fused"}
 A_HALF = A100_LOG | {"gpu_memory_utilization": 0.5}
 MI300X = {"vllm_version": "0.6.4.dev9", "tensor_parallel_size": 8, "max_num_seqs": 256, "max_num_batched_tokens": 4096}
 H100_TABLE = {"max_model_len": 8192, "gpu_memory_utilization": 0.95}
 L40S = {"gpu_memory_utilization": 0.95, "max_model_len": 4096, "max_num_seqs": 128, "vllm_version": "0.22.0"}
+GPT_OSS = {"gpu_memory_utilization": 0.65, "max_model_len": 131072, "vllm_version": "0.19.0"}
 PUBLISHED = {
     "one A100 80GB": (QWEN2_7B, "a100-pcie-80gb", A_QUARTER, 5.01),
     "two A100 80GB": (QWEN2_7B, "a100-pcie-80gb", A_QUARTER | TWO, 12.02),
@@ -72,6 +74,7 @@ PUBLISHED = {
     "H100, 0.18 loads more": (QWEN3_14B, "h100-sxm", H100_TABLE | {"vllm_version": "0.18.0"}, 45.23),
     "A100 80GB, 0.31": (LLAMA_8B, "a100-pcie-80gb", {"gpu_memory_utilization": 0.92, "vllm_version": "0.31.0"}, 56.21),
     "a 48 GB card, 0.22": (QWEN2_7B, "l40s", L40S, 26.32),
+    "gpt-oss-20b on an A100 80GB, 0.19": (GPT_OSS_20B, "a100-sxm-80gb", GPT_OSS, 36.56),
 }
 # The accuracy table of docs/capacity.md, for some of them: predicted and published GiB, and the error in per cent.
 PAGE = (Path(__file__).parents[4] / "docs" / "capacity.md").read_text(encoding="utf-8").splitlines()
