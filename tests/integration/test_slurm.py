@@ -18,10 +18,13 @@ import psutil
 import pytest
 from filelock import FileLock
 
+from tests.integration.served_study import SECRETS
 from tests.integration.slurm_lab import GPU_TYPES, GRES_TYPES, SlurmLab, wait_for
 from tests.integration.slurm_study import KNOBS, LabCheckout, cell
+from tests.other_user import NOBODY, shared_folder
 from tests.unit.made_studies import end_cell, fixed, write_study
 from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.common.files import write_text
 from workflow_scripts.device.device_lock import device_lock
 from workflow_scripts.study.accounting import accounted_jobs
 from workflow_scripts.study.definition import cell_definition, json_sha256, resolved_models
@@ -44,20 +47,22 @@ TABLE = ("--until", "cells")
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    lab = SlurmLab(tmp_path_factory.mktemp("slurm"), accounting=True)
-    try:
-        lab.start()
-        yield lab
-    finally:
-        lab.stop()
+def lab():
+    with shared_folder() as shared:
+        (root := shared / "lab").mkdir()
+        lab = SlurmLab(root, accounting=True)
+        try:
+            lab.start()
+            yield lab
+        finally:
+            lab.stop()
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory, lab):
     place = tmp_path_factory.mktemp("checkout")
-    lab.environment |= {"TMPDIR": str(lab.root / "run"), "XDG_CACHE_HOME": str(lab.root / "cache")}
-    return LabCheckout(place, lab)
+    lab.environment |= {"TMPDIR": str(lab.root.parent), "XDG_CACHE_HOME": str(lab.root / "cache"), **SECRETS}
+    return LabCheckout(place / 'a "checkout";touch executed&', lab)
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +96,15 @@ def test_each_cell_runs_on_a_node_of_its_gpu_and_the_report_is_drawn(checkout, l
         assert outcome.provenance["job"]["SLURMD_NODENAME"] == f"n-{gpu}"
         assert job["JOB_GRES"] == f"gpu:{GRES_TYPES[gpu]}:1"
         assert outcome.provenance["job"]["CUDA_VISIBLE_DEVICES"] == "0"  # the first and only one of its node
+    # The environment reaches a job through Slurm alone, which keeps it to itself.
+    written = [path for place in ("results", ".snakemake") for path in (checkout.root / place).rglob("*")]
+    written += [path for path in lab.root.rglob("*") if path.parent != path and path.name != "environment"]
+    assert any(path.name == "script" for path in written)
+    held = {path: path.read_bytes() for path in written if path.is_file()}
+    held |= {"jobs": str(lab.jobs()).encode(), "printed": (done.stdout + done.stderr).encode()}
+    assert not [place for place, content in held.items() for secret in SECRETS.values() if secret.encode() in content]
+    for path in lab.root.glob("state/hash.*/job.*/environment"):
+        assert path.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.usefixtures("checkout")
@@ -286,6 +300,33 @@ def kill_processes_of(lab: SlurmLab, job: str) -> None:
                 process.kill()
 
 
+# What a job of another user tries on the node of a cell: to read secrets, and to end, change or read its job.
+ATTACK = """#!/bin/sh
+cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr '\\0' ' '
+find {lab} -type f -readable -exec cat {{}} + 2>/dev/null
+scontrol --oneliner --details show job
+sacct --allusers --parsable --format=ALL
+for attempt in "scancel {job}" "scontrol update JobId={job} TimeLimit=1" "scontrol write batch_script {job} -" \\
+    "ls {tmp}/kvsweep-0" "touch {tmp}/kvsweep-0/planted"; do $attempt && echo "succeeded: $attempt"; done
+echo looked as $(id -u)
+"""
+
+
+def attack(lab: SlurmLab, gpu: str, victim: dict[str, str]) -> str:
+    """What a job of another user sees and does on a node that measures, under the name and comment of its victim."""
+    script, seen = lab.root.parent / "attack.sh", lab.root.parent / "seen"
+    write_text(script, ATTACK.format(lab=lab.root, tmp=lab.root.parent, job=victim["JobId"]))
+    named = (f"--job-name={victim['JobName']}", f"--comment={victim['Comment']}", f"--nodelist=n-{gpu}")
+    kept = {name: lab.environment[name] for name in ("PATH", "SLURM_CONF")}
+    subprocess.run(
+        ["sbatch", "--wait", f"--partition=gpu-{gpu}", "--mem=100", "--export=ALL", f"--output={seen}", *named, script],
+        **{"cwd": "/", "env": kept, "user": NOBODY, "group": NOBODY, "extra_groups": []},
+        check=True,
+        timeout=120,
+    )
+    return seen.read_text(errors="replace")
+
+
 def test_a_hang_slurms_time_limit_a_full_disk_and_killed_processes_cost_no_other_cell(checkout, lab):
     checkout.write_site(prepare="login")
     checkout.write_study(
@@ -314,6 +355,13 @@ def test_a_hang_slurms_time_limit_a_full_disk_and_killed_processes_cost_no_other
             lab.client("scontrol", "update", f"JobId={job('h100')['JobId']}", "TimeLimit=1")
             wait_for(lambda: measuring(checkout, killed), 60, "the cell to be killed")
             kill_processes_of(lab, job("l40s")["JobId"])
+            wait_for(lambda: engines(lab).keys() - {"l40s"}, 120, "an engine")
+            (gpu, *_) = sorted(engines(lab).keys() - {"l40s"})
+            seen = attack(lab, gpu, job(gpu))
+            # Processes and jobs can be seen, so their arguments must hold no secret.
+            assert [w for w in ("sample-device", job(gpu)["Comment"], f"looked as {NOBODY}") if w not in seen] == []
+            assert [name for name, secret in SECRETS.items() if secret in seen] == []
+            assert re.findall("^succeeded: .*", seen, re.MULTILINE) == []
             wait_for(lambda: job("h100")["JobState"] == "TIMEOUT", 150, "the end of the job's time")
         try:
             snakemake.wait(timeout=400)
@@ -512,6 +560,8 @@ def test_a_cell_on_the_wrong_gpu_counts_nothing_and_is_sent_to_another_node(chec
     setup = [f"export PYTHONPATH={tmp_path}:$PYTHONPATH", "export VLLM_ENABLE_V1_MULTIPROCESSING=0"]
     checkout.write_site(setup=setup, gpus=gpus)
     checkout.write_study([{"gpu": ["h200", "h100-sxm"]}])
+    for gpu in ("h200", "h100-sxm"):  # as another user might name a node
+        write_text(checkout.root / f"results/lab/wrong_nodes/{gpu}/$(touch executed)", "")
     known = known_jobs(lab)
     done = checkout.snakemake("--until", "measure_batch", "--slurm-array-jobs", "measure_batch")
     assert done.returncode == 0, done.stderr
@@ -523,6 +573,7 @@ def test_a_cell_on_the_wrong_gpu_counts_nothing_and_is_sent_to_another_node(chec
     moved, wrong = ("h200", "n-h100") if node == "n-h100" else ("h100-sxm", "n-h200")
     assert alone["NodeList"] != node
     assert alone["ExcNodeList"] == wrong
+    assert not (checkout.root / "executed").exists()
     noted = (checkout.root / f"results/lab/wrong_nodes/{moved}/{wrong}").read_text()
     assert noted.startswith(f"{moved} was requested, but the GPU here is 'NVIDIA H")
     for gpu in ("h200", "h100-sxm"):
