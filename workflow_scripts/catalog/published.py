@@ -16,6 +16,9 @@ from workflow_scripts.common.records import Record, read_yaml, validated
 PUBLISHED = CONFIG / "published"
 CLAIMS = "claims.yaml"
 
+# Shares of prompt tokens at which a published rate of unknown lengths is compared: three per output token, and none.
+PROMPT_SHARES = (0.75, 0.0)
+
 _SYMBOLS = {"percent": " %", "ratio": ""}
 
 
@@ -90,6 +93,17 @@ def plain(number: float | None) -> str:
     """
     assert number is not None
     return f"{number:,.0f}" if number == int(number) else f"{number:,}"
+
+
+def times_at_mixes(times: float) -> str:
+    """A published rate over measured output tokens/s, if its source does not state the mix of its tokens.
+
+    >>> times_at_mixes(60.69)
+    '15.2 to 60.7 times the measured output tokens/s if 75 to 0 % of its tokens are prompt tokens'
+    """
+    low, high = (f"{times * (1 - share):.3g}" for share in PROMPT_SHARES)
+    shares = " to ".join(f"{100 * share:g}" for share in PROMPT_SHARES)
+    return f"{low} to {high} times the measured output tokens/s if {shares} % of its tokens are prompt tokens"
 
 
 class Claim(Record):

@@ -11,10 +11,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from workflow_scripts.catalog.published import PROMPT_SHARES
 from workflow_scripts.common.columns import Column, column
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_handles, ratio_axis
 from workflow_scripts.page.series import Group, ends_in_words, groups_varying, repeats_of
 from workflow_scripts.page.style import COLOURS, INK, OUTCOMES, LineStyle, Mark, marks
+from workflow_scripts.physics.rate_ceiling import at_least
 from workflow_scripts.study.setting_words import knob_axis, knob_name
 from workflow_scripts.tables.parsed_facts import REPEAT
 from workflow_scripts.tables.results import RATE, Tables, require
@@ -33,11 +35,8 @@ WHOLE_LINE: Mapping[str, Any] = {"marker": "o", "markerfacecolor": "none", "line
 # The same sign that invalid cells have in the figure of outcomes.
 INVALID: Mapping[str, Any] = {"marker": f"${OUTCOMES['invalid'][1]}$", "linestyle": "none"}
 PUBLISHED: Mapping[str, Any] = {"marker": "x", "markersize": 6, "markeredgewidth": 1.6, "linewidth": 0.7}
-IMPOSSIBLE: Mapping[str, Any] = {"color": COLOURS[7], "alpha": 0.12, "linewidth": 0}
 BESIDE: Mapping[str, Any] = {"textcoords": "offset points", "va": "top", "fontsize": 8.5, "fontweight": "bold"}
-# A published rate above the measured one by less than this factor may be of other lengths.
-WORTH_SAYING = 1.5
-NO_CEILINGS, NOTHING_PUBLISHED = pd.DataFrame(), pd.Series(dtype=float)
+NO_CEILINGS, NOTHING_PUBLISHED = pd.DataFrame(), pd.DataFrame(columns=["published"], dtype=float)
 ALL_SETTINGS, ONE_SETTING = "all settings of other knobs", "one setting of other knobs"
 _BAND = (
     "if many settings of other knobs were measured, a line is the median of all of them and its band spans the lowest "
@@ -79,7 +78,7 @@ class _Lines:
     colours: Mapping[str, Mark]
     styles: Mapping[str, LineStyle]
     ceilings: pd.DataFrame
-    published: "pd.Series[float]"
+    published: pd.DataFrame
     limits: tuple[float, float]
 
     def draw(self, ax: Axes, rows: pd.DataFrame, invalid: pd.DataFrame) -> None:
@@ -99,25 +98,22 @@ class _Lines:
         ratio_axis(ax, *self.limits)
         if len(self.published):
             self._draw_published(ax, rows)
-            if len(self.ceilings):
-                at = _highest(rows, self.ceilings.max(axis=1))
-                ax.fill_between(at.index, at, ax.get_ylim()[1], **IMPOSSIBLE)
 
     def _draw_published(self, ax: Axes, rows: pd.DataFrame) -> None:
-        """Draw published rates, and by how much they exceed what the first device measured, where it is most."""
-        rows = rows.assign(published=rows["cell_id"].map(self.published)).dropna(subset="published")
+        """Draw published rates, and of the first device what they are in output tokens at a range of mixes, and the mix
+        that the rate that needs the most is possible with."""
+        rows = rows.merge(self.published, left_on="cell_id", right_index=True)
         for colour, of_one in rows.groupby("colour", sort=False):
             at = of_one.groupby("x")["published"].median()
             ax.plot(at.index, at, color=self.colours[str(colour)].color, **PUBLISHED)
-        both = rows[rows["colour"] == rows["colour"].iloc[0]].groupby("x")[["published", VALUE]].median()
-        most = int((both["published"] / both[VALUE]).to_numpy().argmax())
-        x, (highest, own) = both.index[most], both.to_numpy()[most]
-        if highest / own > WORTH_SAYING:
-            arrow = {"arrowstyle": "<->", "color": INK, "shrinkA": 5, "shrinkB": 5}
-            ax.annotate("", (x, own), (x, highest), arrowprops=arrow)
-            place, side = ((6, -8), "left") if x < both.index.max() else ((-6, -8), "right")
-            text = f"{highest / own:.3g} times what\nwas measured"
-            ax.annotate(text, (x, highest), place, ha=side, **BESIDE)
+        first = rows[rows["colour"] == rows["colour"].iloc[0]].groupby("x")[list(self.published)].median()
+        low, high = (first["published"] * (1 - share) for share in PROMPT_SHARES)
+        ax.fill_between(first.index, low, high, color=INK, alpha=0.15, linewidth=0)
+        x, share = first["published_prompt_share"].idxmax(), first["published_prompt_share"].max()
+        if share > 0:
+            place, side = ((4, -3), "left") if x < first.index.max() else ((-4, -3), "right")
+            text = f"possible only if\n{at_least(share)}\nare prompt tokens"
+            ax.annotate(text, (x, low[x]), place, ha=side, **BESIDE)
 
 
 def plot_by_knob(
@@ -126,9 +122,10 @@ def plot_by_knob(
     knob: str,
     measure: str,
     ceilings: pd.DataFrame = NO_CEILINGS,
-    published: "pd.Series[float]" = NOTHING_PUBLISHED,
+    published: pd.DataFrame = NOTHING_PUBLISHED,
 ) -> Plot:
-    """The figure of a measure, one panel per group; `published` has rates by others for some cells, by their ids."""
+    """The figure of a measure, one panel per group; `published` has rates by others for some cells, by their ids, and
+    the share of prompt tokens that they need."""
     name, shown = knob_name(knob), column(measure)
     names = (*REPEAT, "gpu", "source", "x", "colour", "style", measure, VALUE, WHOLE)
     of_cells = tables.value(measure)
@@ -138,9 +135,9 @@ def plot_by_knob(
     colours = marks(tables.devices if set(rows["colour"]) <= set(tables.devices) else rows["colour"])
     styles = dict(zip(dict.fromkeys(rows["style"]), cycle(LINE_STYLES), strict=False))
     invalid = [_in_unit(_invalid(tables, group, f"knob_{knob}", measure), shown) for group in groups]
-    ceilings, published = shown.scaled(ceilings), shown.scaled(published)
+    ceilings, low = shown.scaled(ceilings), shown.scaled(published["published"] * (1 - max(PROMPT_SHARES)))
     drawn = (rows.filter([measure, WHOLE]), ceilings, *(cells[[measure]] for cells in invalid))
-    values = np.concatenate([published, *(part.to_numpy(dtype=float).ravel() for part in drawn)])
+    values = np.concatenate([low, published["published"], *(part.to_numpy(dtype=float).ravel() for part in drawn)])
     limits = float(np.nanmin(values)), float(np.nanmax(values))
     lines = _Lines(measure, colours, styles, ceilings, published, limits)
     handles = mark_handles({name: colours[name] for name in dict.fromkeys(rows["colour"])})
@@ -149,9 +146,9 @@ def plot_by_knob(
     if WHOLE in rows:
         handles.append(key("over whole repeats, with filling and drain", **WHOLE_LINE))
     if len(published):
-        handles.append(key("published by others", **PUBLISHED))
-        if len(ceilings):
-            handles.append(Patch(label="impossible: above every ceiling", **IMPOSSIBLE))
+        handles.append(key("published by others, if all are output tokens", **PUBLISHED))
+        shares = " to ".join(f"{100 * share:g}" for share in PROMPT_SHARES)
+        handles.append(Patch(label=f"if {shares} % are prompt tokens", color=INK, alpha=0.15, linewidth=0))
     if any(map(len, invalid)):
         handles.append(key("invalid, not compared", **INVALID))
     beside = ["predicted"] * (not ceilings.empty) + ["published"] * (not published.empty)

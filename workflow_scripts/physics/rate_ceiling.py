@@ -1,18 +1,22 @@
 """The highest rates that a device allows, and whether a rate is above them.
 
 All uncertainties are resolved in the rate's favour: memory and arithmetic run at their data-sheet rates and overlap
-fully, and prompts are read in steps in which other requests decode.
+fully, and prompts are read in steps in which other requests decode. What a source leaves open takes the value that
+allows the most.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
+
+import numpy as np
 
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, resolve
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import ModelFacts
 
-RateVerdict = Literal["possible", "impossible", "unknown"]
+RateVerdict = Literal["possible", "conditional", "impossible", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,8 @@ class MeanLengths:
     output_tokens: float
 
 
-# About ShareGPT's means with vLLM's benchmark (docs/workloads.md), for tables that do not state their lengths.
-USUAL_LENGTHS = MeanLengths(200, 200)
+# Shares of prompt tokens among all tokens, in steps in which the share of output tokens falls by at most 6 %.
+_SHARES = [*np.arange(0.01, 0.5, 0.01).tolist(), *(1 - np.geomspace(0.5, 1e-4, 150)).tolist()]
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,13 @@ def ceiling(
     workload: MeanLengths,
     gpu_memory_utilization: float = 1.0,
     kv_cache_dtype: str = "auto",
+    cached_share: float = 0.0,
 ) -> Ceiling | None:
     """The highest rates of one device with at most `max_num_seqs` live sequences; None without data-sheet rates.
 
     The KV cache limits live sequences too: at best it has all memory that the weights leave free, and each sequence
-    takes the memory that it holds on average over its steps.
+    takes the memory that it holds on average over its steps. The `cached_share` of a prompt comes from a prefix cache:
+    it is not computed, and its memory is not the request's.
 
     Llama-3.1-8B on an H200, one sequence: each of 4 steps reads 15.01 GB of weights at 4.8 TB/s, and also its KV cache.
 
@@ -68,7 +74,8 @@ def ceiling(
         return None
     memory = max(gpu.memory_bytes, gpu.usable_memory_bytes or 0) * gpu_memory_utilization
     bytes_per_token = facts.uniform().bytes_per_token(kv_cache_dtype)
-    held_tokens = workload.prompt_tokens + (workload.output_tokens - 1) / 2
+    computed = max(workload.prompt_tokens * (1 - cached_share), 1)
+    held_tokens = computed + (workload.output_tokens - 1) / 2
     fitting = (memory - facts.weight_bytes) / (bytes_per_token * held_tokens)
     if fitting < 1:
         because = f"{facts.weight_bytes / 1e9:.1f} GB of weights and a request do not fit in {memory / 1e9:.0f} GB"
@@ -77,7 +84,7 @@ def ceiling(
     bandwidth, rates = gpu.memory_bandwidth_bytes_per_s, gpu.dense_flop_per_s
     # A quantized model may run in a smaller type, so the device's highest rate counts.
     flop_per_s = (max(rates.values()) if facts.quantization else gpu.peak_flop_per_s(facts.dtype)) or math.inf
-    flops = facts.request_flops(workload.prompt_tokens, workload.output_tokens)
+    flops = facts.request_flops(computed, workload.output_tokens)
     time_s = formulas.request_time_min_s(
         sequences,
         workload.prompt_tokens,
@@ -100,11 +107,59 @@ def ceiling(
 
 
 @dataclass(frozen=True)
+class _Setting:
+    """What a rate is judged by: the devices that it may be of, and what else its source states."""
+
+    devices: Sequence[Gpu]
+    sequences: float
+    facts: ModelFacts
+    gpu_memory_utilization: float
+    kv_cache_dtype: str
+    output_only: bool
+
+    def rate(self, of: Ceiling) -> float:
+        return of.output_tokens_per_s if self.output_only else of.total_tokens_per_s
+
+    def highest(self, lengths: MeanLengths, cached_share: float = 0.0) -> Ceiling:
+        """The ceiling of the device with the highest one."""
+        conditions = (self.sequences, lengths, self.gpu_memory_utilization, self.kv_cache_dtype, cached_share)
+        return max(filter(None, (ceiling(self.facts, gpu, *conditions) for gpu in self.devices)), key=self.rate)
+
+
+def _of_prompt_share(share: float) -> MeanLengths:
+    """The shortest lengths of which this share are prompt tokens: they read the least KV cache.
+
+    >>> _of_prompt_share(0.75), _of_prompt_share(0.25)
+    (MeanLengths(prompt_tokens=3.0, output_tokens=1), MeanLengths(prompt_tokens=1, output_tokens=3.0))
+    """
+    return MeanLengths(share / (1 - share), 1) if share > 0.5 else MeanLengths(1, (1 - share) / share)
+
+
+def _least(is_allowed: Callable[[float], bool]) -> float | None:
+    """The smallest share that is allowed, to a thousandth; None if none of `_SHARES` is."""
+    first = next((i for i, share in enumerate(_SHARES) if is_allowed(share)), None)
+    if not first:
+        return None if first is None else 0.0
+    between: list[float] = np.linspace(_SHARES[first - 1], _SHARES[first], 20).tolist()
+    return next(share for share in between if is_allowed(share))
+
+
+def at_least(share: float) -> str:
+    """A share that is needed, in words.
+
+    >>> at_least(0.97329)
+    'at least 97.3 %'
+    """
+    return f"at least {math.floor(1000 * share) / 10:g} %"
+
+
+@dataclass(frozen=True)
 class JudgedRate:
-    """The verdict on a rate.
+    """The verdict on a rate; `conditional` if only some values of what the source leaves open allow it.
 
     `predicted_ceiling_tokens_per_s` is that of `ceiling_gpu`, the card with the highest one. `limit` is what limits
-    that card, and `times_ceiling` the throughput over the ceiling. A number is NaN if it is not known.
+    that card, and `times_ceiling` the throughput over the ceiling. `least_prompt_share` is the share of prompt tokens
+    among all tokens below which the rate is impossible, if lengths are open. A number is NaN if it is not known.
     """
 
     verdict: RateVerdict = "unknown"
@@ -112,6 +167,7 @@ class JudgedRate:
     times_ceiling: float = math.nan
     ceiling_gpu: str | None = None
     limit: str | None = None
+    least_prompt_share: float = math.nan
     reason: str = ""
 
 
@@ -120,16 +176,17 @@ def judge_rate(
     tokens_per_s: float,
     sequences: float | None,
     facts: ModelFacts,
-    workload: MeanLengths,
+    workload: MeanLengths | None,
     *,
     output_only: bool = False,
     gpu_memory_utilization: float = 1.0,
     kv_cache_dtype: str = "auto",
-    default_max_num_seqs: int = 256,
+    default_max_num_seqs: float = math.inf,
     devices: float = 1,
 ) -> JudgedRate:
     """The verdict on a rate of a device, or of several that share all work and memory evenly, with at most so many live
-    sequences, or the default if they are not stated.
+    sequences, or the default if they are not stated; infinite: as many as the KV cache holds. Lengths that are None are
+    open. That prompts come from a prefix cache is open too; then they take no time and no memory.
 
     `gpu` is a name as tables write it; of several cards that it may mean, the one with the highest ceiling counts. The
     reason is empty if the rate is no positive number.
@@ -139,19 +196,34 @@ def judge_rate(
     except CatalogError as e:
         return JudgedRate(reason=str(e).partition(";")[0])
     at_once = default_max_num_seqs if sequences is None else sequences
-    conditions = (at_once, workload, gpu_memory_utilization, kv_cache_dtype)
-    ceilings = [ceiling(facts, card.times(devices), *conditions) for card in gpus]
-    highest = max(filter(None, ceilings), key=lambda rates: rates.total_tokens_per_s, default=None)
-    if highest is None:
+    devices_of = [gpu.times(devices) for gpu in gpus if ceiling(facts, gpu, 1, MeanLengths(1, 1))]
+    if not devices_of:
         return JudgedRate(reason=f"no data sheet gives the rates of {gpu}")
-    counted, limit = "prompt and output tokens", highest.total_tokens_per_s
-    if output_only:
-        counted, limit = "output tokens", highest.output_tokens_per_s
-    judged = JudgedRate(predicted_ceiling_tokens_per_s=limit, ceiling_gpu=highest.gpu, limit=highest.limit)
+    setting = _Setting(devices_of, at_once, facts, gpu_memory_utilization, kv_cache_dtype, output_only)
+    best = max(map(setting.highest, [workload] if workload else map(_of_prompt_share, _SHARES)), key=setting.rate)
+    limit = setting.rate(best)
+    judged = JudgedRate(predicted_ceiling_tokens_per_s=limit, ceiling_gpu=best.gpu, limit=best.limit)
     if not tokens_per_s > 0:
         return judged
     times = tokens_per_s / limit if limit else math.inf
-    assumed = f"; max-num-seqs is not stated: {default_max_num_seqs} assumed" if sequences is None else ""
-    several = f"{devices:g} devices, " if devices > 1 else ""
-    reason = f"{times:.3g} times the ceiling for {counted}; {several}{highest.because}{assumed}"
-    return replace(judged, verdict="impossible" if times > 1 else "possible", times_ceiling=times, reason=reason)
+    least: float | None = 0.0
+    of = "the tokens are prompt tokens"
+    if times > 1:
+        of = "the prompt tokens come from a prefix cache"
+        # Without lengths, nearly all tokens may be those of prompts, and a rate of output tokens has none to cache.
+        least = None if output_only or not limit else 1 - 1 / times
+        if workload and limit:
+            least = _least(lambda share: setting.rate(setting.highest(workload, share)) >= tokens_per_s)
+    elif not workload and not output_only:
+        least = _least(lambda share: setting.rate(setting.highest(_of_prompt_share(share))) >= tokens_per_s) or 0.0
+        judged = replace(judged, least_prompt_share=least)
+        best = setting.highest(_of_prompt_share(least)) if least else best
+    verdict: RateVerdict = "impossible" if least is None else "conditional" if least else "possible"
+    tokens = "output tokens" if output_only else "prompt and output tokens"
+    words = [f"{times:.3g} times the {'' if workload else 'highest '}ceiling for {tokens}"]
+    words += [f"possible only if {at_least(least)} of {of}"] if least else []
+    words += [f"{devices:g} devices, {best.because}" if devices > 1 else best.because]
+    if sequences is None:
+        many = "as many as the KV cache holds" if math.isinf(at_once) else f"{at_once:g}"
+        words.append(f"max-num-seqs is not stated: {many} assumed")
+    return replace(judged, verdict=verdict, times_ceiling=times, reason="; ".join(words))

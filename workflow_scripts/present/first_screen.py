@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workflow_scripts.catalog.published import times_at_mixes
 from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import listed, number, plural, sentence
 from workflow_scripts.page.blocks import UNKNOWN, Figure, Finding, Fold, Table, outcome_words
 from workflow_scripts.page.report import Report
 from workflow_scripts.page.sentences import DECIDED, explained, span, with_counts, without_effect
 from workflow_scripts.page.series import PLACES, values_at
+from workflow_scripts.physics.rate_ceiling import at_least
 from workflow_scripts.present.figures import FIGURES
 from workflow_scripts.questions.devices import section as device_ratios
 from workflow_scripts.questions.devices.section import of_rates, speedups
@@ -25,11 +27,9 @@ from workflow_scripts.questions.predictions.measured_or_predicted import predict
 from workflow_scripts.questions.trust.where_measured import NOISY_PCT, host_load
 from workflow_scripts.study.progress import clock
 from workflow_scripts.study.setting_words import setting_phrase, settings_in_words, shortly
-from workflow_scripts.tables.results import RATE, STEADY, TOTAL, MissingError, Tables, records
+from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables, records
 
 MOST_DEVICES = 2
-# A larger share of a repeat in which the engine drains is told.
-MUCH_DRAIN = 0.1
 TIMES, WAIT = ("tpot_s_p50", "ttft_s_p50"), "queue_s_p50"
 # A wait for a free place is told if it is more than this share of the time to the first token.
 WORTH_SAYING = 0.05
@@ -105,33 +105,29 @@ def _environments(report: Report) -> Iterator[str]:
 
 
 def _throughput(report: Report) -> Iterator[str]:
-    """The first device's rate at the lowest and the highest value of the knob; then what others published.
-
-    If the repeats have a long drain, it is the output rate while the engine is full, else the total rate.
-    """
+    """The first device's rate at the lowest and the highest value of the knob; then what others published."""
     knob, group = sequence_limit.most_important_group(report.tables)
     grown, ends = [], (group.rows["x"].min(), group.rows["x"].max())
-    values = values_at(report.tables, group, TOTAL, STEADY, sequence_limit.DRAIN)
+    measure = sequence_limit.rate_of(group)
+    what = "output tokens/s while full" if measure == STEADY else "output tokens/s"
+    values = values_at(report.tables, group, measure)
     for gpu in dict.fromkeys(group.rows["gpu"]):
-        at_ends = values.loc[gpu].reindex(ends)
-        is_steady = at_ends[sequence_limit.DRAIN].iloc[1] > MUCH_DRAIN and at_ends[STEADY].notna().all()
-        measure, what = (STEADY, "output tokens/s while full") if is_steady else (TOTAL, "total tokens/s")
-        at = at_ends[measure]
+        at = values.loc[gpu, measure].reindex(ends)
         if at.notna().all():
             grown.append(f"{number(at.iloc[1] / at.iloc[0])} times the {what} on {gpu} ({span(at)})")
     if grown:
         yield f"{sentence(setting_phrase(knob, ends[1]))} instead of {shortly(knob, *ends)}: {grown[0]}."
     published = sequence_limit.published_rates(report.tables, set(group.rows["cell_id"]))
     if len(published):
-        rows = group.rows.assign(published=group.rows["cell_id"].map(published)).dropna(subset="published")
+        rows = group.rows.merge(published, left_on="cell_id", right_index=True)
         gpu = rows["gpu"].iloc[0]
-        both = values.loc[gpu].assign(published=rows[rows["gpu"] == gpu].groupby("x")["published"].median())
-        both = both.dropna(subset=[TOTAL, "published"])
-        times = (both["published"] / both[TOTAL]).to_numpy()
-        most = int(times.argmax())
+        own = rows[rows["gpu"] == gpu].groupby("x")[list(published)].median()
+        own["times"] = own["published"] / values.loc[gpu, measure]
+        at = own.loc[own["times"].idxmax()]
         yield (
-            f"Published for {gpu} with {setting_phrase(knob, both.index[most])}: {both['published'].iloc[most]:,.0f} "
-            f"tokens/s, {number(times[most])} times what was measured."
+            f"Published for {gpu} with {setting_phrase(knob, at.name)}: {at['published']:,.0f} tokens/s, "
+            f"{times_at_mixes(at['times'])}"
+            + (f", and possible only if {at_least(share)} are." if (share := at["published_prompt_share"]) > 0 else ".")
         )
 
 

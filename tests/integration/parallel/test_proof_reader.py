@@ -3,6 +3,7 @@
 import re
 import tarfile
 from html.parser import HTMLParser
+from itertools import product
 
 import pandas as pd
 import pytest
@@ -10,8 +11,11 @@ import pytest
 from tests.integration.conftest import CHECKOUT
 from workflow_scripts.common.columns import unit_of
 from workflow_scripts.common.wording import number
+from workflow_scripts.physics.rate_ceiling import MeanLengths, judge_rate
+from workflow_scripts.questions.claims.evidence import facts_of
 from workflow_scripts.questions.engines.table import with_cell_ids
-from workflow_scripts.statistics.summary import RATE, cell_ids
+from workflow_scripts.statistics.summary import RATE, cell_ids, comparable_rows
+from workflow_scripts.tables.measurements import joined
 
 CELLS, RATES = ("cell_id", "baseline_cell_id"), ("rate", "baseline_rate")
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
@@ -166,3 +170,17 @@ def test_every_interval_of_a_finding_is_one_of_the_tables_and_every_gain_a_quoti
     ]
     for gain, before, after in gains:
         assert gain == pytest.approx(max(before / after, after / before), rel=0.01)
+
+
+def test_no_measured_cell_is_impossible_at_its_lengths_or_at_any(folder, tables):
+    cells = joined(*(tables[name] for name in ("cells", "starts", "repeats")))
+    cells = comparable_rows(cells[cells["source"].eq("measured") & cells["total_tokens_per_s"].notna()])
+    judged = []
+    for _, cell in cells.iterrows():
+        sequences = cell.reindex(["knob_max_num_seqs", "knob_batch_size"]).dropna().max()
+        own = MeanLengths(cell["prompt_tokens"] / cell["num_requests"], cell["output_tokens"] / cell["num_requests"])
+        for lengths, rate in product((own, None), (RATE, "total_tokens_per_s")):
+            at = (cell["gpu"], cell[rate], None if pd.isna(sequences) else sequences, facts_of(cell["model"]), lengths)
+            judged.append((cell["cell_id"], lengths, rate, judge_rate(*at, output_only=rate == RATE)))
+    assert judged or folder.name not in ("two_gpus", "h200_later")
+    assert [of for of in judged if of[-1].verdict == "impossible"] == []

@@ -119,7 +119,7 @@ def test_cells_with_other_requests_are_drawn_while_full_beside_whole_repeats(res
 
 def test_two_figures_of_the_same_cells_have_their_own_values(results, axes_of):
     tables = Tables(results.root / "tables")
-    for name, measure in (("throughput", "total_tokens_per_s"), ("energy", "energy_j_per_output_token")):
+    for name, measure in (("throughput", "output_tokens_per_s"), ("energy", "energy_j_per_output_token")):
         line = next(line for line in axes_of(FIGURES[name].plot(tables)).lines if line.get_linestyle() == "-")
         assert set(line.get_ydata()) <= set(tables.value(measure))
 

@@ -70,17 +70,21 @@ def test_published_rates_stand_beside_what_was_measured(report, tmp_path):
     cells = report.tables.measured
     group = cells[(cells["gpu"] == "h200") & (cells["workload"] == "chat") & (cells["engine"] == "vllm")]
     one = group[group["knob_max_num_seqs"] == group["knob_max_num_seqs"].min()]
-    rates = report.tables.value("total_tokens_per_s").loc[one["cell_id"].unique()]
-    published = predictions["cell_id"].map(10 * rates)
-    told = answer(changed(report, tmp_path, predictions=predictions.assign(published=published)), "max-num-seqs")
-    assert "10 times what" in told
+    rates = report.tables.value("output_tokens_per_s").loc[one["cell_id"].unique()]
+    published = predictions.assign(published=predictions["cell_id"].map(10 * rates), published_prompt_share=0.9732)
+    told = answer(changed(report, tmp_path, predictions=published), "max-num-seqs")
+    assert "2.5 to 10 times the measured output tokens/s if 75 to 0 % of its tokens are prompt" in told
+    assert "possible only if at least 97.3 % are" in told
     none = predictions.assign(published=None).astype({"published": float})
     assert "Published" not in answer(changed(report, tmp_path / "none", predictions=none), "max-num-seqs")
 
 
 def test_the_drain_is_told_with_the_rate_of_whole_repeats_and_the_steady_one(report, tmp_path, cells):
     steady = 2 * cells["output_tokens_per_s"]
-    now = changed(report, tmp_path, cells=cells.assign(steady_output_tokens_per_s=steady, drain_share=0.25))
+    full = cells.assign(
+        steady_output_tokens_per_s=steady, drain_share=0.25, num_requests=2 * cells["knob_max_num_seqs"]
+    )
+    now = changed(report, tmp_path, cells=full)
     whole, full = answer(report, "max-num-seqs"), answer(now, "max-num-seqs")
     assert ("(523 to 14,700)" in full, "(523 to 14,700)" in whole) == (True, False)
     ends = told(drains, now)

@@ -1,20 +1,20 @@
 """Check a table of throughputs against the maximum that the hardware allows.
 
-    kvsweep audit rates.csv \\
-        --model llama-3.1-8b-instruct --tokens-per-request 200,200
+    kvsweep audit rates.csv --model llama-3.1-8b-instruct
 
 All uncertainties are resolved in the table's favour: memory and arithmetic run at their data-sheet rates and overlap
 fully, prompts are read in steps in which other requests decode, tok/s counts prompt tokens unless the column says
-output, and a name shared by several cards means the one with the highest ceiling. A number above such a ceiling is
-wrong, or means something else than its table says. A number below the ceiling may still be wrong. A row without a
-ceiling is `unknown`, and so are all rows if the model is not understood. Of a range the lower end counts. The exit code
-is 0 for all verdicts.
+output, and a name shared by several cards means the one with the highest ceiling. What the table leaves open takes the
+value that allows the most: lengths, requests at once, and prompts from a prefix cache. If only some values allow a
+number, it is `conditional`, with what it needs ("possible only if at least 93 % of the tokens are prompt tokens"). An
+`impossible` number is wrong, or means something else than its table says. A possible one may still be wrong. A row
+without a ceiling is `unknown`, and so are all rows if the model is not understood. Of a range the lower end counts. The
+exit code is 0 for all verdicts.
 
 Columns and headings may state the number of GPUs (`GPUs`, `TP`, `8xH100`), the model, the precision, the lengths of
 prompts and outputs, and the requests at once (`Concurrency`, `c=8`, `bs`, `streams`). Several devices are judged by the
 sum of their rates. A row about another model, other weights or speculative decoding is `unknown`. The audit assumes
-what a row does not state: the model and the type of its weights, one device, one new token per sequence and step, and
-prompts that are read in full (no shared prefix).
+what a row does not state: the model and the type of its weights, one device, and one new token per sequence and step.
 """
 
 import csv
@@ -22,7 +22,6 @@ import io
 import json
 import math
 import re
-import sys
 from argparse import ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -37,7 +36,7 @@ from workflow_scripts.common.csv_rows import Fields, Value, read_rows
 from workflow_scripts.common.csv_text import as_text
 from workflow_scripts.common.files import write_text
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
-from workflow_scripts.physics.rate_ceiling import USUAL_LENGTHS, JudgedRate, MeanLengths, RateVerdict, judge_rate
+from workflow_scripts.physics.rate_ceiling import JudgedRate, MeanLengths, RateVerdict, judge_rate
 from workflow_scripts.physics.stored_weights import DTYPE_BYTES, KV_CACHE_DTYPE, QUANTIZATION, QUANTIZED_BITS
 from workflow_scripts.questions.claims.rate_table import (
     STATED,
@@ -66,10 +65,10 @@ def judge(
     row: Mapping[str, Any],
     columns: Columns,
     facts: ModelFacts,
-    workload: MeanLengths,
+    workload: MeanLengths | None,
     gpu_memory_utilization: float = 1.0,
     kv_cache_dtype: str = "auto",
-    default_max_num_seqs: int = 256,
+    default_max_num_seqs: float = math.inf,
     model: str | None = None,
 ) -> JudgedRate:
     """The verdict on the throughput in a row of a table; `columns` says which of its columns count. What the row states
@@ -93,12 +92,14 @@ def judge(
         sequences *= max(devices / per_engine, 1)
     value, unit = float_or_nan(row[columns.throughput]), f"{columns.throughput} {row[columns.gpu]}"
     shown_by = devices if like("per_device", unit) else 1
+    lengths = asdict(workload) if workload else {}
+    lengths |= {kind: numbers[kind] for kind in _OF_A_REQUEST if kind in numbers}
     judged = judge_rate(
         gpu or str(row[columns.gpu]),
         value * shown_by,
         sequences,
         facts,
-        replace(workload, **{kind: numbers[kind] for kind in _OF_A_REQUEST if kind in numbers}),
+        MeanLengths(**lengths) if len(lengths) == len(_OF_A_REQUEST) else None,
         output_only=columns.counts_output_only or like("output", str(row[columns.gpu])),
         devices=devices,
         gpu_memory_utilization=gpu_memory_utilization,
@@ -172,17 +173,16 @@ def _print(
 
     from workflow_scripts.common.terminal import Terminal
 
-    workload: MeanLengths = args.tokens_per_request
-    assumed = "" if columns.sequences else f"; max-num-seqs is not stated: {args.max_num_seqs} assumed"
+    workload: MeanLengths | None = args.tokens_per_request
     counted = "output tokens" if columns.counts_output_only else "prompt and output tokens"
-    caption = f"predicted ceilings for {counted}; uncertainties are resolved in the table's favour{assumed}"
+    caption = f"predicted ceilings for {counted}; uncertainties are resolved in the table's favour"
     if len(unknown := set(verdicts)) == 1 and (shared := unknown.pop()).verdict == "unknown":
         caption = f"unknown: {shared.reason}"
         verdicts = [replace(shared, reason="")] * len(rows)
     if ignored:
         caption += f"; columns that are not read: {', '.join(ignored)} (see --column)"
-    tokens = f"{workload.prompt_tokens:g} + {workload.output_tokens:g} tokens per request"
-    title = f"{args.table.name}: {args.model}, {tokens}"
+    tokens = f"{workload.prompt_tokens:g} + {workload.output_tokens:g}" if workload else "any number of"
+    title = f"{args.table.name}: {args.model}, {tokens} tokens per request"
     shown = Table(title=title, caption=caption, box=None, collapse_padding=True, pad_edge=False)
     stated = [columns.gpu, *columns.stated.values(), *also, columns.throughput]
     for name in (*stated, "ceiling", "times", "verdict", "reason"):
@@ -243,12 +243,17 @@ _KINDS = ("gpu", "throughput", *STATED)
         "--tokens-per-request",
         type=_mean_lengths,
         metavar="PROMPT,OUTPUT",
-        help="tokens of a request; means, if requests differ (if left out: 200,200, with a warning)",
+        help="tokens of a request; means, if requests differ (if left out: what the rows state, else any)",
     ),
     QUANTIZATION,
     option("--gpu-memory-utilization", type=share, default=1.0, help="share of the memory in use (default: all of it)"),
     KV_CACHE_DTYPE,
-    option("--max-num-seqs", type=positive, default=256, help="for rows that do not state it (default: 256)"),
+    option(
+        "--max-num-seqs",
+        type=positive,
+        default=math.inf,
+        help="for rows that do not state it (default: as many as fit)",
+    ),
     option("--gpu", help="the GPU of a table that does not name it"),
     *GPU_NUMBERS,
     option("--columns", metavar="KNOB", help="setting in the headings of a table with GPUs as rows"),
@@ -265,9 +270,6 @@ _KINDS = ("gpu", "throughput", *STATED)
     option("--out", type=Path, metavar="FILE.csv", help="write the table with its verdicts"),
 )
 def main(args: Namespace) -> None:
-    if args.tokens_per_request is None:
-        args.tokens_per_request = USUAL_LENGTHS
-        print("kvsweep audit: lengths are not given: 200 prompt and 200 output tokens assumed", file=sys.stderr)
     read, cells = read_rows(args.table)
     of_file = [name for name in read if name not in ADDED]
     own, given = own_gpu(args), dict(args.column)
@@ -287,7 +289,8 @@ def main(args: Namespace) -> None:
     if args.json:
         counts = Counter(row["verdict"] for row in audited)
         report = {"table": str(args.table), "model": args.model, "quantization": args.quantization}
-        report |= asdict(args.tokens_per_request) | {"gpu_memory_utilization": args.gpu_memory_utilization}
+        report |= dict.fromkeys(_OF_A_REQUEST) | (asdict(args.tokens_per_request) if args.tokens_per_request else {})
+        report |= {"gpu_memory_utilization": args.gpu_memory_utilization}
         report |= {"verdicts": {name: counts[name] for name in get_args(RateVerdict)}, "rows": audited}
         print(json.dumps(report, indent=2))
     else:

@@ -8,11 +8,10 @@ from operator import attrgetter
 import numpy as np
 
 from workflow_scripts.catalog.gpus_and_models import resolve
-from workflow_scripts.catalog.published import Claim, Stated
+from workflow_scripts.catalog.published import Claim, Stated, times_at_mixes
 from workflow_scripts.common.wording import interval_text, plural
 from workflow_scripts.engines.vllm.knobs import why_block_size_is_refused
-from workflow_scripts.physics.rate_ceiling import USUAL_LENGTHS as LENGTHS
-from workflow_scripts.physics.rate_ceiling import judge_rate
+from workflow_scripts.physics.rate_ceiling import JudgedRate, judge_rate
 from workflow_scripts.questions.claims.evidence import (
     COMPUTED,
     CONTRADICTED,
@@ -58,27 +57,23 @@ def effect_text(effect: Row) -> str:
 def over_ceilings(
     claim: Claim, rates: Iterable[tuple[str, float, float | None]], at: str = "", what: str = "The"
 ) -> Iterator[Evidence]:
-    """Whether published rates, as (GPU, tokens per second, sequences at once), are above the ceilings of their devices.
+    """What published rates, as (GPU, tokens per second, sequences at once) of any lengths, need on their devices.
 
-    Of each device the rate that is furthest above its ceiling counts. `at` is what the source calls the sequences.
+    Of each device the rate that needs the most counts. `at` is what the source calls the sequences.
     """
     model = claim.models[0]
-    judged = [(*rate, judge_rate(*rate, facts_of(model), LENGTHS)) for rate in rates]
+    judged = [(*rate, judge_rate(*rate, facts_of(model), None)) for rate in rates]
     known = [each for each in judged if each[3].times_ceiling >= 0]
-    lengths = f"{LENGTHS.prompt_tokens:g} + {LENGTHS.output_tokens:g} tokens per request"
-    for gpu, rate, sequences, verdict in highest(known, lambda each: each[3].times_ceiling, lambda each: each[0]):
+    for gpu, rate, sequences, judged_rate in highest(known, lambda each: _needs(each[3]), lambda each: each[0]):
         setting = f" at {at} {sequences:g}" if at else ""
-        text = f"{what} {rate:,.0f} tokens/s of {gpu}{setting} are {verdict.reason}."
-        if verdict.times_ceiling > 1 and sequences is not None:
-            # A ceiling rises at most in proportion to sequences; that of output tokens falls as prompts get longer, and
-            # a ceiling counts all tokens, of which outputs are a share.
-            longer = verdict.times_ceiling * (1 + LENGTHS.prompt_tokens / LENGTHS.output_tokens) - 1
-            text += (
-                f" It would be possible with at least {math.ceil(verdict.times_ceiling * sequences)} sequences at once,"
-                f" or with prompts that are at least {longer:.3g} times as long as outputs."
-            )
-        says = CONTRADICTED if verdict.times_ceiling > 1 else None
-        yield computed(claim, text, says, f"{gpu}, {model}, {lengths}")
+        text = f"{what} {rate:,.0f} tokens/s of {gpu}{setting}: {judged_rate.verdict}, {judged_rate.reason}."
+        says = CONTRADICTED if judged_rate.verdict == "impossible" else None
+        yield computed(claim, text, says, f"{gpu}, {model}, any lengths")
+
+
+def _needs(judged: JudgedRate) -> tuple[float, float]:
+    """The larger, the less is a rate possible."""
+    return max(judged.times_ceiling, 1), judged.least_prompt_share
 
 
 # --- flatness --------------------------------------------------------------------------------------------------------
@@ -128,16 +123,21 @@ def throughput_flat_over_max_num_seqs(claim: Claim, tables: StudyTables) -> Iter
     yield from over_ceilings(claim, published, "max_num_seqs")
     yield from flat(claim, tables, like_sharegpt)
     beside = [
-        (cell, rate, f"{name} as published: {rate:,}, which is {rate / cell.total_tokens_per_s:.3g} times that")
+        (cell, rate / _while_full(cell), f"{name} as published: {rate:,} tokens/s")
         for cell in tables.cells
         for name, rate, sequences in published
         if cell.engine == "vllm" and cell.knob_max_num_seqs == sequences and may_mean(name, cell.gpu)
     ]
     # The published rate that is furthest above the measured one, per card and workload
     place = attrgetter("gpu", "model", "workload")
-    for cell, _, rate in highest(beside, lambda of: of[1] / of[0].total_tokens_per_s, lambda of: place(of[0])):
-        at = f"{cell.total_tokens_per_s:,.0f} tokens/s, prompt and output, at max_num_seqs {cell.knob_max_num_seqs:g}"
-        yield measured(claim, cell, f"{at}; {rate}.")
+    for cell, times, rate in highest(beside, lambda of: of[1], lambda of: place(of[0])):
+        at = f"{_while_full(cell):,.0f} output tokens/s while full, at max_num_seqs {cell.knob_max_num_seqs:g}"
+        yield measured(claim, cell, f"{at}; {rate}, {times_at_mixes(times)}.")
+
+
+def _while_full(cell: Row) -> float:
+    steady = float(cell.steady_output_tokens_per_s)
+    return float(cell.output_tokens_per_s) if math.isnan(steady) else steady
 
 
 @check("throughput-flat-over-block-size", run("paged_attention", "sweep block-size"))

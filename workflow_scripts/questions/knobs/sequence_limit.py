@@ -1,6 +1,7 @@
 """Throughput by max-num-seqs, the number of sequences that may run at once."""
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from functools import cache
 
 import pandas as pd
@@ -8,36 +9,53 @@ import pandas as pd
 from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import number
 from workflow_scripts.page.blocks import Block, Finding
-from workflow_scripts.page.by_knob import VALUE, WHOLE, ceilings_of, compared, plot_by_knob
+from workflow_scripts.page.by_knob import (
+    NO_CEILINGS,
+    NOTHING_PUBLISHED,
+    VALUE,
+    WHOLE,
+    ceilings_of,
+    compared,
+    plot_by_knob,
+)
 from workflow_scripts.page.plot import Plot
 from workflow_scripts.page.report import FigurePart, Part, Report, Subject
 from workflow_scripts.page.sentences import claims_on, effects_of, size_of, verdicts_on
 from workflow_scripts.page.series import Group, values_at
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import setting_phrase, shortly
-from workflow_scripts.tables.results import RATE, STEADY, TOTAL, MissingError, Tables
+from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables
 
 DRAIN, WORK = "drain_share", ("num_requests", "prompt_tokens", "output_tokens")
 
 
 def output_by_max_num_seqs(tables: Tables) -> Plot:
     """If the requests differ along a line, its rate is that while the engine is full, beside that of whole repeats."""
-    groups = compared(tables, tables.measured, "knob_max_num_seqs", COORDINATES[1:])
-    for group in groups:
-        rows = group.rows
-        if rows[STEADY].notna().all() and (rows.groupby("colour")[list(WORK)].nunique() > 1).any(axis=None):
-            rows[WHOLE], rows[VALUE] = (rows["cell_id"].map(tables.value(name)) for name in (RATE, STEADY))
-            rows[RATE] = rows[STEADY]
-    return plot_by_knob(tables, groups, "max_num_seqs", RATE, ceilings_of(tables, groups))
+    return _while_full(tables, compared(tables, tables.measured, "knob_max_num_seqs", COORDINATES[1:]), "max_num_seqs")
 
 
 def throughput(tables: Tables) -> Plot:
     knob, group = most_important_group(tables)
-    ceilings = ceilings_of(tables, [group], TOTAL)
-    if "datasheet" in ceilings:
-        ceilings = ceilings[["datasheet"]]
-    published = published_rates(tables, set(group.rows["cell_id"]))
-    return plot_by_knob(tables, [group], knob, TOTAL, ceilings, published)
+    return _while_full(tables, [group], knob, published_rates(tables, set(group.rows["cell_id"])))
+
+
+def rate_of(group: Group) -> str:
+    """The measure that compares equal work along the lines of a group: if their requests differ and all cells have it,
+    output tokens/s while the engine is full."""
+    differ = (group.rows.groupby("colour")[list(WORK)].nunique() > 1).any(axis=None)
+    return STEADY if differ and group.rows[STEADY].notna().all() else RATE
+
+
+def _while_full(tables: Tables, groups: list[Group], knob: str, published: pd.DataFrame | None = None) -> Plot:
+    shown = []
+    for group in groups:
+        rows = group.rows
+        if rate_of(group) == STEADY:
+            whole, value = (rows["cell_id"].map(tables.value(name)) for name in (RATE, STEADY))
+            rows = rows.assign(**{WHOLE: whole, VALUE: value, RATE: rows[STEADY]})
+        shown.append(replace(group, rows=rows))
+    ceilings = NO_CEILINGS if all(WHOLE in group.rows for group in shown) else ceilings_of(tables, groups)
+    return plot_by_knob(tables, shown, knob, RATE, ceilings, NOTHING_PUBLISHED if published is None else published)
 
 
 def times(first: float, last: float) -> str:
@@ -106,11 +124,12 @@ def most_important_knob(tables: Tables) -> str:
     return "max_num_seqs" if "max_num_seqs" in names else names[0]
 
 
-def published_rates(tables: Tables, cells: Collection[str]) -> "pd.Series[float]":
-    """What others published for the settings of these cells, in total tokens per second, by cell."""
-    rows = tables.get("predictions", "quantity", "cell_id", "published")
-    rows = rows[(rows["quantity"] == TOTAL) & rows["cell_id"].isin(cells)]
-    return rows.set_index("cell_id")["published"].dropna()
+def published_rates(tables: Tables, cells: Collection[str]) -> pd.DataFrame:
+    """What others published for the settings of these cells, in tokens per second, and the least share of prompt tokens
+    that allows it, by cell."""
+    rows = tables.get("predictions", "quantity", "cell_id", "published", "published_prompt_share")
+    rows = rows[(rows["quantity"] == RATE) & rows["cell_id"].isin(cells)]
+    return rows.set_index("cell_id")[["published", "published_prompt_share"]].dropna(subset="published")
 
 
 SUBJECT = Subject(

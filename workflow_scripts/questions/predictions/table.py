@@ -17,12 +17,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.catalog.gpus_and_models import resolve
+from workflow_scripts.catalog.gpus_and_models import get_model, resolve
 from workflow_scripts.catalog.published import PUBLISHED, Published
 from workflow_scripts.common.command import option
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.parquet import read_parquet
 from workflow_scripts.engines.vllm.knobs import VLLM
+from workflow_scripts.physics.model_facts import read_model_facts
+from workflow_scripts.physics.rate_ceiling import judge_rate
 from workflow_scripts.statistics.summary import RAN, RATE
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.cell_intervals import SCHEMA as INTERVALS
@@ -36,15 +38,15 @@ QUANTITIES = (
     *("prefix_cache_hit_rate", "running_while_others_wait"),
 )
 
-# (engine, model, device, max-num-seqs) -> tokens per s.
-Rates = Mapping[tuple[str, str, str, float], float]
+# (engine, model, device, max-num-seqs) -> tokens per s, and the least share of prompt tokens that allows them.
+Rates = Mapping[tuple[str, str, str, float], tuple[float, float]]
 
 # Shares of the predicted time, in the order in which the page names them.
 SHARES = ("weights_share", "kv_share", "operations_share", "fixed_share", "launch_share")
 # What else the plan says of a cell's rate.
 _BESIDE = (
     *("scaled_output_tokens_per_s", "graph_tokens", "captured_output_tokens_per_s"),
-    *("twice_batched_output_tokens_per_s", "full_share", "prompts_to_fill", "published"),
+    *("twice_batched_output_tokens_per_s", "full_share", "prompts_to_fill", "published", "published_prompt_share"),
 )
 
 SCHEMA = table_schema(
@@ -91,6 +93,9 @@ SCHEMA = table_schema(
         "launches and arrival",
     ),
     NUMBER("published", "published tokens/s for this model, device and max-num-seqs"),
+    NUMBER(
+        "published_prompt_share", "least share of prompt tokens among all tokens with which the data sheet allows it"
+    ),
     TEXT("source", "`predicted`"),
 )
 BLOCKS_SCHEMA = table_schema(
@@ -123,7 +128,9 @@ def predictions_table(
     rates = published or {}
     points = zip(plan["engine"], plan["model"], plan["gpu"], plan["max_num_seqs"], strict=True)
     cached = plan["cached_tokens"] / plan["prompt_tokens"].where(plan["prompt_tokens"] > 0)
-    plan = plan.assign(prefix_cache_hit_rate=cached, published=[rates.get(point, np.nan) for point in points])
+    stated = [rates.get(point, (np.nan, np.nan)) for point in points]
+    plan = plan.assign(prefix_cache_hit_rate=cached)
+    plan[["published", "published_prompt_share"]] = np.reshape(stated, (-1, 2))
     measured = intervals.drop_duplicates(["cell_id", "measure"]).pivot(
         index="cell_id", columns="measure", values="value"
     )
@@ -176,20 +183,24 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
 
 
 def published_rates(study: Study, published: Published) -> Rates:
-    """Tokens per s of vLLM by model, device and max-num-seqs, from the claims that the study names.
+    """What the claims that the study names state for vLLM by model, device and max-num-seqs.
 
-    The sources do not say whether they count prompt tokens. A name that may mean several devices counts for each.
+    The sources do not say which tokens they count, nor of which lengths. A name that may mean several devices counts
+    for each.
 
     Raises:
         TableError: a table is no sweep over max-num-seqs, or names a device that is not in the catalogue.
     """
-    rates: dict[tuple[str, str, str, float], float] = {}
+    rates: dict[tuple[str, str, str, float], tuple[float, float]] = {}
     for claim in map(published.claim, study.claims):
         if claim.model is not None:
+            facts = read_model_facts(get_model(claim.model).config)
             try:
                 for row in published.table(claim):
                     seqs, rate = float(row["max_num_seqs"]), float(row["throughput_tok_s"])
-                    rates |= {(VLLM.name, claim.model, gpu.name, seqs): rate for gpu in resolve(row["gpu"])}
+                    for gpu in resolve(row["gpu"]):
+                        needed = judge_rate(gpu.name, rate, seqs, facts, None).least_prompt_share
+                        rates[VLLM.name, claim.model, gpu.name, seqs] = rate, needed
             except (ValueError, KeyError) as e:
                 words = " ".join(str(e).split())
                 raise TableError(f"{claim.table}: no published sweep over max-num-seqs: {words}") from None

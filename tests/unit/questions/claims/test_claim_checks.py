@@ -57,30 +57,28 @@ def test_flatness_is_decided_within_the_claimed_range_or_by_pairs_of_the_claimed
     assert verdict(flat(claim(of_knob[found["knob"]]), of)) == said
 
 
-def test_the_ceiling_of_one_sequence_contradicts_flatness_on_every_gpu(tmp_path):
+def test_a_rate_whose_lengths_are_open_is_told_with_the_mix_that_it_needs(tmp_path):
     seqs = "throughput-flat-over-max-num-seqs"
     found = evidence(seqs, tables())
-    assert [(each.label, each.says) for each in found] == [(COMPUTED, CONTRADICTED)] * 4
-    assert {each.scope for each in found} >= {f"H200, {LLAMA}, 200 + 200 tokens per request"}
+    assert [(each.label, each.says) for each in found] == [(COMPUTED, None)] * 4
+    assert {each.scope for each in found} >= {f"H200, {LLAMA}, any lengths"}
     h200 = next(each.text for each in found if "of H200" in each.text)
-    assert all(number in h200 for number in ("11,939", "18.7 times", "19 sequences", "36.4 times"))
+    # One sequence gives 4.8e12 / 15.01e9 = 319.8 output tokens/s, 2.68 % of 11,939.
+    assert all(number in h200 for number in ("11,939", "max_num_seqs 1: conditional", "at least 97.3 % of the tokens"))
     slow = tables(republished(tmp_path, {SEQS_TABLE: [SLOW[0] | {"gpu": "H300"}, *SLOW]}))
     (possible,) = evidence(seqs, slow)  # the H300 has no ceiling
-    assert (possible.says, "0.157 times" in possible.text) == (None, True)
+    assert (possible.says, "possible," in possible.text) == (None, True)
 
 
 def test_the_published_rate_furthest_above_the_measured_one_stands_beside_it():
-    rates = {1: 759.0, 256: 12_000.0}
-    cells = [cell({"max_num_seqs": n}, [1.0], total_tokens_per_s=rate) for n, rate in rates.items()]
+    cells = [cell({"max_num_seqs": n}, [rate]) for n, rate in {1: 759.0, 256: 12_000.0}.items()]
     *_, beside = evidence("throughput-flat-over-max-num-seqs", tables(cells=cells))
-    assert all(number in beside.text for number in ("759", "11,939", "15.7"))
+    assert all(number in beside.text for number in ("759", "11,939", "3.93 to 15.7", "75 to 0 %"))
     assert beside.says is None
 
 
-@pytest.mark.parametrize("field", ["itl_p50", "max_batch_size"])
-def test_a_step_or_a_rate_beyond_the_hardware_contradicts(tmp_path, field):
-    rows = {"throughput": (2400, 1800, 400), "itl_p50": (8, 10, 25), "max_batch_size": (256, 128, 16)}
-    rows[field] = (1, *rows[field][1:])
+def test_a_step_beyond_the_hardware_contradicts(tmp_path):
+    rows = {"throughput": (2400, 1800, 400), "itl_p50": (1, 10, 25), "max_batch_size": (256, 128, 16)}
     table = [{"metric": m, "vllm": a, "tgi": b, "hf": c} for m, (a, b, c) in rows.items()]
     of = tables(republished(tmp_path, {"engines_a100_80gb_llama31_8b.csv": table}))
     assert judged("engines-on-one-a100", tables()) == NOT_TESTABLE
@@ -247,7 +245,7 @@ def stages(ratio, slower):
         ("thirty-to-a-hundred-times-faster", fastest(51, improvement_ratio_low=25.7), NOT_DECIDED),
         # The source compares with a loop of single requests.
         ("thirty-to-a-hundred-times-faster", fastest(6, hf_kind="static batch"), NOT_TESTABLE),
-        ("vllm-over-hf-on-a100", fastest(17.9), CONTRADICTED),  # over a rate that is impossible
+        ("vllm-over-hf-on-a100", fastest(17.9), NOT_TESTABLE),  # of another card
         ("engines-on-one-a100", fastest(6.5, gpu="a100-sxm-80gb", hf_kind="static batch"), SUPPORTED),
         ("engines-on-one-a100", fastest(0.9, gpu="a100-sxm-80gb", hf_kind="static batch"), CONTRADICTED),
         ("engines-on-one-a100", fastest(6.5, gpu="a100-pcie-40gb", hf_kind="static batch"), NOT_TESTABLE),

@@ -55,10 +55,7 @@ def test_verdicts_that_formulas_and_published_numbers_alone_come_to():
     assert set(CHECKS) == set(found)
     assert list(found) == [claim.id for claim in PUBLISHED.claims]
     assert {claim_id: said for claim_id, said in found.items() if said != NOT_TESTABLE} == {
-        "throughput-flat-over-max-num-seqs": CONTRADICTED,
         "h200-over-l40s": CONTRADICTED,
-        "hf-generate-on-a100": CONTRADICTED,
-        "vllm-over-hf-on-a100": CONTRADICTED,
         "empty-slots-per-sequence": SUPPORTED,
         "contiguous-allocation-example": SUPPORTED,
         "kv-of-llama-3-70b": CONTRADICTED,

@@ -104,10 +104,12 @@ def naming(*claims):
 def test_what_was_published_stands_beside_its_cells(tmp_path):
     published = published_sweep(tmp_path, "gpu,max_num_seqs,throughput_tok_s\nH200,4,11977\nA100 PCIe,1,5241\n")
     found = published_rates(naming("one"), published)
-    assert found["vllm", "llama-3.1-8b-instruct", "a100-pcie-40gb", 1] == 5241
+    assert found["vllm", "llama-3.1-8b-instruct", "a100-pcie-40gb", 1][0] == 5241
     rows = predictions(cell({"max_num_seqs": 1}), cell({"max_num_seqs": 4}), published=found)
     assert np.isnan(rows["published"].iloc[0])
     assert rows["published"].iloc[1] == 11977
+    # Four sequences of an H200 give 4 x 319.8 output tokens/s of any lengths.
+    assert rows["published_prompt_share"].iloc[1] == pytest.approx(1 - 4 * 319.8 / 11977, abs=2e-3)
     assert published_rates(naming("two"), published) == published_rates(naming(), published) == {}
 
 
