@@ -106,7 +106,7 @@ GPUS = Kind("three GPUs", between=(0.003, 0.03), rounds=0.0, apart=0.025, gpus=T
 KINDS = (
     Kind("all cells alike"),
     Kind("cells differ", uneven=0.35),
-    Kind("one cell with two modes", two_modes=1.0),
+    Kind("one cell with two modes", two_modes=1.0, shared=True),
     Kind("outliers", outliers=0.01),
     Kind("on a shared machine", shared=True),
     Kind("rounds move engines apart", apart=0.05),
@@ -256,7 +256,7 @@ def adaptive(studies: Studies, rng: np.random.Generator) -> Adaptive:
         found = decide(samples, A, B, MARGIN_PCT, LOOKS)
         if rounds < LOOKS.at_most:
             starts = np.maximum(samples.starts[..., A], samples.starts[..., B])
-            goes_on = (found.verdict == NOT_DECIDED) & ~found.found.bimodal & (starts + found.least <= LOOKS.at_most)
+            goes_on = (found.verdict == NOT_DECIDED) & (starts + found.least <= LOOKS.at_most)
             again = np.zeros(log.shape[:-1], dtype=bool)
             for cell in range(again.shape[-1]):
                 again[..., cell] = (goes_on & ((cell == A) | (cell == B))).any(axis=-1)

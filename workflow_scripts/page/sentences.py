@@ -180,6 +180,8 @@ def effect_in_words(row: Mapping[str, Any]) -> str:
         words.append(f"The engine reports {row['shown']}{both}.")
     if pd.notna(row["moved_with_it"]):
         words.append(f"The engine changed other settings with it: {row['moved_with_it']}.")
+    if row["bimodal"]:
+        words.append("The starts of a cell fall into two groups.")
     if pd.notna(over := row.get("saturated")):
         words.append(f"More load than the server sustains ({over}), so latencies grow with the run.")
     return " ".join(words)
@@ -191,8 +193,6 @@ def _verdict(row: Mapping[str, Any]) -> str:
         return f"flat: in these starts any difference is within {margin}"
     if row["verdict"] == "changes":
         return f"a change of more than {margin}"
-    if row["bimodal"]:
-        return "not decided, because the starts of a cell fall into two groups"
     if pd.isna(row["ratio_low"]):
         return "not decided: this needs at least two starts of each, in the same rounds"
     if pd.isna(row["starts_needed"]):

@@ -138,8 +138,7 @@ def _scope(error: FloatArray, starts: IntArray, between_cards: BoolArray) -> npt
 def mean_interval(samples: Samples) -> tuple[Interval, npt.NDArray[np.object_]]:
     """Geometric means of cells over their starts with their intervals, and the scope of each.
 
-    An interval covers the variation between starts and the effect of rounds on the cell. A cell whose starts fall into
-    two groups has none, and then no scope.
+    An interval covers the variation between starts and the effect of rounds on the cell.
     """
     mean, squared, df = mean_errors(samples)
     half = half_width(squared, df, CONFIDENCE)
@@ -150,11 +149,11 @@ def mean_interval(samples: Samples) -> tuple[Interval, npt.NDArray[np.object_]]:
 def mean_errors(samples: Samples) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Means of the logarithms of cells over their starts, with squared standard errors and degrees of freedom.
 
-    The error is NaN if the variation is not known, or if the starts of the cell fall into two groups.
+    The error is NaN if the variation is not known.
     """
     noise = samples.variation
     squared = noise.total / np.maximum(samples.starts, 1)
-    return mean_of(samples.log), np.where(samples.spread.bimodal, np.nan, squared), noise.total_df
+    return mean_of(samples.log), squared, noise.total_df
 
 
 @dataclass(frozen=True)
@@ -166,7 +165,7 @@ class Comparisons:
         variance, df: variance of the difference of one start of each, with its degrees of freedom; NaN if not known.
         starts: starts in common; for cells without a common round the smaller number.
         scope: what the interval covers; None if there is none.
-        bimodal: whether the starts of one of the two fall into two groups; then there is no interval and no verdict.
+        modes: whether the cells may have two modes that few starts do not show, as on a shared machine.
         occasions: variance that another occasion adds to the error of another run; None if no other run is asked for.
     """
 
@@ -175,7 +174,7 @@ class Comparisons:
     df: FloatArray
     starts: IntArray
     scope: npt.NDArray[np.object_]
-    bimodal: BoolArray
+    modes: BoolArray
     occasions: FloatArray | None = None
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
@@ -196,11 +195,11 @@ class Comparisons:
     def p_beyond(self, margin_pct: float) -> FloatArray:
         """P values of the tests whether ratios are beyond the margin.
 
-        They are 1 if another run may show the other direction. They are also 1 for a change in few starts that two
-        modes of a cell, MODES_APART, may cause: all starts of one cell may have been in one mode.
+        They are 1 if another run may show the other direction. If cells may have two modes, they are also 1 for
+        a change in few starts that modes MODES_APART may cause: all starts of one cell may have been in one mode.
         """
         beyond = np.abs(self.difference) - log_margin(margin_pct)
-        by_modes = (self.starts < STARTS_TO_SEE_MODES) & (beyond <= MODES_APART)
+        by_modes = self.modes & (self.starts < STARTS_TO_SEE_MODES) & (beyond <= MODES_APART)
         p_again = 0.0 if self.occasions is None else _p(np.abs(self.difference), *self._of_another_run())
         return np.where(by_modes | (beyond <= 0) | (p_again >= 1 - CONFIDENCE), 1.0, self._p(beyond))
 
@@ -273,11 +272,11 @@ def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
         )
     )
     difference = mean_of(samples.log[..., a, :]) - mean_of(samples.log[..., b, :])
-    bimodal = samples.spread.bimodal[..., a] | samples.spread.bimodal[..., b]
-    variance = np.where(bimodal | (starts == 0), np.nan, variance)
+    variance = np.where(starts == 0, np.nan, variance)
+    modes = np.broadcast_to(samples.shared[a] | samples.shared[b], difference.shape)
     # One of two devices may have been measured on one card only.
     scope = _scope(variance, starts, samples.between_cards[a] & samples.between_cards[b])
-    return Comparisons(difference, variance, df, starts, scope, bimodal, _OF_BOTH_RUNS * _occasions(samples, a, b))
+    return Comparisons(difference, variance, df, starts, scope, modes, _OF_BOTH_RUNS * _occasions(samples, a, b))
 
 
 def _occasions(samples: Samples, a: IntArray, b: IntArray) -> FloatArray:
@@ -329,7 +328,7 @@ def _in_rounds(samples: Samples, a: IntArray, b: IntArray, starts: IntArray) -> 
     rounds, shown = (squares + expected * expected_df) / df, np.maximum(n - 1, 0) / df
     weights = _weights(samples, a, b, starts)
     of_cells = (
-        (weight * beside_rounds(spread.share[..., c], noise.variance[..., c], shown), noise.df[..., c])
+        (weight * beside_rounds(spread.weight[..., c], noise.variance[..., c], shown), noise.df[..., c])
         for c, weight in zip((a, b), weights, strict=True)
     )
     return satterthwaite((rounds * weights[0] * weights[1], df), *of_cells, *_further_rounds(samples, a, b, starts))
@@ -376,6 +375,8 @@ def log_margin(margin_pct: float) -> float:
 
 def holm(p: FloatArray) -> FloatArray:
     """P values adjusted for all comparisons along the last axis; an unknown one counts as one of them. [Holm]
+
+    statsmodels' `multipletests` knows neither unknown values nor several studies.
 
     >>> holm(np.array([0.01, 0.04, np.nan, 0.001])).tolist()
     [0.03, 0.08, nan, 0.004]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workflow_scripts.statistics.comparisons import STARTS_TO_SEE_MODES, Comparisons, IntArray
+from workflow_scripts.statistics.comparisons import Comparisons, IntArray
 from workflow_scripts.statistics.start_spread import FloatArray
 from workflow_scripts.statistics.variation import satterthwaite
 
@@ -47,13 +47,12 @@ def compare_occasions(a: Means, b: Means, vary_pct: float = OCCASIONS_VARY_PCT) 
     tested, df = satterthwaite((a.squared_error, a.df), (b.squared_error, b.df), occasions)
     scope = np.full(df.shape, BETWEEN_OCCASIONS, dtype=object)
     scope[np.isnan(tested)] = None
-    # `Comparisons` divides the variance by the starts. With fewer of them it would allow for two modes of a cell, which
-    # the variation between occasions includes here.
+    one = np.ones(df.shape, dtype=int)  # the variance is that of the means
     return Comparisons(
         difference=b.log_mean - a.log_mean,
-        variance=tested * STARTS_TO_SEE_MODES,
+        variance=tested,
         df=df,
-        starts=np.full(df.shape, STARTS_TO_SEE_MODES),
+        starts=one,
         scope=scope,
-        bimodal=np.zeros(df.shape, dtype=bool),
+        modes=np.zeros(df.shape, dtype=bool),
     )

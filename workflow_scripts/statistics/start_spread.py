@@ -3,8 +3,7 @@
 Arrays have the shape (..., cells, rounds); leading axes, if any, are independent studies. A round's effect on all cells
 of a device and engine is removed first, so what remains is the difference between starts of one cell.
 
-Sources: [Bartlett] Properties of sufficiency and statistical tests, Proc. R. Soc. A 160, 1937; [Cochran] The
-distribution of the largest of a set of estimated variances, Annals of Eugenics 11, 1941.
+Source: [Cochran] The distribution of the largest of a set of estimated variances, Annals of Eugenics 11, 1941.
 """
 
 from functools import cache
@@ -17,25 +16,24 @@ from scipy import special
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-# Sizes of the tests: cells are pooled unless the first shows that their variances differ; the second excludes outliers.
-HOMOGENEITY_ALPHA, OUTLIER_ALPHA = 0.05, 0.01
+# Size of the test that excludes outliers from what is pooled.
+OUTLIER_ALPHA = 0.01
 # With fewer cells, a cell that stands out cannot be told from the others.
 LEAST_POOLED = 3
-# Starts fall into two groups if each group has this many, and chance splits starts as clearly in 1 of 1,000 cells only.
+# Starts fall into two groups if each group has this many, and normal starts split as clearly in 1 of 1,000 cells only.
 LEAST_OF_A_MODE, BIMODAL_ALPHA = 2, 0.001
 # Sweeps over cells and rounds that remove their effects, also if a round lacks cells.
 _SWEEPS = 25
-_LEAST_VARIANCE = 1e-12
 
 
 class Spread(NamedTuple):
     """How the logarithms of starts vary, for each cell.
 
     `own` is the variance between the cell's starts without the effects of rounds, with its `df`; `alike` says that it
-    does not stand out above that of the other cells, and `bimodal` that the starts fall into two groups. `overlap` is
-    the correlation between the variances of two cells of the group: two cells show only one difference. `rounds` has
-    one more axis: the effect of each round on the cells that are alike, or on the cell if it is alone; `share` is the
-    cell's share in this effect.
+    does not stand out above that of the other cells. `bimodal` says that the starts fall into two groups, a note for
+    the reader. `overlap` is the correlation between the variances of two cells of the group: two cells show only one
+    difference. `rounds` has one more axis: the effect of each round on the cells that are alike, or on the cell if it
+    is alone; `weight` is the cell's weight in this effect.
     """
 
     own: FloatArray
@@ -44,7 +42,7 @@ class Spread(NamedTuple):
     bimodal: BoolArray
     overlap: FloatArray
     rounds: FloatArray
-    share: FloatArray
+    weight: FloatArray
 
 
 @np.errstate(divide="ignore", invalid="ignore")
@@ -74,11 +72,8 @@ def _of_group(log: FloatArray) -> Spread:
     together = np.where(alike[..., None], shared, np.nan)
     own, df, lost, rounds = _own(together)
     total_df, cells = df.sum(axis=-1, keepdims=True), (df > 0).sum(axis=-1, keepdims=True)
-    variance = np.nansum(own * df, axis=-1, keepdims=True) / total_df
-    pooled = (cells >= LEAST_POOLED) & (total_df > lost) & ~_differ(own, df, variance)
-    variance, total = np.where(pooled, variance, np.nan), np.where(pooled, total_df - lost, 0.0)
     # The effects are those on the cells that do not stand out, so one with two levels does not change them.
-    bimodal = _bimodal(shared - rounds[..., None, :] if log.shape[-2] >= LEAST_POOLED else log, variance, total)
+    bimodal = _bimodal(shared - rounds[..., None, :] if log.shape[-2] >= LEAST_POOLED else log)
     # What a round did to a cell that was measured alone belongs to the variation of its mean.
     of_alike = np.where(alike[..., None], log, np.nan)
     every_round = _without_rounds(of_alike)[1] if np.isnan(shared[~np.isnan(log)]).any() else rounds
@@ -87,7 +82,7 @@ def _of_group(log: FloatArray) -> Spread:
     left = np.where(total_df > 0, (total_df - lost) / total_df, 0.0)
     overlap = np.where(cells > 1, 1.0 / (cells - 1.0) ** 2, 0.0)
     # If rounds lack cells, the mean over rounds is a good approximation.
-    share = mean_of(1 / np.where(np.isnan(every_round), np.nan, (~np.isnan(of_alike)).sum(axis=-2)))[..., None]
+    weight = mean_of(1 / np.where(np.isnan(every_round), np.nan, (~np.isnan(of_alike)).sum(axis=-2)))[..., None]
     squares, n = around_mean(beside)
     return Spread(
         np.nan_to_num(np.where(alike, own, squares / np.maximum(n - 1, 1))),
@@ -96,7 +91,7 @@ def _of_group(log: FloatArray) -> Spread:
         bimodal,
         np.broadcast_to(overlap, alike.shape),
         np.where(several[..., None], every_round[..., None, :], log - mean_of(log)[..., None]),
-        np.where(several, np.where(alike, share, 0.0), 1.0),
+        np.where(several, np.where(alike, weight, 0.0), 1.0),
     )
 
 
@@ -174,23 +169,9 @@ def _alike(own: FloatArray, df: FloatArray) -> BoolArray:
     return alike
 
 
-def _differ(own: FloatArray, df: FloatArray, pooled: FloatArray) -> BoolArray:
-    """Whether the variances of the cells with `df` above 0 differ. [Bartlett]"""
-    cells = (df > 0).sum(axis=-1, keepdims=True)
-    total = df.sum(axis=-1, keepdims=True)
-    logs = np.where(df > 0, df * np.log(np.maximum(own, _LEAST_VARIANCE)), 0).sum(axis=-1, keepdims=True)
-    inverse = np.where(df > 0, 1 / df, 0).sum(axis=-1, keepdims=True)
-    statistic = total * np.log(np.maximum(pooled, _LEAST_VARIANCE)) - logs
-    statistic /= 1 + (inverse - 1 / total) / (3 * (cells - 1))
-    differ: BoolArray = special.chdtrc(cells - 1, statistic) < HOMOGENEITY_ALPHA
-    return differ
-
-
-def _bimodal(left: FloatArray, variance: FloatArray, df: FloatArray) -> BoolArray:
-    """Cells whose starts fall into two groups.
-
-    If other cells have a pooled variance, the cell must vary more than they do, and not more within the two groups. If
-    not, the split must be clearer than chance makes it, and not a single step in time, which may be drift.
+def _bimodal(left: FloatArray) -> BoolArray:
+    """Cells whose starts fall into two groups: more clearly than normal starts do, and not by a single step in time,
+    which may be drift.
     """
     absent = np.isnan(left)
     starts = (~absent).sum(axis=-1)
@@ -198,10 +179,8 @@ def _bimodal(left: FloatArray, variance: FloatArray, df: FloatArray) -> BoolArra
     bimodal = np.zeros(starts.shape, dtype=bool)
     for n in range(2 * LEAST_OF_A_MODE, left.shape[-1] + 1):
         total, within, upper = _two_groups(in_order[..., :n])
-        varies_more = special.fdtrc(n - 1, df, total / (n - 1) / variance) < BIMODAL_ALPHA
-        as_others = special.fdtrc(n - 2, df, within / (n - 2) / variance) > OUTLIER_ALPHA
-        clear = (1 - within / total > _share_by_chance(n)) & (np.diff(upper, axis=-1).sum(axis=-1) > 1)
-        bimodal |= (starts == n) & np.where(np.isnan(variance), clear, varies_more & as_others)
+        clear = (1 - within / total > _explained_by_chance(n)) & (np.diff(upper, axis=-1).sum(axis=-1) > 1)
+        bimodal |= (starts == n) & clear
     return bimodal
 
 
@@ -218,7 +197,7 @@ def _two_groups(values: FloatArray) -> tuple[FloatArray, FloatArray, BoolArray]:
 
 
 @cache
-def _share_by_chance(n: int) -> float:
-    """The share of the sum of squares that two groups explain in 1 of 1,000 normal samples of n."""
+def _explained_by_chance(n: int) -> float:
+    """The part of the sum of squares that two groups explain in 1 of 1,000 normal samples of n."""
     total, within, _ = _two_groups(np.random.default_rng(n).normal(size=(50_000, n)))
     return float(np.quantile(1 - within / total, 1 - BIMODAL_ALPHA))

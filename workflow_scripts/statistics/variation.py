@@ -116,17 +116,17 @@ def variation(
     common = _over(prior_df, df) ** 2 * _over(2.0, s0_df)
     effects_df = ms_df + rounds_df
     effects = _over(ms * ms_df + rounds * rounds_df, effects_df)
-    cells = beside_rounds(spread.share, variance, _over(ms_df, effects_df))
+    cells = beside_rounds(spread.weight, variance, _over(ms_df, effects_df))
     total, total_df = satterthwaite((np.where(effects_df > 0, effects, np.nan), effects_df), (cells, df))
     return Variation(variance, df, common, effects, effects_df, total, total_df)
 
 
-def beside_rounds(share: FloatArray, variance: FloatArray, shown: FloatArray) -> FloatArray:
+def beside_rounds(weight: FloatArray, variance: FloatArray, shown: FloatArray) -> FloatArray:
     """The part of cells' variance that the variance of their rounds does not have; 0 if it is not known.
 
-    The latter has a `share` of it, as far as these cells have shown it: `shown` is this part of what is known of it.
+    The latter has a `weight` of it, as far as these cells have shown it: `shown` is this part of what is known of it.
     """
-    return np.nan_to_num((1 - share * shown) * variance)
+    return np.nan_to_num((1 - weight * shown) * variance)
 
 
 def of_rounds(spread: Spread) -> tuple[FloatArray, FloatArray]:

@@ -45,8 +45,8 @@ def test_the_plan_for_a_single_start_beside_others():
     log = np.random.default_rng(1).normal(0, 0.001, (8, 4))
     log[0, 1:] = np.nan
     for factor, needed in ((0.9, STARTS_TO_SEE_MODES - 1), (1.1, 0)):
-        log[0, 0] = log[1, 0] + log_margin(2.0) + MODES_APART * factor
-        assert further_starts(compare(samples(log), [0], [1]), 2.0).tolist() == [needed]
+        log[0, 0] = log[1, 0] + log_margin(20.0) + MODES_APART * factor
+        assert further_starts(compare(samples(log, shared=True), [0], [1]), 20.0).tolist() == [needed]
 
 
 def test_more_looks_and_more_comparisons_take_more_starts():

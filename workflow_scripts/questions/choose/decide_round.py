@@ -44,7 +44,6 @@ from workflow_scripts.tables.measurements import SIMULATED, read_measurements
 
 # Why comparisons are given up, and why measuring ends.
 TOO_MANY_STARTS = "it needs more starts than the study allows"
-TWO_MODES = "the starts of a cell fall into two groups, so no single number describes it"
 TOO_LITTLE_TIME = "it needs more device time than is left"
 ALL_DECIDED = "every comparison is decided"
 NONE_DECIDABLE = "no undecided comparison can be decided within the study's starts and budget"
@@ -153,7 +152,6 @@ def open_comparisons(
         then = starts | {cell: max(starts.get(cell, 0), pair["further"]) for cell in pair["cells"]}
         then_s = float(sum(count * seconds_per_start[cell] for cell, count in then.items()))
         reasons = {
-            TWO_MODES: pair["bimodal"],
             TOO_MANY_STARTS: any(started[cell] + pair["further"] > looks.at_most for cell in pair["cells"]),
             NO_START: any(cell in no_start for cell in pair["cells"]),
             TOO_LITTLE_TIME: then_s > budget_s,

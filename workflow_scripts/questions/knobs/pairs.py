@@ -98,7 +98,7 @@ def _decided(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: Lo
         starts_needed=decided.needed,
         # A study with a fixed number of starts gets no further ones.
         starts_needed_at_least=decided.least if looks.at_least < looks.at_most else np.nan,
-        bimodal=comparisons.bimodal,
+        bimodal=samples.spread.bimodal[a] | samples.spread.bimodal[b],
     )
 
 

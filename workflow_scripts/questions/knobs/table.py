@@ -65,7 +65,7 @@ SCHEMA = table_schema(
     NUMBER("rate baseline_rate", "of `value` and `baseline`, geometric mean over the starts"),
     NUMBER("whole_ratio", "ratio of `output_tokens_per_s`, with ramp-up and drain"),
     NUMBER("ratio ratio_low ratio_high", "rate of `value` over that of `baseline`, with its 95 % interval"),
-    FLAG("bimodal", "starts of a cell fall into two groups, so there is no interval and no verdict"),
+    FLAG("bimodal", "a note: the starts of a cell fall into two groups; nothing is left out because of it"),
     NUMBER("ratio_again_low ratio_again_high", ANOTHER_RUN),
     TEXT("scope", SCOPE_MEANING),
     WITHOUT_WAITING,

@@ -85,11 +85,9 @@ def test_ratios_of_the_data_sheets_beside_it():
 
 
 def test_without_an_interval_nothing_is_shown_to_explain_a_measured_ratio():
-    two_modes = [250.0, 331.0, 251.0, 330.0, 250.5, 330.5]
-    found = only(ratios(cell(SEQS, two_modes), cell(SEQS, [*around(100), *around(100, turn=1)], gpu="l40s")))
+    found = only(ratios(cell(SEQS, [290.0]), cell(SEQS, [100.0], gpu="l40s")))
     assert math.isnan(found["ratio_low"])
     assert (found["explanation"], found["support"], found["nearest"]) == ("none", "near", "flop")
-    assert math.isnan(only(ratios(cell(SEQS, [2.0]), cell(SEQS, [1.0], gpu="l40s")))["ratio_low"])
 
 
 def test_quantised_weights_and_unknown_names_have_no_flop_ratio():

@@ -153,15 +153,16 @@ def test_verdict_and_what_it_would_take(ratio, sd, verdict, needed):
     assert (None if pd.isna(found["starts_needed"]) else found["starts_needed"]) == needed
 
 
-def test_a_cell_with_two_modes_has_no_interval():
+def test_two_modes_of_a_cell_are_a_note_beside_its_interval_and_verdict():
     def starts(of, *rates):
         noise = np.roll([0.002, 0, -0.002, 0, 0.001, -0.001], of)
         return cell({"max_num_seqs": of}, np.array(rates) * np.exp(noise))
 
     steady = [starts(n, *[100.0] * 6) for n in (1, 2, 4)]
     found = effects(*steady, starts(8, 300, 390, 300, 390, 390, 300), comparison="pair").set_index("value")
-    assert found["verdict"].to_dict() == {"2": "flat", "4": "flat", "8": "not decided"}
-    assert found.loc["8", ["ratio_low", "ratio_high"]].isna().all()
+    assert found["verdict"].to_dict() == {"2": "flat", "4": "flat", "8": "changes"}
+    assert found["bimodal"].to_dict() == {"2": False, "4": False, "8": True}
+    assert found.loc["8", ["ratio_low", "ratio_high"]].notna().all()
 
 
 def test_a_plan_that_gave_counted_starts_was_a_look_at_them():
@@ -219,10 +220,10 @@ def test_overall_is_flat_only_if_every_pair_is():
     equal = only(effects(*seqs({1: 100, 4: 100}, sd=0.0), comparison="overall"))
     assert equal[["value", "baseline", "ratio", "verdict"]].tolist() == ["4", "1", 1.0, "flat"]  # still two cells
     # Each is within 20 % of the first, but not the others of each other.
-    pairs = effects(*seqs({1: 100, 4: 116, 16: 86}), margin_pct=20)
+    pairs = effects(*seqs({1: 100, 4: 111, 16: 90.5}, sd=0.008), margin_pct=20)
     assert pairs.loc[pairs["comparison"] == "pair", "verdict"].tolist() == ["flat", "flat"]
     overall = only(pairs[pairs["comparison"] == "overall"])
-    assert overall[["verdict", "starts_needed"]].tolist() == ["not decided", 2]
+    assert overall[["verdict", "starts_needed"]].tolist() == ["not decided", 3]
     # It waits for the last pair, and has no plan where a pair has none.
     pairs = effects(*seqs({1: 100, 4: 100, 16: 101.5}, sd=0.01))
     needed = pairs.loc[pairs["comparison"] == "pair", "starts_needed"].tolist()
