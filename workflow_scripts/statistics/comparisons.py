@@ -43,6 +43,8 @@ MODES_APART = 0.15
 # Standard deviation between occasions of one cell on a shared machine, apart from the effect on all of its cells: the
 # maximum of what was seen, 2 to 6 %. Rounds within minutes of each other do not show it.
 OCCASION_SD = 0.06
+# The same of one cell on a GPU: an H200 on two occasions and two cards. It matters where each GPU has its own occasion.
+GPU_OCCASION_SD = 0.0086
 # Another run has the same error as this one, so the two differ by twice its square.
 _OF_BOTH_RUNS = 2
 _LEAST = 1e-9
@@ -291,7 +293,10 @@ def _apart(samples: Samples, a: IntArray, b: IntArray, starts: IntArray) -> tupl
     total = of_a + of_b
     # Both may rest on the same evidence, so their relative errors are added as if they were one.
     df = (total / (of_a / np.sqrt(noise.total_df[..., a]) + of_b / np.sqrt(noise.total_df[..., b]))) ** 2
-    return satterthwaite((total, df), (starts * _occasions(samples, a, b), np.full(total.shape, np.inf)))
+    # Several cards of a device are several occasions.
+    of_gpus = (~(samples.shared[c] | samples.between_cards[c]) * GPU_OCCASION_SD**2 for c in (a, b))
+    of_gpus = np.where(samples.device[a] == samples.device[b], 0.0, sum(of_gpus))
+    return satterthwaite((total, df), (starts * (_occasions(samples, a, b) + of_gpus), np.full(total.shape, np.inf)))
 
 
 def _in_a_group(samples: Samples, a: IntArray, b: IntArray, starts: IntArray) -> tuple[FloatArray, FloatArray]:

@@ -21,11 +21,13 @@ from scipy import special
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import read_yaml
-from workflow_scripts.statistics.start_spread import FloatArray, Spread, around_mean
+from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, Spread, around_mean, mean_of
 
 RECORD = CHECKOUT / "config" / "variation.yaml"
 # How far variances of cells of one device and engine differ, as degrees of freedom: standard deviations by a fifth.
-_ALIKE_DF = 12.0
+# With this many cells, they show themselves whether they differ more.
+_ALIKE_DF, _SHOW_ALIKE = 12.0, 10
+_HALF_DF = np.geomspace(0.25, _ALIKE_DF / 2, 200)
 # What other engines, devices and studies tell counts at most as this many: from one occasion to another, the standard
 # deviation of the same cells varies by half.
 MOST_ELSEWHERE_DF = 3.0
@@ -107,7 +109,11 @@ def variation(
         s0[..., of] = _over(elsewhere * elsewhere_df + np.maximum(rest_squares, 0) * apart, s0_df[..., of])
     own, own_df = spread.own, spread.df * (1 + spread.overlap)
     s0 = np.fmax(s0, np.where(s0_df > 0, repeats, 0.0))
-    prior_df = _over(1.0, 1 / _ALIKE_DF + _over(1.0, s0_df)) * (s0_df > 0)
+    alike_df = np.empty(shape)
+    for number in np.unique(group):
+        of = group == number
+        alike_df[..., of] = _alike_df(spread.own[..., of], spread.df[..., of], spread.alike[..., of])
+    prior_df = _over(1.0, 1 / alike_df + _over(1.0, s0_df)) * (s0_df > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         p = np.where((own_df > 0) & (prior_df > 0) & (own > s0), special.fdtrc(own_df, prior_df, own / s0), 1.0)
     prior_df = prior_df * np.minimum(1.0, _STANDS_OUT * p)
@@ -119,6 +125,18 @@ def variation(
     cells = beside_rounds(spread.weight, variance, _over(ms_df, effects_df))
     total, total_df = satterthwaite((np.where(effects_df > 0, effects, np.nan), effects_df), (cells, df))
     return Variation(variance, df, common, effects, effects_df, total, total_df)
+
+
+def _alike_df(own: FloatArray, df: FloatArray, alike: BoolArray) -> FloatArray:
+    """Degrees of freedom of the true variances of cells: those that make the logarithms of the variances `own` differ
+    as much as they do, at most _ALIKE_DF. [Smyth]"""
+    # A single cell that stands out says nothing about the others.
+    shown = (alike | ((~alike).sum(axis=-1, keepdims=True) > 1)) & (df > 0) & (own > 0)
+    half = np.where(shown, df / 2, np.nan)
+    squares, cells = around_mean(np.log(np.where(shown, own, np.nan)) - special.digamma(half) + np.log(half))
+    differ = (squares / np.maximum(cells - 1, 1) - mean_of(special.polygamma(1, half)))[..., None]
+    found = np.interp(differ, special.polygamma(1, _HALF_DF)[::-1], _HALF_DF[::-1])
+    return np.where(cells[..., None] >= _SHOW_ALIKE, 2 * found, _ALIKE_DF)
 
 
 def beside_rounds(weight: FloatArray, variance: FloatArray, shown: FloatArray) -> FloatArray:

@@ -13,6 +13,7 @@ from tests.unit.questions.synthetic_starts import as_ratio, ends, pair, samples
 from workflow_scripts.statistics.comparisons import (
     CHANGES,
     FLAT,
+    GPU_OCCASION_SD,
     MODES_APART,
     NOT_DECIDED,
     OCCASION_SD,
@@ -87,10 +88,12 @@ def test_starts_that_agree_to_the_last_digit_have_an_interval_without_width():
 def test_cells_that_share_no_round_are_two_samples_and_on_cpus_of_two_occasions():
     nan, a, b = [np.nan] * 3, [1.0, 1.2, 1.1], [0.5, 0.52, 0.48]
     found, shared = (pair([*a, *nan], [*nan, *b], group=[0, 1], device=[0, 1], shared=cpu) for cpu in (False, True))
+    in_one_occasion = pair([*a, *nan], [*nan, *b], group=[0, 1], device=[0, 0])
     low, high = stats.ttest_ind(a, b).confidence_interval(0.95)
-    assert ends(found.interval()) == pytest.approx(np.exp([0.6, low, high]))
+    assert ends(in_one_occasion.interval()) == pytest.approx(np.exp([0.6, low, high]))
     assert found.starts.tolist() == [3]
-    assert (shared.variance - found.variance)[0] / 3 == pytest.approx(2 * OCCASION_SD**2)
+    for of_occasions, sd in ((found, GPU_OCCASION_SD), (shared, OCCASION_SD)):
+        assert (of_occasions.variance - in_one_occasion.variance)[0] / 3 == pytest.approx(2 * sd**2)
     assert verdicts(pair([9.0, np.nan], [np.nan, 0.5]), 2.0).tolist() == [NOT_DECIDED]
 
 
@@ -150,6 +153,14 @@ def test_a_noisy_cell_is_believed_more_than_the_others():
     assert found.variance[0] > 0.7 * log[0].var(ddof=1)
     assert found.df[0] < 8 < found.df[1]
     assert found.variance[1:].max() < 0.0003
+
+
+def test_many_cells_that_vary_differently_show_few_false_directions():
+    rng = np.random.default_rng(1)
+    sd = 0.02 * np.exp(rng.normal(0, 0.8, (40, 700, 1)))
+    cells = samples(rng.normal(0, sd, (40, 700, 2)))
+    false = directions(compare(cells, np.arange(0, 700, 2), np.arange(1, 700, 2))) != NOT_DECIDED
+    assert false.any(axis=-1).mean() <= 0.1
 
 
 @pytest.mark.parametrize("apart", [0.0, 0.05, 0.2])

@@ -10,6 +10,7 @@ Two devices are compared on the same engine, model, workload and settings. docs/
 import math
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -23,7 +24,15 @@ from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.questions.limits.ceilings import as_measured
 from workflow_scripts.questions.predictions.table import SHARES
 from workflow_scripts.questions.waiting.table import WAITING, WITHOUT_WAITING, with_device_ratio
-from workflow_scripts.statistics.comparisons import ANOTHER_RUN, SCOPE_MEANING, compare
+from workflow_scripts.statistics.comparisons import (
+    ANOTHER_RUN,
+    EQUIVALENCE_ALPHA,
+    SCOPE_MEANING,
+    Comparisons,
+    compare,
+    holm,
+)
+from workflow_scripts.statistics.start_spread import FloatArray
 from workflow_scripts.statistics.summary import (
     BOUND_BY_NEEDS,
     ENVIRONMENT,
@@ -122,17 +131,29 @@ def device_ratios(
     cells: pd.DataFrame, rates: Mapping[str, DeviceRates] | None = None, predictions: Path | None = None
 ) -> pd.DataFrame:
     """The ratios table; `rates` are the records of measured devices, `predictions` is a file."""
-    pairs = pd.concat([_pairs(cells, metric) for metric in METRICS], ignore_index=True)
+    parts, comparisons = zip(*(_pairs(cells, metric) for metric in METRICS), strict=True)
+    pairs = pd.concat(parts, ignore_index=True)
     if pairs.empty:
         return pd.DataFrame(columns=list(SCHEMA.columns))
     pairs["kv_tokens_ratio"] = numbers(pairs["kv_cache_tokens_a"]) / numbers(pairs["kv_cache_tokens_b"])
     facts_of = cache(known_facts)  # many rows are of few models
-    rows = [_explained(row, rates or {}, facts_of) for row in records(_with_expectation(pairs, predictions))]
-    return pd.DataFrame(rows, columns=list(SCHEMA.columns))
+    rows, candidates = zip(
+        *(_with_candidates(row, rates or {}, facts_of) for row in records(_with_expectation(pairs, predictions))),
+        strict=True,
+    )
+    # The metrics are of the same starts, so each has the whole error.
+    of_metrics = np.split(pd.DataFrame(candidates).to_numpy(dtype=float), [len(parts[0])])
+    p = np.concatenate([p_near(*of) for of in zip(comparisons, of_metrics, strict=True)])
+    explained = [
+        row | explain(row["ratio"], row["ratio_low"], row["ratio_high"], of, dict(zip(of, p_of, strict=True)))
+        for row, of, p_of in zip(rows, candidates, p.tolist(), strict=True)
+    ]
+    return pd.DataFrame(explained, columns=list(SCHEMA.columns))
 
 
-def _pairs(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Cells of two devices with all else equal, side by side in columns `_a` and `_b`, the faster device first."""
+def _pairs(cells: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, Comparisons]:
+    """Cells of two devices with all else equal, side by side in columns `_a` and `_b`, the faster device first; and
+    their comparisons."""
     observed = BOUND_BY_NEEDS | CLOCKS | {"prefill_s_mean": "mean", "decode_s_mean": "mean"}
     observed |= dict.fromkeys(("kv_cache_tokens", "dtype", "quantization"), "first")
     named = cells.assign(dtype=dtypes, quantization=lambda of: as_applied(of, "quantization"))
@@ -152,7 +173,20 @@ def _pairs(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
     )
     pairs = pairs[(lead > 0) | ((lead == 0) & (pairs["gpu_a"] < pairs["gpu_b"]))]
     comparison = compare(samples, pairs["sample_a"].to_numpy(), pairs["sample_b"].to_numpy())
-    return pairs.assign(metric=metric, **comparison.columns())
+    return pairs.assign(metric=metric, **comparison.columns()), comparison
+
+
+def p_near(observed: Comparisons, candidates: FloatArray) -> FloatArray:
+    """P values of the tests whether ratios are within NEAR_PCT of their candidates (TOST), adjusted for all ratios and
+    known candidates of a study by Holm's method.
+
+    `candidates` has one more axis than the ratios, the last; an unknown one is NaN.
+    """
+    away = (replace(observed, difference=observed.difference - of) for of in np.moveaxis(np.log(candidates), -1, 0))
+    p = np.stack([of.p_within(NEAR_PCT) for of in away], axis=-1)
+    known = ~np.isnan(p).all(axis=tuple(range(p.ndim - 2)))
+    p[..., known] = holm(p[..., known])
+    return p
 
 
 def capability_ratios(a: Gpu | None, b: Gpu | None, dtype: str | None) -> tuple[float, float]:
@@ -171,8 +205,11 @@ def _quotient(a: float | None = None, b: float | None = None) -> float:
     return a / b if a and b else math.nan
 
 
-def _explained(row: Row, rates: Mapping[str, DeviceRates], facts_of: Callable[..., ModelFacts | None]) -> Row:
-    """A pair with the ratios of what its devices can do, and which of them explain the observed one."""
+def _with_candidates(
+    row: Row, rates: Mapping[str, DeviceRates], facts_of: Callable[..., ModelFacts | None]
+) -> tuple[Row, dict[str, float]]:
+    """A pair with the ratios of what its devices can do, and those that may explain the observed one; NaN if one may
+    not, or is not known."""
     a, b, method = row["gpu_a"], row["gpu_b"], row["quantization"] or None
     # Quantised weights may be multiplied in another type than the model's; then it is unknown which rate applies.
     dtype = None if method else row["dtype"]
@@ -187,8 +224,7 @@ def _explained(row: Row, rates: Mapping[str, DeviceRates], facts_of: Callable[..
     # not limit weights that stay in a cache.
     if "kv_blocks" not in (row["bound_by_a"], row["bound_by_b"]):
         hidden = (*hidden, "kv_tokens_ratio")
-    candidates = {name: row[column] for column, name in CANDIDATES.items() if column not in hidden}
-    return row | explain(row["ratio"], row["ratio_low"], row["ratio_high"], candidates)
+    return row, {name: math.nan if column in hidden else row[column] for column, name in CANDIDATES.items()}
 
 
 def _what_cannot_be_shown(
@@ -207,12 +243,15 @@ def _what_cannot_be_shown(
     return math.nan, "equal bandwidths" if abs(math.log(bandwidth)) < math.log1p(_ALIKE) else None, ()
 
 
-def explain(ratio: float, low: float, high: float, candidates: Mapping[str, float]) -> Row:
+def explain(
+    ratio: float, low: float, high: float, candidates: Mapping[str, float], p: Mapping[str, float] | None = None
+) -> Row:
     """The columns that say which known ratios explain an observed one; its interval is NaN if there is none.
 
-    `explanation` are those that the whole interval is within NEAR_PCT of. `compatible_with` are the others in the
-    interval, which explain nothing: a wide interval has any ratio in it. `support` says which of these there are, or
-    `near` if only the interval is missing. All are None if no ratio is known.
+    `explanation` are those that the whole interval is within NEAR_PCT of, and whose `p` shows this beside all other
+    rows and candidates; without `p` the row is the only one. `compatible_with` are the others in the interval, which
+    explain nothing: a wide interval has any ratio in it. `support` says which of these there are, or `near` if only the
+    interval is missing. All are None if no ratio is known.
 
     >>> row = explain(1.33, 1.17, 1.52, {"bandwidth": 1.43, "flop": 1.0})
     >>> row["explanation"], row["compatible_with"], row["support"], round(row["nearest_difference_pct"], 1)
@@ -221,6 +260,7 @@ def explain(ratio: float, low: float, high: float, candidates: Mapping[str, floa
     ratios = {name: value for name, value in candidates.items() if not math.isnan(value)}
     within = 1 + NEAR_PCT / 100
     shown = [name for name, value in ratios.items() if value / within <= low and high <= value * within]
+    shown = [name for name in shown if p is None or p[name] <= EQUIVALENCE_ALPHA]
     compatible = [name for name, value in ratios.items() if low <= value <= high and name not in shown]
     difference_pct = {name: 100 * (ratio / value - 1) for name, value in ratios.items()}
     nearest = min(shown or compatible or ratios, key=lambda name: abs(difference_pct[name]), default=None)

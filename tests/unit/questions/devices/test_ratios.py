@@ -10,11 +10,11 @@ from scipy import stats
 
 from tests.unit.made_rates import rates_record
 from tests.unit.questions.synthetic_cells import NOT_COUNTED, OTHER_PLACES, around, cell, only, starts_table, table
-from tests.unit.questions.synthetic_starts import as_ratio
 from workflow_scripts.catalog.gpus_and_models import get_gpu
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.questions.devices.table import SCHEMA, device_ratios, device_records, explain
+from workflow_scripts.statistics.comparisons import GPU_OCCASION_SD
 from workflow_scripts.questions.limits.ceilings import as_measured
 from workflow_scripts.questions.predictions.table import SCHEMA as PREDICTIONS
 from workflow_scripts.tables.typed_tables import write_table
@@ -67,21 +67,37 @@ def test_observed_ratio_with_its_interval_within_rounds_for_both_metrics():
     cells = cell(SEQS, fast, total_tokens_per_s=fast_total), cell(SEQS, slow, gpu="l40s", total_tokens_per_s=slow_total)
     for metric, (a, b) in rates.items():
         found = only(ratios(*cells, metric=metric))
-        # Rounds of two GPUs are not the same, and one cell of each does not show how rounds differ from starts.
-        interval = stats.ttest_ind(np.log(a), np.log(b)).confidence_interval(0.95)
+        # Rounds and occasions of two GPUs are not the same. One cell of each does not show how rounds and starts differ.
+        of_starts = stats.ttest_ind(np.log(a), np.log(b))
+        squared = (np.log(a).mean() - np.log(b).mean()) ** 2 / of_starts.statistic**2
+        total = squared + 2 * GPU_OCCASION_SD**2
+        half = stats.t.ppf(0.975, (total / squared) ** 2 * of_starts.df) * total**0.5
         assert found["ratio"] == pytest.approx(stats.gmean(a) / stats.gmean(b))
-        assert (found["ratio_low"], found["ratio_high"]) == pytest.approx(as_ratio(interval))
+        ends = found["ratio_high"] / found["ratio"], found["ratio"] / found["ratio_low"]
+        assert ends == pytest.approx([np.exp(half)] * 2)
         assert (found["repeats_a"], found["repeats_b"], found["starts"]) == (3, 3, 3)
         assert found["scope"] == "between starts on this device"
 
 
 def test_ratios_of_the_data_sheets_beside_it():
-    found = only(ratios(cell(SEQS, around(295)), cell(SEQS, around(100), gpu="l40s")))
+    found = only(ratios(cell(SEQS, around(285)), cell(SEQS, around(100), gpu="l40s")))
     assert found["bandwidth_ratio"] == pytest.approx(4.8e12 / 864e9)
     assert found["flop_ratio"] == pytest.approx(989.5 / 362.05)
     assert found[["measured_bandwidth_ratio", "measured_flop_ratio", "kv_tokens_ratio"]].isna().all()
     assert (found["explanation"], found["support"], found["nearest"]) == ("flop", "shown", "flop")
-    assert found["nearest_difference_pct"] == pytest.approx(100 * (2.95 / (989.5 / 362.05) - 1))
+    assert found["nearest_difference_pct"] == pytest.approx(100 * (2.85 / (989.5 / 362.05) - 1))
+
+
+def test_the_more_ratios_are_explained_the_more_each_must_show():
+    def found(settings):
+        cells = [
+            cell({"max_num_seqs": n}, around(rate, 0.03), gpu=gpu)
+            for n in range(1, settings + 1)
+            for gpu, rate in (("h200", 989.5), ("l40s", 362.05))
+        ]
+        return set(ratios(*cells)["explanation"])
+
+    assert (found(1), found(9)) == ({"flop"}, {"none"})
 
 
 def test_without_an_interval_nothing_is_shown_to_explain_a_measured_ratio():
