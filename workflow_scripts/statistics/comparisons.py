@@ -294,8 +294,8 @@ def _apart(samples: Samples, a: IntArray, b: IntArray, starts: IntArray) -> tupl
     # Both may rest on the same evidence, so their relative errors are added as if they were one.
     df = (total / (of_a / np.sqrt(noise.total_df[..., a]) + of_b / np.sqrt(noise.total_df[..., b]))) ** 2
     # Several cards of a device are several occasions.
-    of_gpus = (~(samples.shared[c] | samples.between_cards[c]) * GPU_OCCASION_SD**2 for c in (a, b))
-    of_gpus = np.where(samples.device[a] == samples.device[b], 0.0, sum(of_gpus))
+    own = np.where(samples.shared | samples.between_cards, 0.0, GPU_OCCASION_SD**2)
+    of_gpus = np.where(samples.device[a] == samples.device[b], 0.0, own[a] + own[b])
     return satterthwaite((total, df), (starts * (_occasions(samples, a, b) + of_gpus), np.full(total.shape, np.inf)))
 
 

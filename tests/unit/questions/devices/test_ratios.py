@@ -14,9 +14,9 @@ from workflow_scripts.catalog.gpus_and_models import get_gpu
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.questions.devices.table import SCHEMA, device_ratios, device_records, explain
-from workflow_scripts.statistics.comparisons import GPU_OCCASION_SD
 from workflow_scripts.questions.limits.ceilings import as_measured
 from workflow_scripts.questions.predictions.table import SCHEMA as PREDICTIONS
+from workflow_scripts.statistics.comparisons import GPU_OCCASION_SD
 from workflow_scripts.tables.typed_tables import write_table
 
 
@@ -67,7 +67,7 @@ def test_observed_ratio_with_its_interval_within_rounds_for_both_metrics():
     cells = cell(SEQS, fast, total_tokens_per_s=fast_total), cell(SEQS, slow, gpu="l40s", total_tokens_per_s=slow_total)
     for metric, (a, b) in rates.items():
         found = only(ratios(*cells, metric=metric))
-        # Rounds and occasions of two GPUs are not the same. One cell of each does not show how rounds and starts differ.
+        # Two GPUs differ in rounds and occasions. One cell of each does not tell rounds from starts.
         of_starts = stats.ttest_ind(np.log(a), np.log(b))
         squared = (np.log(a).mean() - np.log(b).mean()) ** 2 / of_starts.statistic**2
         total = squared + 2 * GPU_OCCASION_SD**2
