@@ -68,7 +68,7 @@ install)
     # The lock is complete, so dependencies are not resolved again, and excluded packages stay out.
     "$folder/bin/uv" pip install --python "$folder" --no-deps --require-hashes \
         --build-constraints "envs/$lock.txt" --requirement "envs/$lock.txt" "${options[@]}" "$@"
-    case $lock in cpu | cuda | tools) # `kvsweep` runs the code of this checkout; the lock's setuptools installs it
+    case $lock in cpu | cuda | tools) # `kvsweep` runs the code of this checkout; the lock's hatchling installs it
         [ ! -e pyproject.toml ] || "$folder/bin/uv" pip install --python "$folder" --quiet --offline --no-deps \
             --no-build-isolation --editable .
         ;;

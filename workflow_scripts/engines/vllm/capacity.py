@@ -192,15 +192,14 @@ def explain_observed(terms: Mapping[str, Term], observed: Sequence[tuple[float, 
     }
 
 
-def _asked(args: Namespace, gpu: Gpu, log: Mapping[str, Any]) -> tuple[ModelFacts, EngineSettings]:
-    """The model and the settings that the options describe."""
-    given = {name: value for name, value in vars(args).items() if name in EngineSettings.__dataclass_fields__}
-    given["vllm_version"] = args.vllm_version or log.get("engine_version") or EngineSettings.vllm_version
-    settings = EngineSettings(**given)
+def asked_settings(
+    model: str, gpu: Gpu, settings: EngineSettings, quantization: str | None, log: Mapping[str, Any]
+) -> tuple[ModelFacts, EngineSettings]:
+    """The model of a name, and the settings with what follows from it. Raises InputError."""
     # How weights are stored matters only if the size of the KV cache is not given.
-    entry, sizes = find_model(args.model), (settings.kv_cache_memory_bytes, settings.num_gpu_blocks_override)
+    entry, sizes = find_model(model), (settings.kv_cache_memory_bytes, settings.num_gpu_blocks_override)
     weights = not any([*sizes, log.get("available_kv_cache_gib")])
-    facts = facts_on(entry, gpu, cpu_here(gpu), args.quantization, weights=weights)
+    facts = facts_on(entry, gpu, cpu_here(gpu), quantization, weights=weights)
     stored = read_json(entry.config).get("quantization_config") or {}
     named = next((key for key in ("kv_cache_scheme", "kv_cache_quant_algo") if stored.get(key)), None)
     if named and settings.kv_cache_dtype == "auto":
@@ -261,7 +260,9 @@ def main(args: Namespace) -> None:
     log = _read_log(args.from_log) if args.from_log else {}
     report: dict[str, Any] = {"source": "predicted", "model": args.model, "gpu": gpu.name}
     try:
-        facts, settings = _asked(args, gpu, log)
+        given = {name: value for name, value in vars(args).items() if name in EngineSettings.__dataclass_fields__}
+        given["vllm_version"] = args.vllm_version or log.get("engine_version") or EngineSettings.vllm_version
+        facts, settings = asked_settings(args.model, gpu, EngineSettings(**given), args.quantization, log)
         terms = predict_capacity(facts, gpu, settings, log)
     except ModelFactsError as e:
         print(json.dumps(report | {"unknown": str(e)}, indent=2) if args.json else f"unknown: {e}")

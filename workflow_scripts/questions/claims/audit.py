@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from workflow_scripts.catalog.any_gpu import GPU_NUMBERS, own_gpu
 from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
@@ -211,6 +211,36 @@ def _verdicts(args: Namespace, columns: Columns, rows: Sequence[Fields]) -> list
         return [JudgedRate(reason=str(e))] * len(rows)
 
 
+class Audited(NamedTuple):
+    """The columns of the file; of the table with one rate per row its columns, rows, verdicts, and both as rows."""
+
+    of_file: list[str]
+    names: list[str]
+    columns: Columns
+    rows: list[Fields]
+    verdicts: list[JudgedRate]
+    audited: list[Fields]
+
+
+def audit_table(args: Namespace) -> Audited:
+    """Judge the table that the command's options describe. Raises InputError."""
+    read, cells = read_rows(args.table)
+    of_file = [name for name in read if name not in ADDED]
+    own, given = own_gpu(args), dict(args.column)
+    chosen = given.get("throughput", args.throughput_column)
+    # The numbers are those of the GPU that the table names like --gpu, or does not name.
+    named = "gpu" in given or place_of(of_file, cells) is not None
+    gpu = (None if named else own.name) if own else args.gpu
+    names, rows = as_long(of_file, cells, gpu, args.columns, chosen, given)
+    columns = find_columns(names, chosen, rows, given)
+    verdicts = _verdicts(args, columns, rows)
+    audited = [
+        {name: _plain(value) for name, value in (row | asdict(judged)).items() if name in (*names, *ADDED)}
+        for row, judged in zip(rows, verdicts, strict=True)
+    ]
+    return Audited(of_file, names, columns, rows, verdicts, audited)
+
+
 def _mean_lengths(text: str) -> MeanLengths:
     try:
         prompt_tokens, output_tokens = (float(part) for part in text.split(","))
@@ -270,20 +300,7 @@ _KINDS = ("gpu", "throughput", *STATED)
     option("--out", type=Path, metavar="FILE.csv", help="write the table with its verdicts"),
 )
 def main(args: Namespace) -> None:
-    read, cells = read_rows(args.table)
-    of_file = [name for name in read if name not in ADDED]
-    own, given = own_gpu(args), dict(args.column)
-    chosen = given.get("throughput", args.throughput_column)
-    # The numbers are those of the GPU that the table names like --gpu, or does not name.
-    named = "gpu" in given or place_of(of_file, cells) is not None
-    gpu = (None if named else own.name) if own else args.gpu
-    names, rows = as_long(of_file, cells, gpu, args.columns, chosen, given)
-    columns = find_columns(names, chosen, rows, given)
-    verdicts = _verdicts(args, columns, rows)
-    audited = [
-        {name: _plain(value) for name, value in (row | asdict(judged)).items() if name in (*names, *ADDED)}
-        for row, judged in zip(rows, verdicts, strict=True)
-    ]
+    of_file, names, columns, rows, verdicts, audited = audit_table(args)
     if args.out is not None:
         write_text(args.out, _as_csv([*names, *ADDED], audited))
     if args.json:

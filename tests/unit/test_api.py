@@ -1,0 +1,48 @@
+"""`import kvsweep`: what the commands answer, as Python objects."""
+
+import json
+
+import pytest
+
+import kvsweep
+from benchmarks.start import CALLS
+from tests.unit.present.synthetic import write_results
+from workflow_scripts.__main__ import main
+
+LOG = CALLS["log"]
+
+
+def test_a_study_s_tables_are_there_with_the_meaning_of_every_column(tmp_path):
+    results = kvsweep.load(write_results(tmp_path).parent)
+    assert {"cells", "starts", "repeats", "intervals"} <= {*dir(results)}
+    assert {"ok", "failed"} & {*results.cells["outcome"]}
+    for name in ("cells", "repeats", "intervals"):
+        meanings = results.meanings(name)
+        assert [column for column in results.table(name) if not column.startswith("knob_")] == [
+            name for name in meanings if not name.startswith("^")
+        ]
+        assert all(meanings.values())
+        assert not any(meaning.startswith("as in `") for meaning in meanings.values())
+
+
+def test_missing_tables_and_unknown_names_are_bad_input(tmp_path):
+    with pytest.raises(kvsweep.InputError, match="no tables"):
+        kvsweep.load(tmp_path)
+    with pytest.raises(kvsweep.InputError, match="none"):
+        kvsweep.capacity("opt-125m", "none", kvsweep.EngineSettings(max_model_len=2048))
+
+
+@pytest.mark.parametrize("name", ["capacity", "audit", "log"])
+def test_python_and_the_command_give_the_same_numbers(name, capsys):
+    assert main([name, *CALLS[name].split(), *(["--json"] if name != "log" else [])]) == 0
+    said = json.loads(capsys.readouterr().out)
+    if name == "capacity":
+        terms = kvsweep.capacity("llama-3.1-8b-instruct", "h200", kvsweep.EngineSettings(max_model_len=4096))
+        assert {key: term.value for key, term in terms.items()} == {key: said[key]["value"] for key in terms}
+    elif name == "audit":
+        table, model = CALLS["audit"].split()[0], "llama-3.1-8b-instruct"
+        rates = kvsweep.audit(table, model, tokens_per_request=(200, 200))
+        assert rates["verdict"].tolist() == [row["verdict"] for row in said["rows"]]
+        assert "impossible" in {*rates["verdict"]}
+    else:
+        assert kvsweep.read_log(LOG).model_dump(mode="json") == said
