@@ -9,13 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from workflow_scripts.statistics.comparisons import Comparisons, IntArray
-from workflow_scripts.statistics.start_spread import FloatArray
-from workflow_scripts.statistics.variation import satterthwaite
+from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
+from workflow_scripts.statistics.variation import of_occasions, satterthwaite
 
 BETWEEN_OCCASIONS = "between occasions"
-# Standard deviation between occasions, in per cent, if the user does not give that of their machines: the
-# maximum seen on one shared machine.
-OCCASIONS_VARY_PCT = 15.0
 
 
 class Means(NamedTuple):
@@ -27,11 +24,14 @@ class Means(NamedTuple):
     occasions: IntArray | int = 1
 
 
-def compare_occasions(a: Means, b: Means, vary_pct: float = OCCASIONS_VARY_PCT) -> Comparisons:
+def compare_occasions(
+    a: Means, b: Means, vary_pct: float | None = None, is_cpu: BoolArray | bool = True
+) -> Comparisons:
     """Compare each cell of `b` with the same cell of `a`; ratios are of `b` over `a`.
 
-    The interval is Welch's, with a standard deviation of `vary_pct` per cent between occasions. This includes the risk
-    that the few starts of a cell with two modes are all in one of them.
+    The interval is Welch's, with a standard deviation of `vary_pct` per cent between occasions, or if it is not given,
+    that of the kind of device (`variation.of_occasions`). This includes the risk that the few starts of a cell with two
+    modes are all in one of them.
 
     Two starts of each, with standard errors of 1 %, and a cell that became 3 times as fast:
 
@@ -42,8 +42,13 @@ def compare_occasions(a: Means, b: Means, vary_pct: float = OCCASIONS_VARY_PCT) 
     >>> bool(found.p_beyond(2.0)[0] < 0.05), bool(compare_occasions(of_a, of_a).p_within(2.0)[0] < 0.05)
     (True, False)
     """
-    vary = (vary_pct / 100) ** 2 * (1 / np.asarray(a.occasions) + 1 / np.asarray(b.occasions))
-    occasions = np.broadcast_to(vary, a.df.shape), np.full(a.df.shape, np.inf)
+    of_cpu, of_gpu = (
+        np.array(of_occasions(cpu) if vary_pct is None else (vary_pct, np.inf), dtype=float)[:, None]
+        for cpu in (True, False)
+    )
+    pct, pct_df = np.where(is_cpu, of_cpu, of_gpu)
+    vary = (pct / 100) ** 2 * (1 / np.asarray(a.occasions) + 1 / np.asarray(b.occasions))
+    occasions: tuple[FloatArray, FloatArray] = np.broadcast_to(vary, a.df.shape), np.broadcast_to(pct_df, a.df.shape)
     tested, df = satterthwaite((a.squared_error, a.df), (b.squared_error, b.df), occasions)
     scope = np.full(df.shape, BETWEEN_OCCASIONS, dtype=object)
     scope[np.isnan(tested)] = None

@@ -51,7 +51,7 @@ def spread(log: FloatArray, group: npt.NDArray[np.int_]) -> Spread:
 
     >>> rng = np.random.default_rng(24)
     >>> log = rng.normal(0, 0.03, (6, 6)) + rng.normal(0, 0.2, 6)  # each round is another occasion
-    >>> log[2] += [0, 0.5, 0, 0.5, 0.5, 0]
+    >>> log[2] += [0, 0.8, 0, 0.8, 0.8, 0]
     >>> found = spread(log, np.zeros(6, dtype=int))
     >>> found.alike.tolist(), found.bimodal.tolist()
     ([True, True, False, True, True, True], [False, False, True, False, False, False])

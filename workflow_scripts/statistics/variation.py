@@ -60,6 +60,17 @@ def known_elsewhere(is_cpu: bool, study: str) -> Known:
     return Known((of["starts_pct"] / 100) ** 2, of["starts_df"], (of["rounds_pct"] / 100) ** 2, of["rounds_df"])
 
 
+@cache
+def of_occasions(is_cpu: bool) -> tuple[float, float]:
+    """Standard deviation of a cell between occasions on CPUs or on GPUs, in per cent, with its degrees of freedom.
+
+    >>> of_occasions(True), of_occasions(False)
+    ((15.0, inf), (2.0, 5))
+    """
+    of = read_yaml(RECORD, InputError)["cpu" if is_cpu else "gpu"]
+    return of["occasions_pct"], of["occasions_df"]
+
+
 class Variation(NamedTuple):
     """Variance of one start of each cell, without the effect of its round, with degrees of freedom.
 

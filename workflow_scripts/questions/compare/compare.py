@@ -32,7 +32,7 @@ from workflow_scripts.common.wording import number, plural
 from workflow_scripts.questions.compare.comparison import CellRatio, Comparison, comparison, in_order
 from workflow_scripts.questions.compare.digest import DigestError, Found, read_digest
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
-from workflow_scripts.statistics.occasions import OCCASIONS_VARY_PCT
+from workflow_scripts.statistics.variation import of_occasions
 from workflow_scripts.tables.differences import Different, value_text
 
 CHANGED = 1
@@ -61,9 +61,11 @@ def summary(result: Comparison) -> Iterator[str]:
         f"{counts[CHANGES]} changed, {counts[FLAT]} flat within {result.margin_pct:g} %, "
         f"{counts[NOT_DECIDED]} not decided."
     )
+    (cpus, _), (gpus, _) = map(of_occasions, (True, False))
+    vary = f"{cpus:g} % on CPUs, {gpus:g} % on GPUs" if (pct := result.occasions_vary_pct) is None else f"{pct:g} %"
     yield (
         "A rate that was measured on one occasion says nothing about other occasions. So the intervals of cells allow "
-        f"for the variation between occasions (standard deviation {result.occasions_vary_pct:g} %)."
+        f"for the variation between occasions (standard deviation {vary})."
     )
     if result.refused:
         yield f"{plural(len(result.refused), 'cell')} cannot be compared; the reasons are below."
@@ -214,10 +216,9 @@ def per_cent(text: str) -> float:
 OCCASIONS = option(
     "--occasions-vary",
     type=per_cent,
-    default=OCCASIONS_VARY_PCT,
     metavar="PCT",
-    help="standard deviation of a cell's rate between occasions, in per cent (%(default)g: the maximum seen on a "
-    "shared machine)",
+    help="standard deviation of a cell's rate between occasions, in per cent (default: that of config/variation.yaml, "
+    "by kind of device)",
 )
 
 

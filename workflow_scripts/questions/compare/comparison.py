@@ -10,11 +10,12 @@ from statistics import median
 
 import numpy as np
 
+from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.records import Record
 from workflow_scripts.questions.compare.comparability import why_not
 from workflow_scripts.questions.compare.digest import Digest, DigestCell, Found, Mean
 from workflow_scripts.statistics.comparisons import CHANGES, FASTER, FLAT, SLOWER, log_margin, verdicts
-from workflow_scripts.statistics.occasions import OCCASIONS_VARY_PCT, Means, compare_occasions
+from workflow_scripts.statistics.occasions import Means, compare_occasions
 from workflow_scripts.statistics.start_spread import FloatArray
 from workflow_scripts.statistics.summary import RATE
 from workflow_scripts.statistics.variation import satterthwaite
@@ -97,7 +98,7 @@ class Comparison(Record):
     began_a: str | None
     began_b: str | None
     margin_pct: float
-    occasions_vary_pct: float
+    occasions_vary_pct: float | None
     cells: list[CellRatio]
     refused: list[Refused]
     outcomes: list[OutcomeChange]
@@ -121,8 +122,10 @@ def in_order(one: Digest, other: Digest) -> tuple[Digest, Digest]:
     return (other, one) if later else (one, other)
 
 
-def comparison(a: Digest, b: Digest, occasions_vary_pct: float = OCCASIONS_VARY_PCT) -> Comparison:
-    """Compare study B with study A, by A's margin; `occasions_vary_pct` is the standard deviation between occasions."""
+def comparison(a: Digest, b: Digest, occasions_vary_pct: float | None = None) -> Comparison:
+    """Compare study B with study A, by A's margin; `occasions_vary_pct` is the standard deviation between occasions, or
+    None for that of each kind of device.
+    """
     of_a, of_b = ({cell.id: cell for cell in digest.cells} for digest in (a, b))
     common = [(cell, of_b[name], why_not(cell, of_b[name])) for name, cell in of_a.items() if name in of_b]
     ended = [(x, y, why) for x, y, why in common if MISSING not in (x.outcome, y.outcome)]
@@ -159,7 +162,9 @@ def comparison(a: Digest, b: Digest, occasions_vary_pct: float = OCCASIONS_VARY_
     )
 
 
-def _ratios(compared: Sequence[tuple[DigestCell, DigestCell]], margin_pct: float, vary_pct: float) -> list[CellRatio]:
+def _ratios(
+    compared: Sequence[tuple[DigestCell, DigestCell]], margin_pct: float, vary_pct: float | None
+) -> list[CellRatio]:
     """The ratios of all measures that both have; the error of the verdicts is that of all of them together."""
     rows = [
         (x, y, mean, other)
@@ -184,7 +189,7 @@ def cell_ratios(
     a: Means,
     b: Means,
     margin_pct: float,
-    vary_pct: float,
+    vary_pct: float | None,
     share: float | FloatArray = 1.0,
     of_device: Sequence[float | None] = (),
 ) -> list[CellRatio]:
@@ -192,7 +197,7 @@ def cell_ratios(
 
     `of_device` are the ratios without waiting for the host, if any are known.
     """
-    comparisons = compare_occasions(a, b, vary_pct)
+    comparisons = compare_occasions(a, b, vary_pct, np.array([on_cpu(cell) for cell, _ in names]))
     ratio, low, high = comparisons.interval()
     verdict, margin = verdicts(comparisons, margin_pct, share), log_margin(margin_pct)
     return [
@@ -211,6 +216,12 @@ def cell_ratios(
         )
         for i, ((cell, measure), device) in enumerate(zip_longest(names, of_device))
     ]
+
+
+def on_cpu(cell: str) -> bool:
+    """Whether a cell, by its id, is on a CPU. A device that is not in the catalog counts as one."""
+    device = load_gpus().get(cell.split("/")[0])
+    return device is None or device.kind == "cpu"
 
 
 def means_of(parts: Iterable[Sequence[Mean]]) -> Means:

@@ -12,9 +12,10 @@ import numpy as np
 import ruptures
 
 from workflow_scripts.common.records import Record
-from workflow_scripts.questions.compare.comparison import CellRatio, Comparison, cell_ratios, means_of
+from workflow_scripts.questions.compare.comparison import CellRatio, Comparison, cell_ratios, means_of, on_cpu
 from workflow_scripts.questions.compare.digest import Digest, Mean
 from workflow_scripts.statistics.comparisons import CHANGES
+from workflow_scripts.statistics.variation import of_occasions
 
 # A cell and its measure.
 Key = tuple[str, str]
@@ -96,7 +97,7 @@ def _series(runs: Sequence[Digest], results: Sequence[Comparison]) -> Iterator[t
 
 def _steps(series: Mapping[Key, Runs], like: Comparison) -> dict[Key, dict[int, CellRatio]]:
     """The proposed steps that are shown, by their place; of the others of a series, the weakest is dropped first."""
-    places = {key: _proposed(of, like.occasions_vary_pct) for key, of in series.items()}
+    places = {key: _proposed(of, like.occasions_vary_pct, on_cpu(key[0])) for key, of in series.items()}
     while True:
         cuts = [
             (key, *cut)
@@ -120,9 +121,10 @@ def _steps(series: Mapping[Key, Runs], like: Comparison) -> dict[Key, dict[int, 
             places[key].remove(at)
 
 
-def _proposed(runs: Runs, vary_pct: float) -> list[int]:
+def _proposed(runs: Runs, vary_pct: float | None, is_cpu: bool) -> list[int]:
     """Where a series may step: the places of the first runs after it."""
     errors = [mean.squared_error or 0.0 for _, mean in runs]
+    vary_pct = of_occasions(is_cpu)[0] if vary_pct is None else vary_pct
     sd = max(math.sqrt((vary_pct / 100) ** 2 + float(np.median(errors))), 1e-9)
     signal = np.array([[mean.log_mean / sd] for _, mean in runs])
     places: list[int] = ruptures.Pelt(model="l2", min_size=1, jump=1).fit(signal).predict(pen=2 * math.log(len(runs)))

@@ -43,6 +43,20 @@ def test_only_what_is_shown_to_be_worse_is_a_regression(measure, ratio, error_pc
     assert [w.measure for w in worse] == ([measure] if said == REGRESSED else [])
 
 
+@pytest.mark.parametrize(("gpu", "said"), [("h200", REGRESSED), ("cpu-all", NOT_DECIDED), ("unknown", NOT_DECIDED)])
+def test_what_occasions_vary_is_by_kind_of_device(gpu, said):
+    """Among 16 cells of two starts, one on a GPU that became 20 % slower is seen."""
+    names = [f"{gpu}/vllm/tiny/chat/bs{n}" for n in range(16)]
+    before = digest(*(cell("bs32", mean(100, 2, starts=2), id=name) for name in names))
+    now = digest(*(cell("bs32", mean(80 if n == 3 else 100, 2, starts=2), id=name) for n, name in enumerate(names)))
+    found = comparison(before, now)
+    worse = regressions([before, now], [found], found.cells)
+    assert (verdict(worse, undecided(before, found)), [w.cell for w in worse]) == (
+        said,
+        [names[3]] if said == REGRESSED else [],
+    )
+
+
 def test_a_run_is_judged_by_the_rate_of_a_cell_or_by_its_latencies_if_requests_arrive_at_a_rate():
     rate, ttft, energy = mean(100), mean(1, measure="ttft_s_p50"), mean(1, measure="energy_j_per_output_token")
     run = judged(digest(cell("bs16", rate, ttft, energy), cell("served", ttft, energy)))
