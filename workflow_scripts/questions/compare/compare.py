@@ -75,11 +75,15 @@ def summary(result: Comparison) -> Iterator[str]:
         yield f"Only in A: {plural(len(result.only_a), 'cell')}; only in B: {len(result.only_b)}."
     yield from starts_in_words(result)
     if result.pairs:
-        inside = [pair.inside for pair in result.pairs if pair.inside is not None]
+        of_a, of_b = (
+            [inside for inside in of if inside is not None]
+            for of in zip(*((p.inside, p.a_inside) for p in result.pairs), strict=True)
+        )
         contradictions = sum(pair.contradiction is not None for pair in result.pairs)
         yield (
-            f"Both studies made {plural(len(result.pairs), 'comparison')} of the same two cells. In {sum(inside)} "
-            f"of the {len(inside)} that have an interval in A, the ratio in B is inside it. "
+            f"Both studies made {plural(len(result.pairs), 'comparison')} of the same two cells. In {sum(of_a)} "
+            f"of the {len(of_a)} that have an interval in A, the ratio in B is inside it; in {sum(of_b)} of the "
+            f"{len(of_b)} that have one in B, the ratio in A is. "
             f"In {contradictions or 'none'}, A and B contradict each other."
         )
 
@@ -95,13 +99,13 @@ def sections(result: Comparison) -> list[Section]:
     for c in sorted(result.cells, key=lambda c: (c.verdict != CHANGES, -c.size)):
         values = (number(column(c.measure).scaled(value)) for value in (c.a, c.b))
         of_measures[c.measure].append((c.cell, *values, ratio_text(c), c.scope or "", _verdict(c)))
-    agrees = {True: "inside A's interval", False: "outside A's interval", None: "A has no interval"}
+    agrees = {True: "inside {}'s interval", False: "outside {}'s interval", None: "{} has no interval"}
     pairs = [
         (
             *(p.cell, p.baseline, ratio_text(p.a), p.a.verdict or "", ratio_text(p.b), p.b.verdict or ""),
-            p.contradiction or agrees[p.inside],
+            p.contradiction or f"B {agrees[p.inside].format('A')}; A {agrees[p.a_inside].format('B')}",
         )
-        for p in sorted(result.pairs, key=lambda p: (p.contradiction is None, p.inside is not False))
+        for p in sorted(result.pairs, key=lambda p: (p.contradiction is None, False not in (p.inside, p.a_inside)))
     ]
     outcomes = [(o.cell, o.a, o.b, o.reason or "") for o in result.outcomes]
     refused = [(r.cell, "; ".join(r.why)) for r in result.refused]

@@ -71,8 +71,8 @@ class OutcomeChange(Record):
 class PairAgreement(Record):
     """A comparison of two cells that both studies made.
 
-    `inside`: whether B's ratio lies in A's interval; None without an interval. `contradiction`: how the two contradict
-    each other, or None.
+    `inside`: whether B's ratio lies in A's interval, `a_inside`: A's ratio in B's; None without an interval.
+    `contradiction`: how the two contradict each other, or None.
     """
 
     kind: str
@@ -82,6 +82,7 @@ class PairAgreement(Record):
     a: Found
     b: Found
     inside: bool | None
+    a_inside: bool | None
     contradiction: str | None
 
 
@@ -244,7 +245,6 @@ def _agreements(a: Digest, b: Digest, compared: set[str]) -> Iterator[PairAgreem
     for pair in a.pairs:
         other = in_b.get((pair.kind, pair.cell, pair.baseline))
         if other and {pair.cell, pair.baseline} <= compared:
-            low, high = pair.found.low, pair.found.high
             yield PairAgreement(
                 kind=pair.kind,
                 name=pair.name,
@@ -252,9 +252,14 @@ def _agreements(a: Digest, b: Digest, compared: set[str]) -> Iterator[PairAgreem
                 baseline=pair.baseline,
                 a=pair.found,
                 b=other,
-                inside=None if low is None or high is None else low <= other.ratio <= high,
+                inside=_holds(pair.found, other.ratio),
+                a_inside=_holds(other, pair.found.ratio),
                 contradiction=contradiction(pair.found, other),
             )
+
+
+def _holds(result: Found, ratio: float) -> bool | None:
+    return None if result.low is None or result.high is None else result.low <= ratio <= result.high
 
 
 def _turned(result: Found) -> Found:

@@ -193,6 +193,12 @@ def test_what_both_studies_say_of_their_own_cells_agrees_or_contradicts(a, b, in
     assert (again.inside, again.contradiction) == (inside, contradiction)
 
 
+def test_both_intervals_are_looked_at():
+    """A's ratio lies outside B's narrow interval, and B's inside A's wide one."""
+    (found,) = of_pairs(pair(1.62, 1.3, 1.9, "not decided"), pair(1.5, 1.45, 1.55, "not decided")).pairs
+    assert (found.inside, found.a_inside, found.contradiction) == (True, False, None)
+
+
 def test_pairs_that_must_not_be_compared_state_nothing():
     cells = [cell(name, mean(100)) for name in ("bs32", "bs16")]
     other = [changed(cells[0], comparable=False), cells[1]]
