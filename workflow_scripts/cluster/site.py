@@ -23,6 +23,7 @@ from workflow_scripts.catalog.gpus_and_models import CONFIG, load_gpus, load_mod
 from workflow_scripts.common.command import ATTEMPT, STUDY, command, option, positive
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import Record, read_yaml, validated
+from workflow_scripts.common.wording import allowed_names
 from workflow_scripts.physics.model_facts import ModelFactsError, facts_on
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.study import Study, StudyError
@@ -101,9 +102,8 @@ class Site(Record):
 
     @model_validator(mode="after")
     def _known_gpus(self) -> "Site":
-        unknown = set(self.gpus) - set(catalogue := load_gpus())
-        if unknown:
-            raise ValueError(f"gpus: {', '.join(sorted(unknown))}: unknown; allowed: {', '.join(catalogue)}")
+        for name in set(self.gpus) - set(catalogue := load_gpus()):
+            raise ValueError(f"gpus: {name}: unknown; {allowed_names(name, catalogue)}")
         return self
 
     def queue_of(self, gpu: str) -> GpuQueue:

@@ -14,6 +14,7 @@ from typing_extensions import TypedDict  # that of `typing` does not do for pyda
 
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import parse_json, read_bytes, read_text, write_text
+from workflow_scripts.common.wording import allowed_names
 
 Kind = TypeVar("Kind")
 # A mapping file of 1,500 imported runs has 200 kB and 20,000 values; no file that people write is larger, or as deep.
@@ -164,7 +165,7 @@ def _message(fault: Any, holder: Any, here: Any, words: Mapping[str, str]) -> st
     kind, context, given = fault["type"], fault.get("ctx", {}), repr(fault["input"])
     own = words.get(kind) or words.get(context.get("pattern"))
     if kind == "extra_forbidden":
-        return f"{own or 'unknown key'}; allowed: {', '.join(holder.model_fields)}"
+        return f"{own or 'unknown key'}; {allowed_names(fault['loc'][-1], holder.model_fields)}"
     if kind == "union_tag_invalid":
         return f"kind {context['tag']!r} is unknown; allowed: {', '.join(_tags(here))}"
     if kind == "union_tag_not_found":

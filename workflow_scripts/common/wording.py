@@ -1,5 +1,6 @@
 """Numbers, counts and lists as text for readers."""
 
+import difflib
 import math
 from collections.abc import Iterable
 
@@ -53,3 +54,14 @@ def listed(texts: Iterable[str], last: str = "and") -> str:
     """
     *others, end = texts
     return f"{', '.join(others)} {last} {end}" if others else end
+
+
+def allowed_names(given: object, names: Iterable[str]) -> str:
+    """The names that are allowed instead of the given one, and the one that was probably meant.
+
+    >>> allowed_names("model_len", ["max_model_len", "seed"]), allowed_names("x", ["max_model_len", "seed"])
+    ("allowed: max_model_len, seed; did you mean 'max_model_len'?", 'allowed: max_model_len, seed')
+    """
+    names = list(names)
+    meant = difflib.get_close_matches(str(given), names, n=1, cutoff=0.8)
+    return f"allowed: {', '.join(names)}" + "".join(f"; did you mean {name!r}?" for name in meant)

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from workflow_scripts.catalog.gpus_and_models import CatalogError
 from workflow_scripts.common.knob import Knob
+from workflow_scripts.common.wording import allowed_names
 from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.hf.knobs import HF_CONTINUOUS, HF_STATIC
 from workflow_scripts.engines.openai.knobs import OPENAI
@@ -41,7 +42,7 @@ def get_engine(name: str) -> EngineDescription:
     """The engine with exactly this name, in any environment. Raises CatalogError if there is none."""
     name, engines = without_environment(name), load_engines()
     if name not in engines:
-        raise CatalogError(f"unknown engine {name!r}; allowed: {', '.join(engines)}")
+        raise CatalogError(f"unknown engine {name!r}; {allowed_names(name, engines)}")
     return engines[name]
 
 

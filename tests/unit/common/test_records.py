@@ -37,7 +37,10 @@ class Drawing(Record):
     [
         ({}, ["shapes: Field required"]),
         ([], ["must be a mapping of keys to values, not []"]),
-        ({"shapes": {}, "shape": 1}, ["shape: unknown key; allowed: shapes, styles, frame, notes"]),
+        (
+            {"shapes": {}, "shape": 1},
+            ["shape: unknown key; allowed: shapes, styles, frame, notes; did you mean 'shapes'?"],
+        ),
         ({"shapes": {"a": None}}, ["shapes.a: must be a mapping of keys to values, not None"]),
         ({"shapes": {"a": {}}}, ["shapes.a: `kind` is missing; allowed: square, circle"]),
         ({"shapes": {"a": {"kind": "line"}}}, ["shapes.a: kind 'line' is unknown; allowed: square, circle"]),
@@ -50,11 +53,17 @@ class Drawing(Record):
             ],
         ),
         ({"shapes": {"A": {"kind": "circle"}}}, ["shapes.A: String should match pattern '^[a-z]+$', not 'A'"]),
-        ({"shapes": {}, "styles": [{}, {"color": 1}]}, ["styles.1.color: unknown key; allowed: colour"]),
+        (
+            {"shapes": {}, "styles": [{}, {"color": 1}]},
+            ["styles.1.color: unknown key; allowed: colour; did you mean 'colour'?"],
+        ),
         ({"shapes": {}, "styles": [{"colour": "red"}]}, ["styles.0.colour: a colour begins with #, not 'red'"]),
         (
             {"shapes": {}, "frame": {"color": 1}},
-            ["frame.color: unknown key; allowed: colour", "frame: Input should be 'none', not {'color': 1}"],
+            [
+                "frame.color: unknown key; allowed: colour; did you mean 'colour'?",
+                "frame: Input should be 'none', not {'color': 1}",
+            ],
         ),
     ],
 )
@@ -67,7 +76,7 @@ def test_a_fault_names_its_place_and_what_is_allowed(content, said):
 def test_a_collection_of_records_is_one_content():
     found = validated(dict[str, Style], {"a": {}, "b": {"colour": "#fff"}}, "a.yaml")
     assert found == {"a": Style(), "b": Style(colour="#fff")}
-    with pytest.raises(InputError, match=r"^a\.yaml: b\.color: unknown key; allowed: colour$"):
+    with pytest.raises(InputError, match=r"^a\.yaml: b\.color: unknown key; allowed: colour; did you mean 'colour'\?$"):
         validated(dict[str, Style], {"b": {"color": 1}}, "a.yaml")
 
 
@@ -77,7 +86,7 @@ def test_a_collection_of_records_is_one_content():
         (None, "No such file or directory"),
         ("{", "not JSON: "),
         # Of a file that a program wrote the first fault is enough.
-        ('{"a": 1, "b": 2}', "a: unknown key; allowed: colour$"),
+        ('{"a": 1, "b": 2}', "a: unknown key; allowed: colour"),
     ],
 )
 def test_a_file_without_a_record_is_named(tmp_path, text, said):
