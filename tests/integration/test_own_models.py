@@ -11,6 +11,7 @@ import pytest
 from tests.integration.conftest import CHECKOUT, snakemake_command
 from tests.unit.made_studies import fixed, write_study
 from tests.unit.prepare.fake_hub import serving
+from workflow_scripts.common.files import sha256_of
 from workflow_scripts.tables.measurements import read_measurements
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -94,3 +95,63 @@ def test_own_models_are_measured_to_the_report(tmp_path, repository, environment
     again = call("http://127.0.0.1:9", "--dry-run", "all")
     assert again.returncode == 0, again.stderr
     assert "Nothing to be done" in again.stdout + again.stderr
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A folder as training leaves it: config, a tokenizer trained on texts of this repository, and all weights."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1024, special_tokens=["<end>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train([str(path) for path in sorted((CHECKOUT / "docs").glob("*.md"))], trainer)
+    folder = tmp_path / "checkpoint"
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
+    torch.manual_seed(1)
+    # So large that the two most likely tokens are far apart, and rounding decides nothing.
+    sizes = SIZES | {"vocab_size": 1024, "hidden_size": 128, "initializer_range": 0.2, "eos_token_id": 0}
+    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(folder)
+    return folder
+
+
+def test_a_local_checkpoint_gives_the_same_greedy_answers_in_both_engines(tmp_path, checkpoint, environment):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    texts = ["How many blocks does a request hold?", "The KV cache keeps keys and values.", "vLLM measures"]
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"{text}\n" for text in texts))
+    workload = {"kind": "prompts", "file": str(prompts), "sha256": sha256_of(prompts), "num_prompts": len(texts)}
+    knobs = {"block_size": 32, "max_model_len": 256, "enforce_eager": True, "cpu_kv_cache_gib": 1, "max_num_seqs": 1}
+    sweep = {"gpu": "cpu-1core", "model": "mine"}
+    study = write_study(
+        tmp_path,
+        sweep | {"name": "vllm", "knobs": knobs},
+        sweep | {"name": "hf", "engine": "hf-static", "knobs": {"batch_size": 1}},
+        name="local",
+        models={"mine": {"folder": str(checkpoint), "load_format": "auto"}},
+        workloads={"texts": workload | {"output_tokens": 12, "keep_answers": True}},
+        **{"repeats": 1, "cell_time_limit_s": 300},
+    )
+    results = tmp_path / "results"
+    command = snakemake_command(study, results, str(results / "local/tables/answers.parquet"))
+    done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=580)
+    assert done.returncode == 0, done.stderr
+    root = results / "local"
+    (compared,) = pd.read_parquet(root / "tables/answers.parquet").to_dict("records")
+    assert (compared["differs_in"], compared["requests"], compared["same_share"]) == ("engine", len(texts), 1)
+    # They are those of the folder's weights and tokenizer.
+    tokenizer, model = AutoTokenizer.from_pretrained(checkpoint), AutoModelForCausalLM.from_pretrained(checkpoint)
+    requests = pd.read_parquet(next((root / "parsed").rglob("requests.parquet")))
+    measured = {tuple(ids) for ids in requests["token_ids"]}
+    expected = set()
+    for text in texts:
+        given = tokenizer(text, return_tensors="pt").input_ids
+        assert given.shape[1] < len(text) / 2
+        answer = model.generate(given, max_new_tokens=12, min_new_tokens=12, do_sample=False)
+        expected.add(tuple(answer[0, given.shape[1] :].tolist()))
+    assert measured == expected

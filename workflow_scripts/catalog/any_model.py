@@ -7,6 +7,14 @@ import re
 from pathlib import Path
 from typing import Any, get_args
 
+from workflow_scripts.catalog.checkpoint import (
+    FILES,
+    WEIGHT_FORMATS,
+    HashedFiles,
+    hashed,
+    tokenizer_files,
+    weight_files,
+)
 from workflow_scripts.catalog.gpus_and_models import (
     CatalogError,
     Dtype,
@@ -18,20 +26,30 @@ from workflow_scripts.catalog.gpus_and_models import (
 )
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json
+from workflow_scripts.common.wording import allowed_names
 
 ANY_MODEL = "name in config/models, a folder with config.json, or ORG/REPO[@REVISION] of the hub"
 _REPO = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(@(?P<revision>[\w./-]+))?")
 
 
-def model_of_folder(name: str, folder: Path, stored: Path | None = None) -> Model:
-    """A model with the config of a folder and random weights; `stored` is a copy that stands in for a lost folder.
-    Raises CatalogError if the folder has no `config.json`, or one that cannot be read."""
+def model_of_folder(name: str, folder: Path, stored: Path | None = None, weights: bool = False) -> Model:
+    """A model with the config and the tokenizer of a folder, and with its `weights` or random ones. `stored` is a copy
+    of the config, beside the record of the hashed files, that stands in for a lost folder. Raises CatalogError if the
+    folder has no `config.json`, or one that cannot be read, or if it lacks weights or a tokenizer to them."""
     config = folder / "config.json"
-    if not config.is_file():
-        if stored is None or not stored.is_file():
-            raise CatalogError(f"model {name!r}: {config}: there is no such file; the folder of a model needs one")
+    known = HashedFiles.read(stored.with_name(FILES)) if stored and stored.with_name(FILES).is_file() else None
+    if config.is_file():
+        of_tokenizer, of_weights = tokenizer_files(folder), weight_files(folder) if weights else []
+        if weights and not of_weights:
+            raise CatalogError(f"model {name!r}: {folder} has no weights in the formats {WEIGHT_FORMATS}")
+        if weights and not of_tokenizer:
+            raise CatalogError(f"model {name!r}: {folder} has no tokenizer, such as tokenizer.json, for its weights")
+        known = hashed([*of_tokenizer, *of_weights], known)
+    elif stored is not None and stored.is_file():
         config = stored
-    return _model(name, config, load_format="dummy")
+    else:
+        raise CatalogError(f"model {name!r}: {config}: there is no such file; the folder of a model needs one")
+    return _model(name, config, load_format="dummy", files=known if known and known.files else None)
 
 
 def model_of_hub(name: str, repo: str, revision: str, stored: Path | None = None) -> Model:
@@ -40,7 +58,13 @@ def model_of_hub(name: str, repo: str, revision: str, stored: Path | None = None
     pinned = revision if re.fullmatch(r"[0-9a-f]{40}", revision) else None
     if stored is not None and stored.is_file():
         return _model(name, stored, load_format="hub", hub_repo=repo, revision=pinned)
-    from workflow_scripts.catalog.hub import fetch  # takes half a second to import
+    try:
+        from workflow_scripts.catalog.hub import fetch  # takes half a second to import
+    except ModuleNotFoundError as e:
+        raise InputError(
+            f"model {name!r}: {e.name}, which reads the hub, is not installed here: use the environment of an engine"
+            " (`make env ENV=cpu`), or give a folder with the config.json"
+        ) from None
 
     configs = [path for path in fetch(repo, revision, ("config.json",)) if path.name == "config.json"]
     if not configs:
@@ -81,7 +105,7 @@ def find_model(asked: str) -> Model:
     else:
         raise CatalogError(
             f"unknown model {asked!r}; allowed: a folder with config.json, ORG/REPO[@REVISION] of the hub, or one of "
-            + ", ".join(load_models())
+            + allowed_names(asked, load_models()).removeprefix("allowed: ")
         )
     namesake = load_models().get(model.name)
     if namesake is not None and namesake.config.resolve() == model.config.resolve():

@@ -16,9 +16,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from workflow_scripts.catalog.checkpoint import HashedFiles
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import Record, read_yaml, validated
+from workflow_scripts.common.wording import allowed_names
 
 CONFIG = CHECKOUT / "config"
 GPUS = CONFIG / "gpus.yaml"
@@ -103,7 +105,8 @@ class Gpu(Record):
 
 class Model(Record):
     """One model: where its weights come from and in which type they are computed. `load_format` is `hub` (weights of
-    `hub_repo` at `revision`) or `dummy` (random weights from the config alone). The dtype `native` is decided by the
+    `hub_repo` at `revision`) or `dummy` (random weights from the config alone). `files`: the tokenizer and the weights
+    beside the config of a folder that a study names. The dtype `native` is decided by the
     device that measures; see `processor.dtype_on`."""
 
     name: str
@@ -113,6 +116,7 @@ class Model(Record):
     licence: str
     load_format: Literal["hub", "dummy"]
     config: Path
+    files: HashedFiles | None = None
 
     @model_validator(mode="after")
     def _hub_has_a_repo(self) -> Self:
@@ -160,7 +164,7 @@ def get_gpu(name: str) -> Gpu:
     """The device with exactly this name. Raises CatalogError if there is none."""
     gpus = load_gpus()
     if name not in gpus:
-        raise CatalogError(f"unknown GPU {name!r}; allowed: {', '.join(gpus)}")
+        raise CatalogError(f"unknown GPU {name!r}; {allowed_names(name, gpus)}")
     return gpus[name]
 
 
@@ -178,7 +182,7 @@ def resolve(name: str) -> tuple[Gpu, ...]:
     matches = tuple(g for g in gpus.values() if _means(wanted, [_words(n) for n in (g.name, g.title, *g.aliases)]))
     if not matches:
         names = dict.fromkeys(n for g in gpus.values() for n in (g.name, *g.aliases))
-        raise CatalogError(f"unknown GPU {name!r}; allowed: {', '.join(names)}")
+        raise CatalogError(f"unknown GPU {name!r}; {allowed_names(name, names)}")
     return matches
 
 
@@ -247,5 +251,5 @@ def get_model(name: str) -> Model:
     """The model with exactly this name. Raises CatalogError if there is none."""
     models = load_models()
     if name not in models:
-        raise CatalogError(f"unknown model {name!r}; allowed: {', '.join(models)}")
+        raise CatalogError(f"unknown model {name!r}; {allowed_names(name, models)}")
     return models[name]

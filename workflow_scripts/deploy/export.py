@@ -59,7 +59,8 @@ def deployment_of(promise: Promise, study: Study, site: Site) -> Deployment:
         )
     model, said = resolved_models(study)[cell.model], promise.serve.arguments
     loaded = (promise.serve.model, *(said.get(name) for name in ("revision", "load-format", "trust-remote-code")))
-    expected: tuple[str | bool | None, ...] = (promise.serve.model, None, "dummy", None)
+    random = None if model.load_format == "auto" else "dummy"
+    expected: tuple[str | bool | None, ...] = (promise.serve.model, None, random, None)
     if model.load_format == "hub":
         expected = (model.hub_repo, model.revision, None, model.trust_remote_code or None)
     if loaded != expected:

@@ -4,7 +4,8 @@
         --out results/demo/prepared/models/tiny-llama-57m
 
 A model of load_format dummy or seeded needs no network; a seeded one gets random weights, the same on every call. One
-of load_format hub comes from the hub, at the commit of config/models/NAME/model.yaml, with the token of HF_TOKEN if it
+of load_format auto has the weights of its folder, linked. The tokenizer is that of the folder, if it has one. One of
+load_format hub comes from the hub, at the commit of config/models/NAME/model.yaml, with the token of HF_TOKEN if it
 is gated. A study may override load_format.
 """
 
@@ -16,6 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from workflow_scripts.catalog.checkpoint import (
+    CONFIG_FILES,
+    TOKENIZER_FILES,
+    WEIGHT_FILES,
+    WEIGHT_FORMATS,
+    tokenizer_files,
+    weight_files,
+)
 from workflow_scripts.catalog.gpus_and_models import MODELS, Model, get_model
 from workflow_scripts.catalog.hub import fetch
 from workflow_scripts.common.command import STUDY, command, option, out
@@ -26,14 +35,6 @@ from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.study.study import StudyError
 from workflow_scripts.study.study_file import load_study
-
-CONFIG_FILES = ("config.json", "generation_config.json")
-TOKENIZER_FILES = (
-    *("tokenizer*", "vocab.*", "merges.txt", "*.model"),
-    *("*.tiktoken", "added_tokens.json", "special_tokens_map.json", "chat_template*"),
-)
-# In order of preference; a repository often holds the same weights in several formats.
-WEIGHT_FILES = (("*.safetensors", "*.safetensors.index.json"), ("*.bin", "*.bin.index.json"))
 
 
 def prepare_model(
@@ -50,6 +51,8 @@ def prepare_model(
     with _replaced_folder(out) as folder:
         if load_format == "hub":
             source = _from_hub(model, folder, weights, ("*.py",) if trust_remote_code else ())
+        elif model.files is not None:
+            source = _from_folder(model.config.parent, folder, load_format == "auto")
         else:
             shutil.copyfile(model.config, folder / "config.json")
             write_tokenizer(folder, read_json(model.config))
@@ -87,12 +90,22 @@ def _from_hub(model: Model, folder: Path, weights: bool, code: tuple[str, ...]) 
     if weights:
         files = next(filter(None, (fetch(repo, revision, patterns) for patterns in WEIGHT_FILES)), None)
         if files is None:
-            formats = ", ".join(pattern for pattern, _ in WEIGHT_FILES)
-            raise InputError(f"{repo} at {revision} has no weights in the formats {formats}")
+            raise InputError(f"{repo} at {revision} has no weights in the formats {WEIGHT_FORMATS}")
         # The hub's cache holds weights once for all studies; it must remain while the study is measured.
         for path in files:
             (folder / path.name).symlink_to(path.resolve())
     return {"source": repo, "revision": revision, "weights": weights, "tokenizer": "of the source"}
+
+
+def _from_folder(given: Path, folder: Path, weights: bool) -> dict[str, Any]:
+    tokenizer = tokenizer_files(given)
+    if not tokenizer:
+        raise InputError(f"{given}: the folder with tokenizer and weights is gone, only its config was stored here")
+    for path in [*(given / name for name in CONFIG_FILES if (given / name).is_file()), *tokenizer]:
+        shutil.copyfile(path, folder / path.name)
+    for path in weight_files(given) if weights else []:
+        (folder / path.name).symlink_to(path.resolve())
+    return {"source": str(given / "config.json"), "weights": weights, "tokenizer": "of the source"}
 
 
 def _check_same_config(model: Model, fetched: Path) -> None:

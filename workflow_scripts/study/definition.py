@@ -30,9 +30,10 @@ class ResolvedModel(Record):
     hub_repo: str | None
     revision: str | None
     dtype: ModelDtype
-    load_format: Literal["hub", "dummy", "seeded"]
+    load_format: Literal["hub", "auto", "dummy", "seeded"]
     config_sha256: str
-    # Left out if it is off, the usual case, so that the definitions of such cells stay as they were.
+    # Left out if there are none, or if it is off, so that the definitions of such cells stay as they were.
+    files_sha256: str = Field("", exclude_if=lambda sha256: not sha256)
     trust_remote_code: bool = Field(False, exclude_if=lambda is_trusted: not is_trusted)
 
 
@@ -102,6 +103,7 @@ def _resolved(model: Model, study: Study) -> ResolvedModel:
         dtype=model.dtype,
         load_format=(override.load_format if override else None) or model.load_format,
         config_sha256=sha256_of(model.config),
+        files_sha256=model.files.sha256 if model.files else "",
         trust_remote_code=bool(override and override.trust_remote_code),
     )
 

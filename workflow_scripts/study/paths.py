@@ -136,9 +136,10 @@ class StudyPaths:
         """Requests of a workload for a model, beside its warm-up; `key` is the definition's `workload_key`."""
         return self.prepared / "workloads" / model / workload / key / "workload.jsonl"
 
-    def model_config(self, model: str, revision: str | None) -> Path:
-        """The config of a model that is not in config/models/, at a commit if it comes from the hub."""
-        return self.prepared / "configs" / (model if revision is None else f"{model}-{revision}") / "config.json"
+    def model_config(self, model: str, source: str) -> Path:
+        """The config of a model that is not in config/models/; `source`: its commit on the hub, or a key of its
+        folder."""
+        return self.prepared / "configs" / f"{model}-{source}" / "config.json"
 
     def device(self, gpu: str) -> Path:
         """Record of the rates at which a device copies, reads and multiplies."""

@@ -67,7 +67,7 @@ def serve_settings(
     `effective`: engine arguments that took effect and for which `vllm serve` has other defaults; the study's own
     settings take precedence. `draft`: the model that drafts tokens, and its prepared folder."""
     name, arguments = _loaded(model, model_dir)
-    if model.load_format != "hub":
+    if model.load_format not in ("hub", "auto"):
         arguments |= {"load-format": "dummy"}
     if model.trust_remote_code:
         arguments |= {"trust-remote-code": True}

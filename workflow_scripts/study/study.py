@@ -12,6 +12,7 @@ from workflow_scripts.catalog.any_gpu import GpuNumbers
 from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import StrictRecord, validated
+from workflow_scripts.common.wording import allowed_names
 from workflow_scripts.engines.registry import get_engine, load_engines
 from workflow_scripts.workloads.sampling import is_unset
 from workflow_scripts.workloads.workload_kinds import Workload
@@ -61,16 +62,16 @@ class ModelOverride(StrictRecord):
     """What a study changes of a model's entry in config/models/, or where a model without an entry comes from."""
 
     folder: str | None = Field(
-        None, min_length=1, description="a folder with the config.json of a model; its weights are random"
+        None, min_length=1, description="a folder with the config.json of a model, and its tokenizer"
     )
     hub: str | None = Field(None, pattern=r"^[\w.-]+/[\w.-]+$", description="a repository, ORG/REPO, with `revision`")
     revision: str | None = Field(
         None, pattern=r"^[0-9a-f]{40}$", description="the commit of that repository, 40 digits"
     )
-    load_format: Literal["hub", "dummy", "seeded"] | None = Field(
+    load_format: Literal["hub", "auto", "dummy", "seeded"] | None = Field(
         None,
-        description="weights from the hub, or random ones from the config alone: `dummy`, which each engine makes up"
-        " when it starts, or `seeded`, which are written once and are the same for all engines",
+        description="weights from the hub, those of the folder (`auto`), or random ones from the config alone: `dummy`,"
+        " which each engine makes up when it starts, or `seeded`, which are written once and are the same for all",
     )
     trust_remote_code: bool = Field(False, description="run Python code of the model's repository; the report says so")
 
@@ -81,7 +82,9 @@ class ModelOverride(StrictRecord):
         if (self.hub is None) != (self.revision is None):
             raise ValueError("hub and revision belong together: a repository, and the commit to fetch of it")
         if self.folder is not None and self.load_format == "hub":
-            raise ValueError("load_format hub needs `hub` and `revision`; a folder gives the config alone")
+            raise ValueError("load_format hub needs `hub` and `revision`; the weights of a folder are `auto`")
+        if self.folder is None and self.load_format == "auto":
+            raise ValueError("load_format auto needs `folder`, which holds the weights")
         return self
 
 
@@ -233,7 +236,7 @@ class Study(StrictRecord):
 def check_known(names: Iterable[str], allowed: Collection[str], where: str) -> None:
     for name in names:
         if name not in allowed:
-            raise StudyError(f"{where}: {name!r} is unknown; allowed: {', '.join(sorted(allowed))}")
+            raise StudyError(f"{where}: {name!r} is unknown; {allowed_names(name, sorted(allowed))}")
 
 
 def study_of(content: Any, where: str) -> Study:

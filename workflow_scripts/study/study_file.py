@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts.catalog.any_model import model_of_folder, model_of_hub
+from workflow_scripts.catalog.checkpoint import FILES
 from workflow_scripts.catalog.gpus_and_models import MODELS, Model, load_gpus, study_gpus, study_models
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_bytes
 from workflow_scripts.common.records import read_yaml
 from workflow_scripts.study.calibrations import calibrations_of, check_calibrations
+from workflow_scripts.study.definition import json_sha256
 from workflow_scripts.study.gpus_here import unmeasurable
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
@@ -50,9 +52,11 @@ def _own_models(study: Study, paths: StudyPaths) -> Iterator[tuple[Model, Path]]
             raise StudyError(
                 f"study {study.name!r}, models.{name}: config/models/ has a model of this name; choose another"
             )
-        stored = paths.model_config(name, entry.revision)
+        # By the folder as it is written, so that nothing stands in for a misspelt one.
+        stored = paths.model_config(name, entry.revision or json_sha256(entry.folder)[:8])
         if entry.folder is not None:
-            yield model_of_folder(name, CHECKOUT / Path(entry.folder).expanduser(), stored), stored
+            folder, weights = CHECKOUT / Path(entry.folder).expanduser(), entry.load_format == "auto"
+            yield model_of_folder(name, folder, stored, weights), stored
         elif entry.hub is not None:
             yield model_of_hub(name, entry.hub, str(entry.revision), stored), stored
 
@@ -63,6 +67,8 @@ def store_configs(study: Study, paths: StudyPaths) -> None:
         content = model.config.read_bytes()
         if not stored.is_file() or stored.read_bytes() != content:
             write_bytes(stored, content)
+        if model.files and model.config != stored:
+            model.files.write(stored.with_name(FILES))
 
 
 def study_file(config: Mapping[str, Any], configfiles: Sequence[str | Path]) -> Path:
@@ -82,8 +88,12 @@ def _keys(path: Path) -> set[str]:
 
 
 def check_files(study: Study) -> Iterator[str]:
-    """A note for each workload that its fallback makes, because its file is missing. Raises StudyError if a file that
-    is needed is missing, or its content differs from its sha256."""
+    """A note for each workload that its fallback makes, because its file is missing, and for each model's folder
+    without a tokenizer. Raises StudyError if a file that is needed is missing, or its content differs from its
+    sha256."""
+    for name, entry in study.models.items():
+        if entry.folder is not None and study_models[name].files is None:
+            yield f"model {name!r}: {entry.folder} has no tokenizer; each byte of a text is one token"
     for name, workload in study.workloads.items():
         if not isinstance(workload, FileWorkload):
             continue

@@ -1,10 +1,12 @@
 import json
+import sys
 
 import pytest
 
 from workflow_scripts.catalog import hub
 from workflow_scripts.catalog.any_model import find_model
-from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model, load_models
+from workflow_scripts.catalog.gpus_and_models import CatalogError, get_gpu, get_model, load_models
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_json
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -45,6 +47,19 @@ def test_a_repository_gives_its_config(tmp_path, monkeypatch, asked, revision):
     assert fetched == [("org/some.Model", revision, ("config.json",))]
     assert (model.name, model.hub_repo, model.load_format) == ("some.Model", "org/some.Model", "hub")
     assert model.revision == (None if revision == "main" else COMMIT)
+
+
+def test_without_the_hubs_client_a_repository_is_refused(monkeypatch):
+    monkeypatch.delitem(sys.modules, "workflow_scripts.catalog.hub")
+    monkeypatch.setitem(sys.modules, "httpx2", None)
+    with pytest.raises(InputError, match=r"model 'some.Model': httpx2.* is not installed here"):
+        find_model("org/some.Model")
+
+
+def test_a_misspelt_name_is_told_with_the_one_that_is_meant():
+    for find, given, meant in ((find_model, "qwen2-7", "qwen2-7b"), (get_gpu, "h200x", "h200")):
+        with pytest.raises(CatalogError, match=f"; did you mean '{meant}'"):
+            find(given)
 
 
 @pytest.mark.parametrize(

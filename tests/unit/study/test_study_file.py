@@ -17,11 +17,12 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.parse.imported_runs import read_runs
 from workflow_scripts.predict.predictions import predict_cells
 from workflow_scripts.prepare.model import main as prepare_model
+from workflow_scripts.prepare.tokenizer import build_tokenizer
 from workflow_scripts.study.definition import definitions_sha256, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Measure, StudyError
-from workflow_scripts.study.study_file import load_study, main, store_configs, study_file
+from workflow_scripts.study.study_file import check_files, load_study, main, store_configs, study_file
 
 GOOD = study_content(
     {"name": "a", "gpu": "cpu-all", "model": "tiny-llama-57m", "knobs": {"block_size": [32, 64], "max_num_seqs": 4}},
@@ -256,6 +257,49 @@ def test_another_config_is_another_model_and_a_stored_one_stands_in_for_a_lost_f
     shutil.rmtree(paths.root)
     with pytest.raises(CatalogError, match=r"model 'mine': .*given/config.json: "):
         load_study(path)
+
+
+@pytest.fixture
+def checkpoint(folder):
+    (folder / "tokenizer.json").write_text(build_tokenizer(32_000, {}).to_str())
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def test_tokenizer_and_weights_of_a_folder_are_those_of_the_model(write_own, checkpoint, tmp_path):
+    path, paths = write_own({"folder": str(checkpoint), "load_format": "auto"}), StudyPaths(tmp_path / "results", "own")
+    study = load_study(path)
+    assert not list(check_files(study))
+    store_configs(study, paths)
+    seen = {hash_of := resolved_models(study)["mine"].files_sha256}
+    for name, content in (("model.safetensors", b"others!"), ("tokenizer.json", b"{}")):
+        (checkpoint / name).write_bytes(content)
+        seen.add(resolved_models(load_study(path))["mine"].files_sha256)
+    assert len(seen) == 3
+    out = tmp_path / "made"
+    assert prepare_model(["--study", str(path), "--model", "mine", "--out", str(out)]) == 0
+    assert (out / "model.safetensors").resolve() == checkpoint / "model.safetensors"
+    assert (out / "tokenizer.json").read_bytes() == b"{}"
+    shutil.rmtree(checkpoint)
+    assert resolved_models(load_study(path))["mine"].files_sha256 == hash_of
+    assert prepare_model(["--study", str(path), "--model", "mine", "--out", str(out)]) == 2
+    write_own({"folder": f"{checkpoint}-misspelt", "load_format": "auto"})
+    with pytest.raises(CatalogError, match=r"given-misspelt/config\.json: there is"):
+        load_study(path)
+
+
+def test_a_folder_without_a_tokenizer_is_told_and_without_weights_refused(write_own, checkpoint):
+    for missing, told in (("model.safetensors", "no weights"), ("tokenizer.json", "no tokenizer")):
+        content = (checkpoint / missing).read_bytes()
+        (checkpoint / missing).unlink()
+        with pytest.raises(CatalogError, match=told):
+            load_study(write_own({"folder": str(checkpoint), "load_format": "auto"}))
+        (checkpoint / missing).write_bytes(content)
+    (checkpoint / "tokenizer.json").unlink()
+    (note,) = check_files(load_study(write_own({"folder": str(checkpoint)})))
+    assert "no tokenizer" in note
+    with pytest.raises(StudyError, match="load_format auto needs `folder`"):
+        load_study(write_own({"hub": "org/model", "revision": COMMIT, "load_format": "auto"}))
 
 
 def test_a_repository_needs_the_hub_once(write_own, tmp_path, monkeypatch):

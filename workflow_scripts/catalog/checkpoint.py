@@ -1,0 +1,72 @@
+"""Files of a model's folder beside its config: the tokenizer and the weights, with a hash of their content."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+from workflow_scripts.common.files import sha256_of
+from workflow_scripts.common.records import Record
+
+CONFIG_FILES = ("config.json", "generation_config.json")
+TOKENIZER_FILES = (
+    *("tokenizer*", "vocab.*", "merges.txt", "*.model"),
+    *("*.tiktoken", "added_tokens.json", "special_tokens_map.json", "chat_template*"),
+)
+# One of them is a tokenizer; the others only add to it.
+_TOKENIZERS = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
+# In order of preference; a folder often holds the same weights in several formats.
+WEIGHT_FILES = (("*.safetensors", "*.safetensors.index.json"), ("*.bin", "*.bin.index.json"))
+FILES = "files.json"  # record of the hashed files
+WEIGHT_FORMATS = ", ".join(pattern for pattern, _ in WEIGHT_FILES)
+
+
+class HashedFile(Record):
+    """A file as it was when its content was hashed."""
+
+    size: int
+    changed_ns: int
+    sha256: str
+
+
+class HashedFiles(Record):
+    """The files of a folder that an engine loads, by name."""
+
+    files: dict[str, HashedFile]
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of names and contents."""
+        content = "".join(f"{file.sha256}  {name}\n" for name, file in sorted(self.files.items()))
+        return hashlib.sha256(content.encode()).hexdigest()
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The files of the folder's tokenizer; none if it has no vocabulary."""
+    return _matching(folder, TOKENIZER_FILES) if _matching(folder, _TOKENIZERS) else []
+
+
+def weight_files(folder: Path) -> list[Path]:
+    return next(filter(None, (_matching(folder, patterns) for patterns in WEIGHT_FILES)), [])
+
+
+def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
+
+
+def hashed(paths: Iterable[Path], known: HashedFiles | None) -> HashedFiles:
+    """The files with the hashes of their contents; a file of the size and time that are `known` is not read again."""
+    files = {}
+    for path in paths:
+        size, changed_ns = path.stat().st_size, path.stat().st_mtime_ns
+        file = known.files.get(path.name) if known else None
+        if file is None or (file.size, file.changed_ns) != (size, changed_ns):
+            file = HashedFile(size=size, changed_ns=changed_ns, sha256=_sha256(path, size, changed_ns))
+        files[path.name] = file
+    return HashedFiles(files=files)
+
+
+@cache
+def _sha256(path: Path, size: int, changed_ns: int) -> str:
+    """The hash of a file's content, read once per process for each size and time of change."""
+    return sha256_of(path)
