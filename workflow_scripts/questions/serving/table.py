@@ -9,7 +9,6 @@ docs/serving.md says how the numbers are made, docs/tables.md documents every co
 
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,9 @@ from workflow_scripts.common.columns import LATENCIES
 from workflow_scripts.common.command import PARSED
 from workflow_scripts.engines.engine import CLIENT_CPU_S
 from workflow_scripts.engines.registry import load_engines, without_environment
-from workflow_scripts.statistics.comparisons import ONE_START, SCOPE_MEANING, mean_interval
-from workflow_scripts.statistics.summary import comparable_rows, records, summarise
+from workflow_scripts.statistics.comparisons import CONFIDENCE, SCOPE_MEANING, mean_interval
+from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
+from workflow_scripts.statistics.summary import comparable_rows, numbers, records, summarise
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.parsed_facts import REPEAT, START, read_parsed
 from workflow_scripts.tables.table_command import table_command
@@ -102,7 +102,8 @@ SUMMARY_SCHEMA = table_schema(
     TEXT("scope", SCOPE_MEANING),
     NUMBER(
         [f"{name}{end}" for name in TAILS for end in ("", "_low", "_high")],
-        f"99th percentile of a repeat, geometric mean over the starts; null with fewer than {TAIL_REQUESTS} requests",
+        f"99th percentile of a repeat, median of the starts, with their range; null with fewer than {TAIL_REQUESTS}"
+        " requests",
     ),
     TEXT("slo", "as in `serving`"),
     declared("slo_attainment goodput_requests_per_s", "means over the repeats"),
@@ -312,11 +313,8 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
     varied = np.array([_varies(repeats) for _, repeats in groups], dtype=bool)
     long = groups["num_requests"].min().ge(TAIL_REQUESTS).to_numpy(dtype=bool)
     for metric in TAILS:
-        # How much a 99th percentile varies depends on the load, so other cells and studies say nothing about it.
-        samples, alone = summarise(table, by, metric)[1], np.arange(len(summary))
-        unknown = np.zeros_like(samples.known)
-        (value, low, high), scope = mean_interval(replace(samples, group=alone, kind=alone, known=unknown))
-        shown = long & varied & (scope != ONE_START)
+        value, low, high, _ = tail(summarise(table, by, metric)[1].log)
+        shown = long & varied & (low < high)
         summary[metric] = np.where(long, value, np.nan)
         summary[f"{metric}_low"], summary[f"{metric}_high"] = np.where(shown, [low, high], np.nan)
     for name, how in _OVER_REPEATS.items():
@@ -327,6 +325,20 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
     summary["saturated"] = saturated.mask(saturated.eq(False) & some_are_open).array
     summary["limited_by"] = groups["limited_by"].agg(lambda texts: ",".join(sorted(set(texts)))).array
     return summary
+
+
+def tail(log: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, BoolArray]:
+    """The median, least and greatest value of the starts of cells, and whether the latter two are an interval.
+
+    `log` are logarithms, shape (cells, starts); NaN if missing.
+
+    A server whose slots fill in some starts only has two kinds of 99th percentiles, so no distribution fits them. The
+    range holds the median of all starts in 1 - 2 / 2^n of cases, which is an interval of 95 % with six starts.
+    """
+    starts = pd.DataFrame(log).T
+    is_interval = 2.0 ** (1 - numbers(starts.count())) <= 1 - CONFIDENCE
+    median, low, high = (np.exp(numbers(of)) for of in (starts.median(), starts.min(), starts.max()))
+    return median, low, high, is_interval
 
 
 def _varies(repeats: pd.DataFrame) -> bool:

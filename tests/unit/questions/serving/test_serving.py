@@ -227,6 +227,8 @@ def test_a_99th_percentile_has_an_interval_over_starts_with_arrivals_of_their_ow
     assert summary[["ttft_s_p99", "ttft_s_p99_low"]].notna().to_numpy().tolist() == [[value, interval]]
     if value:
         assert summary["ttft_s_p99"][0] == pytest.approx(0.02**0.5)
+    if interval:
+        assert summary[["ttft_s_p99_low", "ttft_s_p99_high"]].iloc[0].tolist() == pytest.approx([0.1, 0.2])
 
 
 def test_a_repeat_that_is_too_short_leaves_open_what_the_others_do_not_show(tmp_path):
