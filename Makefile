@@ -14,7 +14,7 @@ export PATH := $(abspath $(BIN)):$(PATH):$(abspath .venv-linters/bin)
 # Modules stay compiled between commands, which halves their start time, even if the machine's default differs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help gpu-report demo test test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict bench-faults bench-hostile bench-replay bench-statistics bench-variance pictures mutants clean-env
+.PHONY: help gpu-report demo test test-all test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict bench-faults bench-hostile bench-replay bench-statistics bench-variance pictures mutants clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -35,8 +35,10 @@ demo: $(VENV)/cpu.installed ## calibrate this machine's CPU and run the demo stu
 
 # Measurements and clusters need the whole machine, the other tests do not; the longest of these begin first. Exit code 5:
 # pytest found no test to run.
-test: $(VENV)/dev.installed .venv-linters/linters.installed ## run all tests (ARGS="-k page": some of them; ARGS="-m 'not (slurm or studies)'": all but the long ones)
+test: $(VENV)/dev.installed .venv-linters/linters.installed ## run the tests that measure nothing, side by side (ARGS="-k page": some of them)
 	$(BIN)/pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder tests/integration/parallel tests/unit workflow_scripts $(ARGS) || test $$? = 5
+
+test-all: test ## run `test`, then those that measure with engines, servers and a real Slurm, one by one (ARGS="-m 'not slurm'": without Slurm)
 	$(BIN)/pytest tests/integration --ignore=tests/integration/parallel $(ARGS) || test $$? = 5
 
 test-studies: $(VENV)/dev.installed ## run every study's cut for a CPU, and the long comparisons with vLLM (an hour; ARGS="-k answers": one)
