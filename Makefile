@@ -14,7 +14,7 @@ export PATH := $(abspath $(BIN)):$(PATH):$(abspath .venv-linters/bin)
 # Modules stay compiled between commands, which halves their start time, even if the machine's default differs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help gpu-report demo test test-all test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict bench-faults bench-hostile bench-replay bench-statistics bench-variance pictures mutants clean-env
+.PHONY: help gpu-report variation demo test test-all test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict bench-faults bench-hostile bench-replay bench-statistics bench-variance pictures mutants clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -108,6 +108,11 @@ pictures: $(VENV)/cpu.installed gpu-report ## take the pictures of README.md and
 
 bench-predict: $(VENV)/cpu.installed ## measure how well one minute of calibration per device predicts the demo's cells here
 	$(BIN)/python -m benchmarks.predict $(ARGS)
+
+variation: $(VENV)/cpu.installed ## renew how much GPUs vary (config/variation.yaml) from all evidence in config/reference/
+	for study in $(notdir $(wildcard config/reference/*)); do $(BIN)/python -m tarfile -e config/reference/$$study/evidence.tar.xz results && \
+		$(BIN)/snakemake --cores $(CORES) --configfile config/studies/$$study.yaml -- partial_report || exit 1; done
+	$(BIN)/python -m benchmarks.variance --of $(patsubst config/reference/%,results/%/tables,$(wildcard config/reference/*))
 
 bench-variance: $(VENV)/cpu.installed ## measure how much rates vary within starts, between starts and between occasions
 	$(BIN)/python -m benchmarks.variance $(ARGS)

@@ -15,23 +15,26 @@ import json
 import os
 import random
 import sys
+import textwrap
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import yaml
 from rich.console import Console
 from rich.progress import track
 from rich.table import Column, Table
+from statsmodels.formula.api import mixedlm
 
 from benchmarks import checked
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import run_command
-from workflow_scripts.common.files import read_jsonl
+from workflow_scripts.common.files import read_jsonl, write_text
 from workflow_scripts.common.ownership import own_folder, temporary_folder
-from workflow_scripts.statistics.summary import cell_summary
-from workflow_scripts.statistics.variation import of_rounds
+from workflow_scripts.statistics.summary import RATE, comparable_rows
+from workflow_scripts.statistics.variation import RECORD
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
@@ -150,17 +153,27 @@ def between_occasions(starts: pd.DataFrame) -> dict[str, float]:
     return {level: 100 * float(np.sqrt(np.clip(variance, 0.0, None))) for level, variance in pure.items()}
 
 
-def of_study(cells: pd.DataFrame) -> dict[str, float]:
-    """How much starts and rounds of a study vary, with degrees of freedom, as config/variation.yaml holds them."""
-    _, samples = cell_summary(cells, "output_tokens_per_s")
-    found, (rounds, rounds_df) = samples.spread, of_rounds(samples.spread)
-    counted = np.where(found.alike, found.df, 0.0)
-    first = np.unique(samples.group, return_index=True)[1]
+def of_studies(cells: pd.DataFrame) -> dict[str, float]:
+    """How much starts of a cell and rounds vary over all studies of GPUs, with degrees of freedom, as
+    config/variation.yaml holds them: a mixed model by REML, with a round of a booted host as the random effect.
+
+    A cell of several studies counts as one, so starts are on several days and cards. Empty if no cell has two starts.
+    """
+    rows = comparable_rows(cells)
+    rows = rows[rows["boot_id"].notna() & ~rows["processor"].notna()].dropna(subset=[RATE])
+    rows = rows.assign(rate=np.log(rows[RATE].astype(float)), occasion=rows["boot_id"] + rows["round"].astype(str))
+    starts = rows.groupby(["cell_id", "occasion", "start"])["rate"].mean().reset_index()
+    starts = starts[starts["cell_id"].duplicated(keep=False)]
+    if starts.empty:
+        return {}
+    fit = mixedlm("rate ~ 0 + C(cell_id)", starts, groups=starts["occasion"]).fit(reml=True)
+    both = pd.get_dummies(starts[["cell_id", "occasion"]], dtype=float)
+    rank, count = np.linalg.matrix_rank(both), starts["cell_id"].nunique()
+    parts = {"starts": (fit.scale, len(starts) - rank), "rounds": (fit.cov_re.iloc[0, 0], rank - count)}
     return {
-        "starts_pct": 100 * float(np.sqrt((found.own * counted).sum() / counted.sum())),
-        "starts_df": float(counted.sum()),
-        "rounds_pct": 100 * float(np.sqrt((rounds * rounds_df)[first].sum() / rounds_df[first].sum())),
-        "rounds_df": float(rounds_df[first].sum()),
+        name: round(float(value), 2)
+        for part, (variance, df) in parts.items()
+        for name, value in ((f"{part}_pct", 100 * np.sqrt(variance)), (f"{part}_df", df))
     }
 
 
@@ -203,10 +216,17 @@ def main() -> int:
     parser.add_argument(
         "--variant", nargs="+", action="append", default=[], metavar=("NAME", "VARIABLE=VALUE"), help="add a variant"
     )
-    parser.add_argument("--of", type=Path, metavar="FOLDER", help="only print what a study's tables show")
+    parser.add_argument(
+        "--of", type=Path, nargs="+", metavar="FOLDER", help="only record what GPU studies' tables show"
+    )
     args = parser.parse_args()
     if args.of:
-        console.print({name: round(value, 2) for name, value in of_study(read_measurements(args.of)).items()})
+        cells = pd.concat(map(read_measurements, args.of), ignore_index=True)
+        studies = sorted(cells["study"].unique())
+        without = {study: of_studies(cells[cells["study"] != study]) for study in studies}
+        kept, shown = RECORD.read_text(encoding="utf-8"), of_studies(cells) | {"without": without}
+        kept = kept[: kept.rindex("  starts_pct:")]
+        write_text(RECORD, kept + textwrap.indent(yaml.safe_dump(shown, sort_keys=False), "  "))
         return 0
     variants = {PLAIN: {}} | {name: dict(one.split("=", 1) for one in given) for name, *given in args.variant}
     args.results.mkdir(parents=True, exist_ok=True)

@@ -52,10 +52,11 @@ def known_elsewhere(is_cpu: bool, study: str) -> Known:
     """What studies other than this one show about starts on CPUs or on GPUs.
 
     >>> round(known_elsewhere(False, "my-study").starts ** 0.5, 4), known_elsewhere(False, "two_gpus")
-    (0.0087, Known(starts=0.0, starts_df=0.0, rounds=0.0, rounds_df=0.0))
+    (0.0205, Known(starts=0.0, starts_df=0.0, rounds=0.0, rounds_df=0.0))
     """
     of = read_yaml(RECORD, InputError)["cpu" if is_cpu else "gpu"]
-    if of["study"] == study:
+    of = of.get("without", {}).get(study, of)
+    if "starts_pct" not in of:
         return UNKNOWN
     return Known((of["starts_pct"] / 100) ** 2, of["starts_df"], (of["rounds_pct"] / 100) ** 2, of["rounds_df"])
 
