@@ -30,7 +30,7 @@ import numpy as np
 import pandas as pd
 from scipy import linalg, special
 
-from workflow_scripts.statistics.comparisons import CONFIDENCE, IntArray, mean_errors
+from workflow_scripts.statistics.comparisons import CONFIDENCE, IntArray
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
 from workflow_scripts.statistics.summary import RATE, cell_summary, knob_columns, numbers
 from workflow_scripts.study.grid import COORDINATES
@@ -97,14 +97,15 @@ def estimate(plan: pd.DataFrame, cells: pd.DataFrame, check: Collection[str], se
     """
     plan = plan.set_index("cell_id")
     first = cells.drop_duplicates("cell_id").set_index("cell_id").reindex(plan.index)
-    measured, squared_error, starts = _measured(cells, plan.index)
+    measured, error_cov, starts = _measured(cells, plan.index)
+    squared_error = np.diag(error_cov)
     has_value = ~np.isnan(measured)
     is_check = plan.index.isin(list(check))
     used = has_value & ~is_check
     mean, prior_sd, is_unknown = _prior(plan, measured, used)
     noise = float(np.median((squared_error * starts)[has_value])) if has_value.any() else _USUAL_SD**2
     usual_starts = float(np.median(starts[has_value])) if has_value.any() else 1.0
-    process = _process(first, (measured - mean) / prior_sd, squared_error / prior_sd**2, used)
+    process = _process(first, (measured - mean) / prior_sd, error_cov / np.outer(prior_sd, prior_sd), used)
     log_rate = mean + prior_sd * process.mean
     cov = process.cov * np.outer(prior_sd, prior_sd)
     sd = np.sqrt(np.maximum(np.diag(cov), 1e-12))
@@ -123,7 +124,9 @@ def estimate(plan: pd.DataFrame, cells: pd.DataFrame, check: Collection[str], se
     jitter = 1e-9 * max(float(np.diag(cov).max()), 1e-12) * np.eye(len(cov))
     away = rng.multivariate_normal(np.zeros(len(cov)), cov + jitter, DRAWS, method="cholesky")
     draws = log_rate + away * np.where(used, 1.0, widened)
-    draws[:, of_check] = rng.normal(measured[of_check], np.sqrt(squared_error[of_check]), (DRAWS, of_check.sum()))
+    if of_check.any():
+        of_checks = error_cov[np.ix_(of_check, of_check)]
+        draws[:, of_check] = rng.multivariate_normal(measured[of_check], of_checks, DRAWS)
     sd = np.where(used, sd, widened * sd)
     refused = first["outcome"].eq("infeasible").fillna(False).to_numpy(dtype=bool)
     tried = (~first["outcome"].fillna("missing").isin(["missing", "infeasible"])).to_numpy(dtype=bool)
@@ -150,13 +153,21 @@ def estimate(plan: pd.DataFrame, cells: pd.DataFrame, check: Collection[str], se
 
 
 def _measured(cells: pd.DataFrame, ids: pd.Index) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Means of the logarithms of measured rates, their squared errors and numbers of starts, in the order of `ids`; NaN
-    if not known."""
+    """Means of the logarithms of measured rates, the covariance of their errors (0 if not measured) and numbers of
+    starts, in the order of `ids`; NaN if not known. The cells of a device have the effects of their rounds in common.
+    """
     summary, samples = cell_summary(cells, RATE)
-    _, squared, _ = mean_errors(samples)
-    summary["squared"] = pd.Series(squared[summary["sample"].to_numpy(dtype=int)]).fillna(_USUAL_SD**2)
     of_cells = summary.drop_duplicates("cell_id", keep="last").set_index("cell_id").reindex(ids)
-    return numbers(of_cells["log_mean"]), numbers(of_cells["squared"]), numbers(of_cells["starts"])
+    has_value = of_cells["sample"].notna().to_numpy()
+    at = of_cells["sample"][has_value].to_numpy(dtype=int)
+    total, rounds = samples.variation.total[at], samples.variation.rounds[at]
+    known = ~np.isnan(total)
+    of_rounds = np.where(known, np.sqrt(rounds) / samples.starts[at], 0.0)[:, None] * ~np.isnan(samples.log[at])
+    own = np.where(known, total - rounds, _USUAL_SD**2) / samples.starts[at]
+    cov = np.zeros((len(ids), len(ids)))
+    same_device = samples.device[at][:, None] == samples.device[at]
+    cov[np.ix_(has_value, has_value)] = of_rounds @ of_rounds.T * same_device + np.diag(own)
+    return numbers(of_cells["log_mean"]), cov, numbers(of_cells["starts"])
 
 
 def _prior(plan: pd.DataFrame, measured: FloatArray, used: BoolArray) -> tuple[FloatArray, FloatArray, BoolArray]:
@@ -205,13 +216,13 @@ class _Process(NamedTuple):
 
 
 def _process(first: pd.DataFrame, y: FloatArray, noise: FloatArray, used: BoolArray) -> _Process:
-    """The process given the values `y` of the cells `used`, whose errors have the variances `noise`; the values of
+    """The process given the values `y` of the cells `used`, whose errors have the covariance `noise`; the values of
     other cells only check it."""
     points, tells_places = _parts(first)
     sizes = np.full(len(points), max(_FLOOR, 1 / len(points)))
     if used.sum() >= _LEAST_PER_COMPONENT * len(points):
         some = np.random.default_rng(used.sum()).permutation(np.flatnonzero(used))[:_MOST_FITTED]
-        sizes = _sizes(np.stack([_alike(part[some]) for part in points]), y[some], noise[some], sizes)
+        sizes = _sizes(np.stack([_alike(part[some]) for part in points]), y[some], noise[np.ix_(some, some)], sizes)
     prior = np.zeros((2, len(first), len(first)))
     for size, part, of_place in zip(sizes, points, tells_places, strict=True):
         prior[int(of_place)] += size * _alike(part)
@@ -226,7 +237,7 @@ def _process(first: pd.DataFrame, y: FloatArray, noise: FloatArray, used: BoolAr
 
 
 def _given(prior: FloatArray, y: FloatArray, noise: FloatArray, used: BoolArray) -> _Process:
-    root = linalg.cholesky(prior[np.ix_(used, used)] + np.diag(noise[used]), lower=True)
+    root = linalg.cholesky((prior + noise)[np.ix_(used, used)], lower=True)
     inverse = linalg.cho_solve((root, True), np.eye(used.sum()))
     weights = inverse @ y[used]
     explained = linalg.solve_triangular(root, prior[used], lower=True)
@@ -237,7 +248,7 @@ def _surprises(of: _Process, y: FloatArray, noise: FloatArray, used: BoolArray, 
     """How many times as far from its estimates as expected each cell's place is, shape (2, cells): its measured cells
     alone, and with its check cells; at least 1. [Shah]"""
     is_check = ~used & ~np.isnan(y)
-    squares = (y - of.mean) ** 2 / (np.diag(of.cov) + noise)
+    squares = (y - of.mean) ** 2 / (np.diag(of.cov) + np.diag(noise))
     wide = np.ones((2, len(y)))
     for number in np.unique(place):
         here, at = place == number, place[used] == number
@@ -263,7 +274,7 @@ def _sizes(alike: FloatArray, y: FloatArray, noise: FloatArray, first: FloatArra
 
     def unlikely(log_sizes: FloatArray) -> tuple[float, FloatArray]:
         sizes = np.exp(log_sizes)
-        root = linalg.cholesky(np.tensordot(sizes, alike, 1) + np.diag(noise), lower=True)
+        root = linalg.cholesky(np.tensordot(sizes, alike, 1) + noise, lower=True)
         inverse = linalg.cho_solve((root, True), np.eye(len(y)))
         weights = inverse @ y
         gradient = sizes * np.tensordot(alike, inverse - np.outer(weights, weights), 2) / 2

@@ -70,6 +70,16 @@ def test_nothing_is_learned_from_a_check_cell_but_its_error():
     assert far.draws[:, at].std() < 0.02
 
 
+def test_a_round_on_a_slow_node_is_an_error_that_all_cells_of_its_device_share():
+    table = cells(POINTS)
+    table = table[table["start"] <= 2].copy()
+    table.loc[table["gpu"].eq("h200") & table["start"].eq(1), "output_tokens_per_s"] *= 0.88
+    found = estimate(plan(), table, [IDS[point] for point in POINTS[::8]])
+    h200, l40s = (found.draws[:, [point[0] == gpu for point in POINTS]].mean(axis=1) for gpu in ("h200", "l40s"))
+    low, high = np.quantile(h200 - l40s, [0.025, 0.975])
+    assert low < np.log(4) < high
+
+
 def test_errors_within_the_measured_cells_widen_bands():
     noise = dict(zip(POINTS, np.random.default_rng(3).normal(0, 0.15, len(POINTS)), strict=True))
     some = POINTS[::3]
