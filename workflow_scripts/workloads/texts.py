@@ -92,8 +92,8 @@ def _record(line: str, where: str) -> _Line:
 
 def sharegpt(spec: ShareGptWorkload, vocabulary: Vocabulary, count: int) -> RequestStream:
     """First question and answer of conversations in a seeded order, or the stand-in. Raises WorkloadError."""
-    if not spec.path.is_file() and not spec.chat:
-        fallback = synthetic(spec.fallback.model_copy(update={"seed": spec.seed}), vocabulary, count).requests
+    if spec.stand_in:
+        fallback = synthetic(spec.stand_in.model_copy(update={"seed": spec.seed}), vocabulary, count).requests
         requests = (replace(request, output_tokens=spec.output_tokens or request.output_tokens) for request in fallback)
         return RequestStream("synthetic, stands in for ShareGPT: file not there", requests, {"source": str(spec.file)})
     order = list(_first_turns(checked_file(spec)))

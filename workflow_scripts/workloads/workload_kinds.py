@@ -288,15 +288,22 @@ class TextWorkload(FileWorkload):
 
 class ShareGptWorkload(TextWorkload):
     """Conversations of a ShareGPT file, filtered as `vllm bench` filters them. Without the file the workload uses
-    `fallback` instead, and the results say so."""
+    `fallback` instead, if there is one, and the results say so."""
 
     kind: Literal["sharegpt"]
     output_tokens: int | None = Field(None, ge=1, description="instead of the answer's own length")
-    fallback: SyntheticWorkload
+    fallback: SyntheticWorkload | None = Field(
+        None, description="what stands in for a missing file", exclude_if=is_unset
+    )
 
     def file_fault(self) -> str | None:
-        """Another content; and a missing file for a chat, because nothing stands in for its texts."""
-        return super().file_fault() if self.chat or self.path.is_file() else None
+        """Another content; and a missing file for which nothing stands in, as for the texts of a chat."""
+        return None if self.stand_in else super().file_fault()
+
+    @property
+    def stand_in(self) -> SyntheticWorkload | None:
+        """The fallback, if it makes the requests, because the file is missing."""
+        return None if self.chat or self.path.is_file() else self.fallback
 
 
 class TraceColumns(StrictRecord):

@@ -159,6 +159,12 @@ def test_too_small_a_file_another_one_and_none_for_a_chat_are_refused(vocabulary
         make_requests(sharegpt(tmp_path / "none.json", chat=True), vocabulary, 1)
 
 
+def test_a_fallback_is_needed_only_without_the_file(vocabulary, tmp_path):
+    assert make_requests(sharegpt(fallback=None), vocabulary, 5)[0] == make_requests(sharegpt(), vocabulary, 5)[0]
+    with pytest.raises(WorkloadError, match="there is no such file"):
+        make_requests(sharegpt(tmp_path / "none.json", fallback=None), vocabulary, 1)
+
+
 NO_TEXT = '[{"conversations": [{"value": "said"}, {"value": null}]}]'
 
 
