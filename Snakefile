@@ -2,10 +2,12 @@
 
 from snakemake.utils import min_version
 
+from workflow_scripts.common.checkout import own_or_of_checkout
+
 min_version("9.0")
 
 
-configfile: "config/config.yaml"
+configfile: str(own_or_of_checkout("config/config.yaml"))
 
 
 include: "rules/common.smk"

@@ -10,7 +10,7 @@ from workflow_scripts.cluster.site import (
 )
 
 try:
-    SITE = load_site(Path(config["site"]))
+    SITE = load_site(own_or_of_checkout(config["site"]))
 except InputError as e:
     raise WorkflowError(str(e)) from None
 

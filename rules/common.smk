@@ -26,10 +26,16 @@ from workflow_scripts.study.calibrations import calibrations_of, check_calibrati
 from workflow_scripts.study.outcome import is_outcome_of
 from workflow_scripts.study.paths import CELL_PATTERN, StudyPaths, usable
 from workflow_scripts.study.progress import may_grow
-from workflow_scripts.common.sources import sources
+from workflow_scripts.common.checkout import CHECKOUT, own_or_of_checkout
+from workflow_scripts.common.records import read_yaml
+from workflow_scripts.common.sources import sources as sources_of
 from workflow_scripts.study.study_file import load_study, store_configs, study_file
 from workflow_scripts.common.faults import InputError
 
+# A module of another workflow has only the keys that this gives it.
+config = read_yaml(CHECKOUT / "config/config.yaml") | config
+# Where files of the workflow are: relative in the checkout itself.
+HOME = Path() if Path.cwd() == CHECKOUT else CHECKOUT
 ENGINE_ENVIRONMENT = f"../envs/{config['engine_environment']}.conda.yaml"
 # Tables of the report, each as Parquet and as CSV; `written` adds those that the rules make.
 TABLES = []
@@ -37,7 +43,7 @@ PARSED = ("starts.parquet", "repeats.parquet", "requests.parquet", "steps.parque
 
 try:
     usable(Path.cwd(), "the working directory")
-    usable(workflow.basedir, "the folder of the Snakefile")
+    usable(CHECKOUT, "the folder of the Snakefile")
     RESULTS = usable(config["results"], "results")
     STUDY_FILE = usable(study_file(config, workflow.configfiles), "the study's file")
     STUDY = load_study(STUDY_FILE, RESULTS)
@@ -51,12 +57,12 @@ try:
 except InputError as e:
     raise WorkflowError(str(e)) from None
 
-PUBLISHED = sorted(map(str, Path("config/published").glob("*.*"))) if STUDY.claims else []
+PUBLISHED = sorted(map(str, HOME.glob("config/published/*.*"))) if STUDY.claims else []
 PATHS = StudyPaths(RESULTS, STUDY.name)
 
 # Variables of every command. In the text of the rules they would make a study under another path look like other code.
 COMMAND_ENVIRONMENT = [f"STUDY={quote(str(STUDY_FILE))}", f"RESULTS={quote(str(PATHS.results))}"]
-COMMAND_ENVIRONMENT += [f"PYTHONPATH={quote(str(workflow.basedir))}${{{{PYTHONPATH:+:$PYTHONPATH}}}}"]
+COMMAND_ENVIRONMENT += [f"PYTHONPATH={quote(str(CHECKOUT))}${{{{PYTHONPATH:+:$PYTHONPATH}}}}"]
 if not workflow.deployment_settings.deployment_method:
     COMMAND_ENVIRONMENT += [f"PATH={quote(str(Path(sys.executable).parent))}:$PATH"]
 shell.prefix(f"set -euo pipefail; export {' '.join(COMMAND_ENVIRONMENT)}; ")
@@ -67,6 +73,10 @@ CELLS_PER_JOB = workflow.resource_settings.overwrite_scatter.get("cells_per_job"
 # Targets that read what is there, and wait for no measurement.
 READS = {"plan", "partial_report", "import_runs", "status", "check_study", "fetch_sharegpt", "prepare", "compare"}
 READS |= {"regress"}
+
+
+def sources(*modules):
+    return [str(HOME / file) for file in sources_of(*modules)]
 
 
 def measures():

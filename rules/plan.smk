@@ -6,7 +6,7 @@ rule predict_cells:
     input:
         devices=lambda wildcards: device_records(),
         calibrations=lambda wildcards: calibration_records(),
-        project_files=["config/endpoints.yaml", *sorted(map(str, Path("config/calibration").glob("*/*/*/*.json")))],
+        project_files=sorted(map(str, [HOME / "config/endpoints.yaml", *HOME.glob("config/calibration/*/*/*/*.json")])),
         published=PUBLISHED,
         code=sources("predict.plan"),
     output:

@@ -7,7 +7,7 @@ rule figures:
         tables=list(map(table, TABLES)),
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
         code=sources("present.figures"),
-        captions=sorted(map(str, Path("workflow_scripts/questions").glob("*/*.rst"))),
+        captions=sorted(map(str, HOME.glob("workflow_scripts/questions/*/*.rst"))),
     output:
         report(
             directory(PATHS.figures),
@@ -41,7 +41,7 @@ rule report:
         digest=PATHS.digest,
         figures=PATHS.figures,
         code=sources("present.page"),
-        template=sorted(map(str, Path("report").glob("**/*.*"))),
+        template=sorted(map(str, HOME.glob("report/**/*.*"))),
     output:
         PATHS.report,
     log:

@@ -9,6 +9,11 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 VARIABLE = "KVSWEEP_GIT_COMMIT"
 
 
+def own_or_of_checkout(path: str | Path) -> Path:
+    """A file of the working directory or, where there is none, of the checkout."""
+    return Path(path) if Path(path).exists() or not (CHECKOUT / path).exists() else CHECKOUT / path
+
+
 def commit_of(checkout: Path) -> tuple[str | None, bool | None]:
     """The commit of the code in a folder, and whether tracked files differ from it; None means unknown.
     `KVSWEEP_GIT_COMMIT` names the commit of a folder without a repository of its own."""

@@ -14,7 +14,7 @@ from typing import Any
 from workflow_scripts.catalog.any_model import model_of_folder, model_of_hub
 from workflow_scripts.catalog.checkpoint import FILES
 from workflow_scripts.catalog.gpus_and_models import MODELS, Model, load_gpus, study_gpus, study_models
-from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.common.checkout import CHECKOUT, own_or_of_checkout
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_bytes
 from workflow_scripts.common.records import read_yaml
@@ -79,7 +79,7 @@ def study_file(config: Mapping[str, Any], configfiles: Sequence[str | Path]) -> 
         return studies[-1]
     if "study" not in config:
         raise StudyError("config/config.yaml: the key `study` must name a study file, e.g. config/studies/demo.yaml")
-    return Path(config["study"])
+    return own_or_of_checkout(config["study"])
 
 
 def _keys(path: Path) -> set[str]:
