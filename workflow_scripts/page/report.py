@@ -239,13 +239,15 @@ class Subject:
     """One subject of the report; `id` is the address of its section in the page.
 
     Its section begins with its `findings`, which are sentences from tables and texts that end them, and then shows its
-    `parts`. Only studies for which `is_in` holds have the section.
+    `parts`. The first `lines` of its findings stand on the first screen too. Only studies for which `is_in` holds have
+    the section.
     """
 
     id: str
     title: str
     parts: Sequence[Part] = ()
     findings: Sequence[Part] = ()
+    lines: int = 1
     is_in: Callable[[Study], bool] = lambda study: True
 
     @property

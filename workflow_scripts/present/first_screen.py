@@ -21,8 +21,8 @@ from workflow_scripts.present.figures import FIGURES
 from workflow_scripts.questions.devices import section as device_ratios
 from workflow_scripts.questions.devices.section import of_rates, speedups
 from workflow_scripts.questions.environments import section as environments_compared
+from workflow_scripts.questions.knobs import latency, sequence_limit
 from workflow_scripts.questions.knobs import section as other_settings
-from workflow_scripts.questions.knobs import sequence_limit
 from workflow_scripts.questions.predictions.measured_or_predicted import predicted_in_words
 from workflow_scripts.questions.trust.where_measured import NOISY_PCT, host_load
 from workflow_scripts.study.progress import clock
@@ -48,11 +48,13 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer of the study: its sentences, and its picture, which is that of the section with this address."""
+    """An answer of the study: its sentences, and its picture, which is that of the section with this address. `verdict`
+    is that of the sentences, if they do not say the same as the section's first finding."""
 
     section: str
     sentences: Sequence[str]
     figure: Figure | None
+    verdict: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ def first_screen(report: Report) -> FirstScreen:
     parts = {
         environments_compared.SUBJECT.id: (_environments, environments_compared.environments),
         sequence_limit.SUBJECT.id: (_throughput, sequence_limit.throughput),
+        latency.SUBJECT.id: (lambda _: (), latency.speed_per_user),
         device_ratios.SUBJECT.id: (_devices, device_ratios.device_ratios),
         other_settings.SUBJECT.id: (_changes, other_settings.effects),
     }
@@ -79,7 +82,8 @@ def first_screen(report: Report) -> FirstScreen:
         except MissingError:
             continue
         figure = next((block for block in FIGURES[draw.__name__](report) if isinstance(block, Figure)), None)
-        answers.append(Answer(section, sentences, figure))
+        verdict = "other settings" if section == other_settings.SUBJECT.id else ""
+        answers.append(Answer(section, sentences, figure, verdict))
     if not any(answer.sentences for answer in answers):
         measured = report.grid["outcome"].eq("ok").any()
         said_instead = "No two measured cells can be compared." if measured else "Nothing has been measured yet."
@@ -150,8 +154,11 @@ def _devices(report: Report) -> Iterator[str]:
 
 
 def _changes(report: Report) -> Iterator[str]:
-    """The first device's largest change that is shown, then the settings without effect or without a verdict."""
+    """The first device's largest change that is shown, beside that of the most important knob, then the settings
+    without effect or without a verdict."""
     rows = other_settings.largest_changes(report.tables)
+    with suppress(MissingError):
+        rows = rows[rows["about"] != sequence_limit.most_important_group(report.tables)[0]]
     shown = rows["verdict"].isin(DECIDED)
     own = rows[shown & (rows["gpu"] == next((gpu for gpu in report.tables.devices if gpu in set(rows["gpu"])), None))]
     for row in records((own if len(own) else rows[shown]).head(1)):
@@ -167,6 +174,9 @@ def _trust(report: Report) -> Iterator[tuple[str, str]]:
     cells = report.tables.rows
     if len(gpus := cells.loc[cells["source"] == "simulated", "gpu"].unique()):
         yield "Simulated", f"{listed(map(str, gpus))}: these numbers are made up and say nothing about a GPU"
+    random = [name for name, model in report.study.models.items() if model.load_format in ("dummy", "seeded")]
+    if random:
+        yield "Weights", f"random, of {listed(random)}; speed does not depend on their values"
     yield "Cells", ", ".join(_cells(report))
     yield "Measured", _starts(report)
     with suppress(MissingError):

@@ -21,7 +21,7 @@ from workflow_scripts.common.command import STUDY, TABLES, command, option, out
 from workflow_scripts.common.files import read_json, write_text
 from workflow_scripts.page.blocks import Absent, Figure, Finding, Findings, Fold, Text
 from workflow_scripts.page.report import REPORT, Report, Subject, blocks_of
-from workflow_scripts.present.first_screen import first_screen
+from workflow_scripts.present.first_screen import Answer, first_screen
 from workflow_scripts.present.page_data import packed, page_data, timelines
 from workflow_scripts.present.page_script import joined
 from workflow_scripts.questions.sections import APPENDIX, SECTIONS
@@ -39,15 +39,18 @@ _FIRST_SENTENCE = re.compile(r".*?[^.]\.(?= [A-Z(])")
 def render(report: Report, study_file: Path) -> str:
     """The whole page of a study."""
     digest = report.tables.folder / DIGEST
+    first = first_screen(report)
+    sections = [_section(subject, report) for subject in SECTIONS if subject.is_in(report.study)]
     return page_of(
         title=f"kvsweep: study {report.study.name}",
         question=report.study.question,
-        first=first_screen(report),
+        first=first,
+        lines=_lines(first.answers, sections),
         data=packed(page_data(report, study_file)),
         timelines=timelines(report.tables),
         # With this digest of the study another report is compared.
         digest=packed(read_json(digest)) if digest.exists() else None,
-        sections=[_section(subject, report) for subject in SECTIONS if subject.is_in(report.study)],
+        sections=sections,
         appendix=[_section(subject, report) for subject in APPENDIX if subject.is_in(report.study)],
     )
 
@@ -75,17 +78,31 @@ def _section(subject: Subject, report: Report) -> dict[str, Any]:
     blocks = [block for part in subject.parts for block in blocks_of(part, report)]
     shown = [block for block in blocks if not isinstance(block, Absent)]
     absent = [block for block in (*finding_blocks, *blocks) if isinstance(block, Absent)]
-    first = [replace(finding, sentence=_first_sentence(finding.sentence)) for finding in findings[:OPEN_FINDINGS]]
+    open_ = findings[: max(OPEN_FINDINGS, subject.lines)]
+    first = [replace(finding, sentence=_first_sentence(finding.sentence)) for finding in open_]
     more = [finding for finding in findings if finding not in first]
     return {
         "id": subject.id,
         "title": subject.title,
+        "lines": first[: subject.lines],
         "findings": Findings(first, "" if more else notes) if findings else None,
         "more": Fold("In detail", [Findings(more, notes)]) if more else None,
         "blocks": sorted(shown, key=lambda block: not isinstance(block, Figure)),
         "absent": _together(absent if shown or findings else absent[:1]),
         "is_empty": not shown and not findings,
     }
+
+
+def _lines(answers: Sequence[Answer], sections: Sequence[dict[str, Any]]) -> list[tuple[str, Finding]]:
+    """One line per answer for the first screen, with the address of its section; the sentences of an answer replace
+    that of its section's finding."""
+    said = {of.section: Finding(of.verdict, " ".join(of.sentences)) for of in answers if of.sentences}
+    lines = []
+    for section in sections:
+        for line in section["lines"]:
+            own = said.pop(section["id"], line)
+            lines.append((section["id"], replace(own, verdict=own.verdict or line.verdict)))
+    return [*said.items(), *lines]
 
 
 def _first_sentence(text: str) -> str:

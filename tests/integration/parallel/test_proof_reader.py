@@ -184,3 +184,8 @@ def test_no_measured_cell_is_impossible_at_its_lengths_or_at_any(folder, tables)
             judged.append((cell["cell_id"], lengths, rate, judge_rate(*at, output_only=rate == RATE)))
     assert judged or folder.name not in ("two_gpus", "h200_later")
     assert [of for of in judged if of[-1].verdict == "impossible"] == []
+
+
+def test_random_weights_are_said_on_the_first_screen(h200_later):
+    first, _, _ = (h200_later / "report.html").read_text(encoding="utf-8").partition("<nav")
+    assert "random, of llama-3.1-8b-instruct and qwen2-7b" in first

@@ -152,7 +152,15 @@ def test_what_cannot_be_drawn_is_not_drawn_and_the_reason_is_told(results, tmp_p
     ):
         assert lacks in str(told[name]["missing"])
     drawn = {name for name, figure in told.items() if "missing" not in figure}
-    assert drawn == {"throughput", "latency", "energy", "output_by_block_size", "spread", "grid_outcomes"}
+    assert drawn == {
+        "throughput",
+        "speed_per_user",
+        "latency",
+        "energy",
+        "output_by_block_size",
+        "spread",
+        "grid_outcomes",
+    }
     assert {path.name.split(".")[0] for path in (tmp_path / "out").glob("*.svg")} == drawn
     assert {path.stem for path in (tmp_path / "out").glob("*.rst")} == drawn
     # What was measured under another definition is in no comparison.
@@ -233,3 +241,15 @@ def test_ink_turns_with_the_page_and_other_colours_do_not(tmp_path):
     ] * 2
     assert "fill: var(--c0)" in paths
     assert "fill: #0173b2" in paths
+
+
+def test_the_pareto_line_has_the_cells_that_none_beats_in_rate_and_speed(results, axes_of):
+    tables = Tables(results.root / "tables")
+    thick, *lines = axes_of(FIGURES["speed_per_user"].plot(tables)).lines
+    points = [point for line in lines for point in zip(line.get_xdata(), line.get_ydata(), strict=True)]
+    unbeaten = {p for p in points if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in points)}
+    assert set(zip(thick.get_xdata(), thick.get_ydata(), strict=True)) == unbeaten
+    rates, times = tables.value("output_tokens_per_s"), tables.value("tpot_s_p50")
+    assert {(round(x, 6), round(y, 6)) for x, y in points} <= {
+        (round(1 / times[cell], 6), round(rates[cell], 6)) for cell in rates.index
+    }

@@ -69,7 +69,7 @@ def test_nothing_is_loaded_from_anywhere_and_markup_in_logs_is_text(results, pag
     assert len(page.all("script")) == 1
     assert SCRIPT not in results.html
     sources = [a[name] for _, a in page.elements for name in ("src", "srcset", "data", "poster", "action") if name in a]
-    answers = 3
+    answers = 4
     assert len(sources) == 2 * len(DRAWN) + answers
     assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
     assert not page.all("link")
@@ -109,8 +109,8 @@ def test_every_section_is_there_with_a_heading_and_in_the_contents(page):
 
 def test_every_figure_and_table_has_a_caption_and_a_text_for_who_cannot_see_it(page):
     images = page.all("img")
-    assert {image["src"] for image in images[:3]} & {image["src"] for image in images[3:]} == set()
-    assert len(images) == len(DRAWN) + 3
+    assert {image["src"] for image in images[:4]} & {image["src"] for image in images[4:]} == set()
+    assert len(images) == len(DRAWN) + 4
     assert all(len(image["alt"]) > 20 and int(image["width"]) > 100 for image in images)
     assert len([caption for caption in page.text["figcaption"] if "Source: " in caption]) == len(DRAWN)
     names = [attributes["aria-label"] for attributes in page.all("table")]
@@ -253,3 +253,11 @@ def test_logs_are_those_of_cells_that_were_tried_in_vain_and_of_the_start_that_i
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert "[Errno 28] No space left on device" in page.text["td"]
     assert set(logs) <= {link["href"] for link in page.all("a")}
+
+
+def test_each_answer_is_one_line_with_its_verdict_that_leads_to_its_section_before_the_pictures(page):
+    lines = [i for i, (_, of) in enumerate(page.elements) if of.get("class", "").startswith("verdict") and "href" in of]
+    first_picture = next(i for i, (name, _) in enumerate(page.elements) if name == "img")
+    sections = [page.elements[i][1]["href"].removeprefix("#") for i in lines]
+    assert max(lines) < first_picture
+    assert {"max-num-seqs", "devices", "limits", "predictions"} <= set(sections) <= {of.id for of in SECTIONS}

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,54 +14,77 @@ from workflow_scripts.common.columns import column
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_handles, plain_log_axis, ratio_axis
 from workflow_scripts.page.report import FigurePart, Subject
 from workflow_scripts.page.series import device_marks, ends_in_words, repeats_of, values_at
-from workflow_scripts.page.style import LineStyle, Mark
-from workflow_scripts.questions.knobs.sequence_limit import at_both_ends, most_important_group
+from workflow_scripts.page.style import INK, LineStyle, Mark
+from workflow_scripts.questions.knobs.sequence_limit import at_both_ends, most_important_group, rate_of
 from workflow_scripts.study.setting_words import knob_name
 from workflow_scripts.tables.results import RATE, Tables, require
 
 TTFT, PER_TOKEN = "ttft_s_p50", "tpot_s_p50"
+# Output tokens/s of one request, as its user sees them: 1 / TPOT.
+PER_USER = "tokens_per_s_per_user"
+PARETO: Mapping[str, Any] = {"color": INK, "alpha": 0.25, "linewidth": 6}
 FIRST: Mapping[str, tuple[LineStyle, str]] = {
     "queue_s_p50": ("-", "waiting until scheduled"),
     "prefill_s_p50": ((0, (5, 1.5)), "from there to the first token"),
 }
 
 
+def speed_per_user(tables: Tables) -> Plot:
+    """Output tokens/s of the device against those of one request, and the points that none beats in both."""
+    knob, group = most_important_group(tables)
+    rate = rate_of(group)
+    rows = require(group.rows.dropna(subset=[rate, PER_TOKEN]), "no cell has both a rate and a time per token")
+    named_as = device_marks(tables, rows)
+    values = values_at(tables, replace(group, rows=rows), rate, PER_TOKEN).reset_index()
+    values[PER_USER] = 1 / values[PER_TOKEN]
+    return Plot(
+        title="Throughput against speed per user",
+        alt=_ends(values, rate, column(rate).axis, knob_name(knob)),
+        sources=sorted(rows["source"].unique()),
+        panels=[Panel(f"numbers are {knob_name(knob)}", partial(_curve, rows=values, rate=rate, named_as=named_as))],
+        x_label="tokens/s per user (1 / median TPOT)",
+        y_label=column(rate).axis,
+        handles=[*mark_handles(named_as), key("no cell is better in both (Pareto)", **PARETO)],
+        repeats=repeats_of(rows),
+    )
+
+
 def latency(tables: Tables) -> Plot:
     knob, group = most_important_group(tables)
     rows = require(group.rows.dropna(subset=[RATE, PER_TOKEN, *FIRST]), "no request reports when it was scheduled")
     named_as = device_marks(tables, rows)
-    names = [RATE, PER_TOKEN, *FIRST]
-    values = values_at(tables, replace(group, rows=rows), *names).reset_index()
-    values = values.assign(**{of: column(of).scaled(values[of]) for of in names})
-    require(values.dropna(subset=[RATE, PER_TOKEN]), "no cell has both a rate and a time per token")
+    values = values_at(tables, replace(group, rows=rows), *FIRST).reset_index()
+    values = values.assign(**{of: column(of).scaled(values[of]) for of in FIRST})
     name = knob_name(knob)
     return Plot(
-        title="Latency against throughput, and what the first token waits for",
-        alt=" ".join(
-            ends_in_words(f"{gpu}: {column(PER_TOKEN).axis} by {name}", of_one.set_index("x")[PER_TOKEN])
-            for gpu, of_one in values.groupby("gpu", sort=False)
-        ),
+        title="What the first token waits for",
+        alt=_ends(values, "queue_s_p50", column("queue_s_p50").axis, name),
         sources=sorted(rows["source"].unique()),
-        panels=[
-            Panel(
-                f"{column(PER_TOKEN).axis} against {column(RATE).axis}; numbers are {name}",
-                partial(_curve, rows=values, named_as=named_as),
-            ),
-            Panel(f"{column(TTFT).axis} against {name}", partial(_first, rows=values, named_as=named_as)),
-        ],
+        panels=[Panel(f"{column(TTFT).axis} against {name}", partial(_first, rows=values, named_as=named_as))],
         handles=mark_handles(named_as) + [key(label, linestyle=style) for style, label in FIRST.values()],
         repeats=repeats_of(rows),
     )
 
 
-def _curve(ax: Axes, rows: pd.DataFrame, named_as: Mapping[str, Mark]) -> None:
-    for gpu, part in rows.groupby("gpu", sort=False):
+def _ends(values: pd.DataFrame, measure: str, axis: str, name: str) -> str:
+    return " ".join(
+        ends_in_words(f"{gpu}: {axis} by {name}", of_one.set_index("x")[measure])
+        for gpu, of_one in values.groupby("gpu", sort=False)
+    )
+
+
+def _curve(ax: Axes, rows: pd.DataFrame, rate: str, named_as: Mapping[str, Mark]) -> None:
+    best = rows.sort_values([PER_USER, rate], ascending=False)
+    best = best[best[rate] > best[rate].cummax().shift(fill_value=0)]
+    ax.plot(best[PER_USER], best[rate], **PARETO)
+    sides = cycle([((7, 3), "left"), ((-7, -9), "right")])
+    for (gpu, part), (place, side) in zip(rows.groupby("gpu", sort=False), sides, strict=False):
         mark = named_as[str(gpu)]
-        ax.plot(part[RATE], part[PER_TOKEN], color=mark.color, marker=mark.marker)
-    for x, rate, tpot in rows.drop_duplicates("x", keep="last")[["x", RATE, PER_TOKEN]].itertuples(index=False):
-        ax.annotate(f"{x:g}", (rate, tpot), (0, 7), textcoords="offset points", ha="center", fontsize=8)
-    plain_log_axis(ax, "x", rows[RATE].min() / 1.5, rows[RATE].max() * 1.5, most=6)
-    ratio_axis(ax, rows[PER_TOKEN].min(), rows[PER_TOKEN].max())
+        ax.plot(part[PER_USER], part[rate], color=mark.color, marker=mark.marker)
+        for x, speed, at in part[["x", PER_USER, rate]].itertuples(index=False):
+            ax.annotate(f"{x:g}", (speed, at), place, textcoords="offset points", ha=side, fontsize=8)
+    plain_log_axis(ax, "x", rows[PER_USER].min() / 1.3, rows[PER_USER].max() * 1.3, most=6)
+    ratio_axis(ax, rows[rate].min(), rows[rate].max())
 
 
 def _first(ax: Axes, rows: pd.DataFrame, named_as: Mapping[str, Mark]) -> None:
@@ -75,6 +100,6 @@ def _first(ax: Axes, rows: pd.DataFrame, named_as: Mapping[str, Mark]) -> None:
 SUBJECT = Subject(
     id="latency",
     title="Latency against throughput",
-    parts=[FigurePart(latency)],
+    parts=[FigurePart(speed_per_user), FigurePart(latency)],
     findings=[at_both_ends(PER_TOKEN)],
 )

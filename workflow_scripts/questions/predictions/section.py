@@ -113,7 +113,7 @@ def _draw_sweep(ax: Axes, part: pd.DataFrame, styles: Mapping[str, Mapping[str, 
 def prediction_findings(report: Report) -> Iterator[Block]:
     table = report.tables.need("predictions")
     rows = table[table["quantity"] == RATE]
-    yield from (*_accuracy(rows), *_flags(rows, report), *_above_band(table[table["quantity"] == TOTAL]))
+    yield from (*_accuracy(rows), *_flags(rows, report))
 
 
 def _accuracy(rows: pd.DataFrame) -> Iterator[Finding]:
@@ -140,28 +140,6 @@ def _flags(rows: pd.DataFrame, report: Report) -> Iterator[Finding]:
             f"{report.names.get(first['cell_id'], first['cell_id'])}: {first['why']}."
         )
         yield Finding("flagged", sentence, "bad")
-
-
-def _above_band(rows: pd.DataFrame) -> Iterator[Finding]:
-    """Devices whose published rate is above the band of the prediction where this prediction is lowest."""
-    compared = rows.dropna(subset=["published", "predicted"]).sort_values("predicted")
-    for gpu, part in compared.groupby("gpu", sort=False):
-        slowest = records(part)[0]
-        fastest = records(part[part["workload"] == slowest["workload"]])[-1]
-        if slowest["published"] > slowest["high"]:
-            sentence = (
-                f"{gpu}: where the prediction is lowest, the published rate is {slowest['published']:,.0f} "
-                f"tokens/s, above the prediction of {_with_band(slowest)} total tokens/s. Where it is highest, the "
-                f"published rate is {fastest['published']:,.0f} and the prediction {_with_band(fastest)}."
-            )
-            times = slowest["published"] / slowest["predicted"]
-            yield Finding(f"published {times:.3g} times too high", sentence, "bad")
-
-
-def _with_band(row: Mapping[str, Any]) -> str:
-    if pd.isna(row["low"]):
-        return f"{row['predicted']:,.0f} (uncalibrated)"
-    return f"{row['predicted']:,.0f} ({row['low']:,.0f} to {row['high']:,.0f})"
 
 
 def _with_ceilings(predictions: pd.DataFrame) -> pd.DataFrame:
@@ -197,4 +175,5 @@ SUBJECT = Subject(
         ),
     ],
     findings=[prediction_findings],
+    lines=4,  # the errors of two engines on two devices
 )

@@ -35,6 +35,7 @@ def spread(tables: Tables) -> Plot:
 
 SUBJECT = Subject(
     id="how-sure",
+    lines=0,
     title="How sure the numbers are",
     parts=[FigurePart(spread), what_verdicts_cover, loaded_cells, slowed_cells, rounds, drift],
     findings=[
