@@ -55,6 +55,7 @@ def test_the_overview_imports_no_command_and_no_command_an_engine():
     assert {name for name in loaded if name.startswith("workflow_scripts.")} == {
         "workflow_scripts.__main__",
         "workflow_scripts.common",
+        "workflow_scripts.common.checkout",
         "workflow_scripts.common.command",
         "workflow_scripts.common.faults",
         "workflow_scripts.common.printable",
