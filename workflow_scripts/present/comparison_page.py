@@ -135,6 +135,7 @@ def render(content: Mapping[str, Any]) -> str:
         title=f"kvsweep: {found['study_a']} and {found['study_b']} compared",
         question=which,
         first={"unfinished": None, "trust": [], "answers": [], "best": None},
+        lines=[],
         sections=[
             _section("Result", *map(Text, sentences)),
             *(_section(title, *blocks) for title, blocks in parts.items()),
