@@ -62,7 +62,7 @@ def lab():
 def checkout(tmp_path_factory, lab):
     place = tmp_path_factory.mktemp("checkout")
     lab.environment |= {"TMPDIR": str(lab.root.parent), "XDG_CACHE_HOME": str(lab.root / "cache"), **SECRETS}
-    return LabCheckout(place / 'a "checkout";touch executed&', lab)
+    return LabCheckout(place, lab)
 
 
 @pytest.fixture(autouse=True)
@@ -306,8 +306,9 @@ cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr '\\0' ' '
 find {lab} -type f -readable -exec cat {{}} + 2>/dev/null
 scontrol --oneliner --details show job
 sacct --allusers --parsable --format=ALL
-for attempt in "scancel {job}" "scontrol update JobId={job} TimeLimit=1" "scontrol write batch_script {job} -" \\
-    "ls {tmp}/kvsweep-0" "touch {tmp}/kvsweep-0/planted"; do $attempt && echo "succeeded: $attempt"; done
+scontrol write batch_script {job} {tmp}/taken
+for attempt in "scancel {job}" "scontrol update JobId={job} TimeLimit=1" "test -s {tmp}/taken" "ls {tmp}/kvsweep-0" \\
+    "touch {tmp}/kvsweep-0/planted"; do $attempt && echo "succeeded: $attempt"; done
 echo looked as $(id -u)
 """
 
