@@ -64,15 +64,14 @@ GPU_NUMBERS = (
 
 
 def own_gpu(args: Namespace) -> Gpu | None:
-    """The GPU that `GPU_NUMBERS` describe, named by `--gpu`; from then on it is known by its name. None if they are not
-    given. Raises CatalogError if the memory is left out."""
+    """The GPU that `GPU_NUMBERS` describe, named by `--gpu`, if the command has that option; from then on known by
+    its name. None if they are not given. Raises CatalogError if the memory is left out."""
     if args.gpu_memory_gib is None:
         if args.bandwidth_tb_s is not None or args.tflops is not None:
             raise CatalogError("--bandwidth-tb-s and --tflops describe a GPU with --gpu-memory-gib")
         return None
-    gpu = GpuNumbers(memory_gib=args.gpu_memory_gib, bandwidth_tb_s=args.bandwidth_tb_s, tflops=args.tflops).gpu(
-        args.gpu or OWN
-    )
+    numbers = GpuNumbers(memory_gib=args.gpu_memory_gib, bandwidth_tb_s=args.bandwidth_tb_s, tflops=args.tflops)
+    gpu = numbers.gpu(getattr(args, "gpu", None) or OWN)
     study_gpus[gpu.name] = gpu
     return gpu
 

@@ -19,6 +19,7 @@ from typing import Any
 import pandas as pd
 from rich.table import Table
 
+from workflow_scripts.catalog.any_gpu import GPU_NUMBERS, own_gpu
 from workflow_scripts.catalog.published import PUBLISHED, Published
 from workflow_scripts.common.command import PROCESSES, RESULTS, STUDY, command, option
 from workflow_scripts.common.csv_text import as_written, with_texts
@@ -226,11 +227,15 @@ def _print_costs(terminal: Terminal, study: Study, table: pd.DataFrame) -> None:
     RESULTS,
     option("--project-files", type=Path, default=PROJECT_FILES, help="folder with calibrations (%(default)s)"),
     PROCESSES,
+    *GPU_NUMBERS,
     option("--quiet", action="store_true", help="write the files and print nothing"),
     option("--written", action="store_true", help="print the plan that was written before, and write nothing"),
 )
 def main(args: Namespace) -> None:
     study = load_study(args.study)
+    if own := own_gpu(args):
+        sweeps = [sweep.model_copy(update={"gpu": [own.name]}) for sweep in study.sweeps]
+        study = study.model_copy(update={"name": f"{study.name}_{own.name}", "sweeps": sweeps})
     cells = expand(study)
     paths = StudyPaths(args.results, study.name)
     if args.written:

@@ -2,12 +2,14 @@
 
 import json
 
+import pandas as pd
 import pytest
 import yaml
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG, get_gpu, get_model
 from workflow_scripts.engines.vllm.capacity import main as capacity
 from workflow_scripts.physics.model_facts import read_model_facts
+from workflow_scripts.predict.plan import main as plan
 from workflow_scripts.predict.predict_cell import main as predict
 from workflow_scripts.predict.predictions import predict_cells
 from workflow_scripts.questions.claims.audit import main as audit
@@ -54,6 +56,12 @@ def test_a_prediction_and_a_study(tmp_path, capsys):
     (record,) = predict_cells(loaded, expand(loaded), None, tmp_path)
     assert record.output_tokens_per_s.value == pytest.approx(asked["output_tokens_per_s"]["predicted"], rel=1e-3)
     assert not get_gpu("mine").is_called("NVIDIA H200")
+    # The plan of any study on such a GPU stays apart from the study's own.
+    assert plan([f"--study={path}", f"--results={tmp_path}", "--processes=1", "--quiet", *NUMBERS]) == 0
+    (planned,) = pd.read_parquet(tmp_path / f"{loaded.name}_own-gpu/plan/plan.parquet").to_dict("records")
+    assert planned["gpu"] == "own-gpu"
+    assert planned["output_tokens_per_s"] == pytest.approx(record.output_tokens_per_s.value)
+    assert not (tmp_path / loaded.name).exists()
     path.write_text(yaml.safe_dump(study | {"gpus": {"h200": {"memory_gib": 1}}}))
     with pytest.raises(StudyError, match=r"gpus.h200: config/gpus.yaml has a GPU of this name"):
         load_study(path)
