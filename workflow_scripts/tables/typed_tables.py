@@ -126,11 +126,15 @@ def _checked(frame: pd.DataFrame, table: str, path: Path) -> pd.DataFrame:
 
 
 def _faults(cases: pd.DataFrame) -> str:
-    what = {"column_in_schema": "is not allowed", "column_in_dataframe": "is missing"}
+    what = {
+        "column_in_schema": "column {case.failure_case!r} is not allowed",
+        "column_in_dataframe": "column {case.failure_case!r} is missing",
+        "multiple_fields_uniqueness": "column {case.column!r} has {case.failure_case!r} in two rows",
+        is_json_object.__name__: "column {case.column!r} is not a JSON object",
+    }
+    other = "column {case.column!r} is not of {type}"
     faults = (
-        f"column {case.failure_case!r} {what[str(case.check)]}"
-        if case.check in what
-        else f"column {case.column!r} is not of {str(case.check).removeprefix('coerce_')}"
+        what.get(str(case.check), other).format(case=case, type=str(case.check).removeprefix("coerce_"))
         for case in cases.itertuples()
     )
     return "; ".join(dict.fromkeys(faults))

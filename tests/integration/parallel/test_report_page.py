@@ -25,7 +25,8 @@ PROBE = """(() => {
       drawn: i.currentSrc === i.src ? "page" : "column"})),
     sortable: document.querySelectorAll("thead th button").length,
     answers: document.querySelectorAll(".answer img").length,
-    firstPicture: document.querySelector(".answer img").getBoundingClientRect().bottom,
+    firstAnswer: document.querySelector(".lines li").getBoundingClientRect().bottom,
+    firstPicture: document.querySelector(".answer img").getBoundingClientRect().top,
     background: getComputedStyle(document.body).backgroundColor,
   };
 })()"""
@@ -50,7 +51,7 @@ def seen_at(tab: Tab, report: Path, width: int, *, dark: bool = False) -> dict[s
 
 
 @pytest.mark.parametrize(("width", "drawn"), [(1280, "page"), (400, "column")])
-def test_the_page_fits_its_width_with_every_figure_and_begins_with_a_picture(one_tab, report, width, drawn):
+def test_the_page_fits_its_width_with_every_figure_and_begins_with_an_answer(one_tab, report, width, drawn):
     seen = seen_at(one_tab, report, width)
     assert seen["width"] == width
     assert seen["tooWide"] == []
@@ -61,7 +62,8 @@ def test_the_page_fits_its_width_with_every_figure_and_begins_with_a_picture(one
     assert seen["sortable"] > 20
     folded = seen["folded"]
     assert (folded["scrollWidth"], folded["tooWide"], folded["answers"]) == (width, [], 4)
-    assert 0 < folded["firstPicture"] <= SCREEN_PX
+    assert 0 < folded["firstAnswer"] <= SCREEN_PX
+    assert folded["firstAnswer"] < folded["firstPicture"]
 
 
 def test_a_planted_script_is_refused_and_the_console_says_so(one_tab, report, tmp_path):

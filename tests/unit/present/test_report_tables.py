@@ -30,7 +30,7 @@ def test_a_table_that_does_not_fit_its_schema_is_refused(tmp_path):
 
 def test_nulls_of_numbers_are_nan_and_of_flags_none_and_devices_measured_elsewhere_are_named_so(tmp_path):
     table = pd.DataFrame({"start": pd.array([1, None], "Int64"), "comparable": pd.array([True, None], "boolean")})
-    table = table.assign(gpu="h200", repeat=0, source=["measured", "measured elsewhere"])
+    table = table.assign(cell_id=["a", "b"], gpu="h200", repeat=0, source=["measured", "measured elsewhere"])
     whole("cells", table.drop(columns="repeat")).to_parquet(tmp_path / "cells.parquet")
     read = Tables(tmp_path).need("cells")
     assert read["start"].dtype == float

@@ -91,8 +91,12 @@ def test_two_rows_with_one_key_and_text_that_is_no_json_object_are_refused(tmp_p
     table_schema("keyed", "", TEXT("name", ""), OBJECT("settings", ""), key=["name"])
     rows = pd.DataFrame({"name": ["a", "b"], "settings": ["{}", None]})
     write_table(rows, tmp_path / "keyed.parquet")
-    for wrong in (rows.assign(name="a"), rows.assign(settings="[]"), rows.assign(settings="x")):
-        with pytest.raises(TableError, match="not a table 'keyed': "):
+    twice = (rows.assign(name="a"), "column 'name' has 'a' in two rows")
+    for wrong, why in (
+        twice,
+        *((rows.assign(settings=text), "'settings' is not a JSON object") for text in ("[]", "x")),
+    ):
+        with pytest.raises(TableError, match=f"not a table 'keyed': .*{why}"):
             write_table(wrong, tmp_path / "keyed.parquet")
 
 
