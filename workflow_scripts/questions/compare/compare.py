@@ -237,7 +237,10 @@ OCCASIONS = option(
     fault=3,
 )
 def main(args: Namespace) -> int:
-    result = comparison(*in_order(read_digest(args.a), read_digest(args.b)), args.occasions_vary)
+    a, b = read_digest(args.a), read_digest(args.b)
+    if a == b:
+        raise DigestError(f"{args.a}, {args.b}: the same run twice; allowed: two runs")
+    result = comparison(*in_order(a, b), args.occasions_vary)
     if args.markdown:
         write_text(args.markdown, markdown(result))
     if args.json:

@@ -215,7 +215,12 @@ def written(folder: Path, of: Digest) -> str:
 
 @pytest.mark.parametrize(
     ("other", "code", "said"),
-    [(B, 0, "0 changed, 0 flat"), (cell("bs32", mean(900)), 1, "1 changed"), (cell("bs1", mean(1)), 2, "no cell")],
+    [
+        (B, 0, "0 changed, 0 flat"),
+        (cell("bs32", mean(900)), 1, "1 changed"),
+        (cell("bs1", mean(1)), 2, "no cell"),
+        (A, 2, "the same run twice"),
+    ],
 )
 def test_the_exit_code_says_whether_anything_changed(tmp_path, capsys, other, code, said):
     folders = [written(tmp_path / name, digest(of)) for name, of in (("a", A), ("b", other))]
