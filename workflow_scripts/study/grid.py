@@ -185,7 +185,8 @@ def _knobs(engine: str, defaults: dict[str, Any], chosen: dict[str, Any], where:
             "extra_forbidden": f"engine {engine!r} has no such knob",
             "missing": f"engine {engine!r} needs this knob",
         }
-        knob, message = next(faults(e, kind, own))
-        name = ".".join(filter(None, (where, "knobs", knob)))
-        origin = f" (from engine_defaults.{engine})" if knob in defaults.keys() - chosen.keys() else ""
-        raise StudyError(f"{name}{origin}: {message}") from None
+        found = []
+        for knob, message in faults(e, kind, own):
+            origin = f" (from engine_defaults.{engine})" if knob in defaults.keys() - chosen.keys() else ""
+            found.append(f"{'.'.join(filter(None, ('knobs', knob)))}{origin}: {message}")
+        raise StudyError(f"{where}.{'; '.join(found)}") from None

@@ -109,7 +109,7 @@ def test_without_a_word_on_its_steps_an_engine_is_measured_but_not_predicted(stu
 
 def test_its_faults_are_told_like_those_of_any_engine(study_file):
     study_file.write_text(study_file.read_text(encoding="utf-8").replace("at_once", "at_twice"), encoding="utf-8")
-    with pytest.raises(StudyError, match=r"knobs.at_once: engine 'echo' needs this knob$"):
+    with pytest.raises(StudyError, match=r"knobs.at_once: engine 'echo' needs this knob; knobs.at_twice: "):
         expand(load_study(study_file))
 
 

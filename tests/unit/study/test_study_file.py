@@ -137,6 +137,10 @@ def test_a_good_study_is_the_union_of_its_cross_products_with_engine_defaults(tm
         ({"measure": {"device_hours": 2}, "starts": STARTS}, ["measure.device_hours", "starts.device_hours"]),
         ({"sweeps": sweep(engine="hf-static", knobs={})}, ["knobs.batch_size: engine 'hf-static' needs this knob"]),
         (
+            {"sweeps": sweep(engine="hf-continuous", knobs={"num_blocks": 0})},
+            ["knobs.page_size: engine 'hf-continuous' needs this knob; knobs.num_blocks: "],
+        ),
+        (
             {"sweeps": sweep(gpu=["cpu-all", "h200"], knobs={"cpu_kv_cache_gib": 1})},
             ["sweeps[0] (a).knobs.cpu_kv_cache_gib: only for CPU devices; it changes nothing on h200"],
         ),
