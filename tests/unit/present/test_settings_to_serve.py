@@ -22,6 +22,10 @@ def test_each_command_is_shown_once_with_all_that_it_is_recommended_for(report, 
     roles = ("highest throughput", "smallest setting within the margin of the fastest")
     told = tuple(f"{block.title}, {role}: " for role in roles)
     assert [line for line in block.why if line.startswith(told)] == block.why
+    # One of one setting is neither the highest nor the smallest.
+    (alone,) = commands(changed(report, tmp_path, recommendations=rows[:2].assign(compared=1)))
+    assert isinstance(alone, Command)
+    assert [line.endswith("the only setting that was measured.") for line in alone.why] == [True, True]
 
 
 def test_a_workload_has_the_requests_that_its_cells_served(report, tmp_path, cells):

@@ -38,11 +38,14 @@ def _why(report: Report, row: Mapping[str, Any]) -> str:
     if not row["eligible"]:
         bound = row["latency_bound"] if isinstance(row["latency_bound"], str) else "a latency, because none is known"
         return f"none of {row['compared']:g} settings keeps {bound}."
+    rate = with_interval(row, "output_tokens_per_s", " output tokens/s")
+    if row["compared"] == 1:
+        return f"{rate}, the only setting that was measured."
     of = f"of {row['eligible']:g} (of {row['compared']:g}) settings"
     if row["role"] == "smallest_within_margin":
         return f"the smallest {of} that are shown to be within {row['margin_pct']:g} % of the fastest."
     bound = f" that keep {row['latency_bound']}" if row["role"] == "best_within_latency" else ""
-    words = f"{with_interval(row, 'output_tokens_per_s', ' output tokens/s')}, the highest {of}{bound}."
+    words = f"{rate}, the highest {of}{bound}."
     if isinstance(row["ties"], str):
         ties = [report.settings.get(name, name) for name in row["ties"].split(", ")]
         more = f"; and {len(ties) - MOST_TIES} more" if len(ties) > MOST_TIES else ""
