@@ -173,8 +173,9 @@ def measuring(checkout: LabCheckout, cell_id: str) -> bool:
 
 
 def jobs_of(lab: SlurmLab, gpu: str, known: set[str]) -> list[dict[str, str]]:
-    """Measuring jobs of a GPU that are not `known`, in the order of their submission."""
-    jobs = [job for job in lab.jobs() if f"measure_batch_wildcards_{gpu}_" in job["Comment"]]
+    """Measuring jobs of a GPU that are not `known`, in the order of their submission; not those of another user."""
+    own = [job for job in lab.jobs() if job["UserId"].startswith("root(")]
+    jobs = [job for job in own if f"measure_batch_wildcards_{gpu}_" in job["Comment"]]
     return sorted((job for job in jobs if job["JobId"] not in known), key=lambda job: int(job["JobId"]))
 
 
