@@ -26,6 +26,7 @@ from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.measurements import read_measurements
 
 SERVE = "cpu-all/vllm-serve/tiny-llama-57m/short/bs32-seqs4-len512-eager1-cpukv1"
+TWO_ENGINES = f"{SERVE.replace('len512', 'len512-dp2')}-users4"
 CHAT = SERVE.replace("/short/", "/chat/") + "-users2"
 OPENAI = "cpu-all/openai/tiny-llama-57m/short/at-{}-users4"
 # Answers as a server does, token by token in the seconds that it is told, as many different prompts as it is told;
@@ -181,7 +182,8 @@ def test_answers_are_kept_and_compared_as_far_as_servers_tell_them(results):
     assert all(r["text"] and r["token_ids"] is None for r in plain)
     answers = pd.read_parquet(results / "tables" / "answers.parquet")
     assert (answers.loc[answers["differs_in"] == "again", "requests"] == 16).all()
-    assert set(answers["differs_in"]) == {"again", "request_rate_per_s"}  # each of the two makes up its own weights
+    # Each of the two kinds of server makes up its own weights.
+    assert set(answers["differs_in"]) == {"again", "request_rate_per_s", "data_parallel_size"}
     assert set(answers.loc[answers["cell_id"].str.contains("/openai/"), "compared_by"]) == {"text"}
     assert "Same answers" in (results / "report.html").read_text(encoding="utf-8")
 
@@ -190,6 +192,7 @@ def test_the_tables_put_servers_side_by_side(results):
     summary = pd.read_parquet(results / "tables" / "serving_summary.parquet").set_index("cell_id")
     assert set(summary.index) == {
         *(f"{SERVE}-{load}" for load in ("rate4", "rate1000", "users4")),
+        TWO_ENGINES,
         CHAT,
         OPENAI.format("transformers-serve"),
     }
@@ -215,7 +218,7 @@ def test_the_tables_put_servers_side_by_side(results):
 
 def test_two_engines_of_one_server_have_a_pool_each_and_their_queues_are_added(results):
     cells = read_measurements(results / "tables").drop_duplicates("cell_id").set_index("cell_id")
-    one, two = cells.loc[f"{SERVE}-users4"], cells.loc[f"{SERVE.replace('len512', 'len512-dp2')}-users4"]
+    one, two = cells.loc[f"{SERVE}-users4"], cells.loc[TWO_ENGINES]
     assert two["outcome"] == "ok", two["reason"]
     assert json.loads(two["effective"])["data_parallel_size"] == 2
     for name in ("num_gpu_blocks", "kv_cache_tokens", "max_concurrency"):
