@@ -21,11 +21,13 @@ FactValue = int | float | str
 
 @dataclass(frozen=True)
 class Reading:
-    """The values from one occurrence of a pattern, with the process that printed them and the line number."""
+    """The values from one occurrence of a pattern, with the process that printed them, the line number and, of several
+    data-parallel engines, the number of the one it is about."""
 
     values: dict[str, FactValue]
     rank: str | None
     line: int
+    engine: str | None = None
 
 
 Pick = Callable[[Sequence[Reading], str], Reading]
@@ -41,10 +43,9 @@ def _smallest(readings: Sequence[Reading], fact: str) -> Reading:
 
 def _over_engines(readings: Sequence[Reading], fact: str) -> Reading:
     """The sum over the engines of a data-parallel deployment, each with a cache of its own: of each, the smallest."""
-    engines: dict[str, list[Reading]] = {}
+    engines: dict[str | None, list[Reading]] = {}
     for reading in readings:
-        engine = re.search(r"\bEngineCore_(DP\d{1,5})\b", reading.rank or "")
-        engines.setdefault(engine[1] if engine else "", []).append(reading)
+        engines.setdefault(reading.engine, []).append(reading)
     return _total([_smallest(of_one, fact) for of_one in engines.values()], fact)
 
 
@@ -121,6 +122,8 @@ _ATTENTION_WORD = (
     r"[\w-]{1,60}"
 )
 _ATTENTION = rf"(?P<attention_backend>(?:{_WORD}\s{{1,20}}){{0,3}}?{_ATTENTION_WORD}(?:\s{{1,20}}{_WORD}){{0,3}}?)"
+# The labels of a metric are in alphabetical order, so the engine's number comes before the values.
+_METRICS_INFO = r"cache_config_info\{(?=(?:[^{}]*?(?<!\w)engine=\"(?P<of__engine>\d{1,5})\")?)[^{}]*?"
 _BLOCK_SIZE = r"(?<![\w-])block_size['\"]?\s*[=:]\s*['\"]?(?P<block_size>\d{1,15})"
 
 # The comments name versions in which a form was seen; neighbouring versions print it too.
@@ -151,8 +154,8 @@ ROWS: tuple[FactRow, ...] = (
     _rank_row(_smallest, r"^(?i:gpu|cuda|rocm|hpu|npu|tpu|xpu) blocks: {num_gpu_blocks:count} $"),
     # V1: 0.9 and 0.10, at level DEBUG 0.22 and 0.32
     _rank_row(_over_engines, r"num_gpu_blocks is: {num_gpu_blocks:count}"),
-    _rank_row(_smallest, r"cache_config_info\{[^{}]*?num_gpu_blocks=\"{num_gpu_blocks:count}\""),  # /metrics
-    _rank_row(_smallest, r"cache_config_info\{[^{}]*?num_cpu_blocks=\"{num_cpu_blocks:count}\""),
+    _rank_row(_over_engines, _METRICS_INFO + r"num_gpu_blocks=\"{num_gpu_blocks:count}\""),  # /metrics
+    _rank_row(_over_engines, _METRICS_INFO + r"num_cpu_blocks=\"{num_cpu_blocks:count}\""),
     _rank_row(_smallest, r"Usable num_blocks: {num_gpu_blocks:count}"),  # vllm-gaudi
     _rank_row(_smallest, r"kv_cache_config\.num_blocks={num_gpu_blocks:count}"),  # TPU
     _rank_row(_smallest, r"Init kv-cache \|.{0,200}?\bnum_blocks=\[{num_gpu_blocks:count}"),
@@ -168,7 +171,7 @@ ROWS: tuple[FactRow, ...] = (
     # --- KV cache ----------------------------------------------------------------------------------------------------
     _rank_row(_over_engines, r"KV cache size: {kv_cache_tokens:count} tokens"),  # V1: 0.8 to 0.32
     _rank_row(_smallest, r"max_total_num_tokens={kv_cache_tokens:count}"),  # SGLang
-    _rank_row(_smallest, r"cache_config_info\{[^{}]*?kv_cache_size_tokens=\"{kv_cache_tokens:count}\""),  # 0.25
+    _rank_row(_over_engines, _METRICS_INFO + r"kv_cache_size_tokens=\"{kv_cache_tokens:count}\""),  # 0.25
     _row(_smallest, r"tokens that can be stored in KV cache \({kv_cache_tokens:count}\)"),  # V0, when it refuses
     _rank_row(
         _over_engines,
@@ -176,7 +179,7 @@ ROWS: tuple[FactRow, ...] = (
         r"{max_concurrency:number}x",  # V0: 0.6.4 to 0.8, V1: 0.7 to 0.32
         key="max_concurrency",
     ),
-    _rank_row(_smallest, r"cache_config_info\{[^{}]*?kv_cache_max_concurrency=\"{max_concurrency:number}\""),  # 0.25
+    _rank_row(_over_engines, _METRICS_INFO + r"kv_cache_max_concurrency=\"{max_concurrency:number}\""),  # 0.25
     _rank_row(_smallest, r"Available KV cache memory: {available_kv_cache_gib:size}"),  # V1: 0.10 to 0.32
     _rank_row(_smallest, r"reserved for KV Cache is {available_kv_cache_gib:size}"),  # V0: 0.6.6 to 0.8
     _rank_row(_smallest, r"kv_cache_size={available_kv_cache_gib:size}"),  # V0: 0.6.3
@@ -308,8 +311,14 @@ def find_readings(lines: Sequence[Line]) -> ReadingsByRow:
                 for match in _matches(row, line.text, rest):
                     values = {fact: _value(fact, match) for fact in row.facts}
                     if all(isinstance(value, str) or abs(value) < _MOST_COUNT for value in values.values()):
-                        readings.append(Reading(values, line.rank, line.number_at(match.start(row.facts[0]))))
+                        at = line.number_at(match.start(row.facts[0]))
+                        readings.append(Reading(values, line.rank, at, _engine_of(match, line)))
     return [(row, readings) for row, readings in by_row if readings]
+
+
+def _engine_of(match: re.Match[str], line: Line) -> str | None:
+    process = re.search(r"\bEngineCore_DP(\d{1,5})\b", line.rank or "")
+    return match.groupdict().get("of__engine") or (process[1] if process else None)
 
 
 def _matches(row: FactRow, text: str, rest: Sequence[str]) -> Iterator[re.Match[str]]:

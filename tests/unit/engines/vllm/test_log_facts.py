@@ -177,6 +177,10 @@ def test_tokens_of_data_parallel_engines_are_added():
     facts = parse_engine_log("".join(line.format(n, n, tokens, n, n, tokens / 10_000) for n, tokens in sizes))
     assert (facts.kv_cache_tokens, len(facts.ranks["kv_cache_tokens"])) == (290_000, 3)
     assert (facts.max_concurrency, facts.max_concurrency_tokens_per_request) == (29, 10_000)
+    # Their metrics, which may be printed more than once.
+    info = 'vllm:cache_config_info{{block_size="16",engine="{}",kv_cache_size_tokens="{}",num_gpu_blocks="{}"}} 1.0\n'
+    facts = parse_engine_log("".join(info.format(n, tokens, tokens // 16) for n, tokens in (*sizes[1:], *sizes[1:])))
+    assert (facts.kv_cache_tokens, facts.num_gpu_blocks, facts.block_size) == (290_000, 290_000 // 16, 16)
 
 
 def test_rank_with_the_smallest_kv_cache_binds_and_all_are_kept():
