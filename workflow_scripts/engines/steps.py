@@ -101,7 +101,7 @@ class EngineSteps:
     as they are. `longest_request`: most tokens of a request, prompt and answer together. `kv_cache_dtype`: by vLLM's
     names; `auto` is that of the model. `eager`: each layer starts its kernels by itself, without captured graphs.
     `one_mask`: a step's tokens attend to the KV of all its sequences, most of it masked. `graphs`: how a GPU's host
-    launches steps; None on a CPU."""
+    launches steps; None on a CPU. `engines`: how many of them answer side by side, each with its own scheduler."""
 
     decides: Decides
     longest_request: int
@@ -109,3 +109,4 @@ class EngineSteps:
     eager: bool = False
     one_mask: bool = False
     graphs: Graphs | None = None
+    engines: int = 1

@@ -73,7 +73,7 @@ def tasks_of(
             requests, task = result
             # If requests arrive over time, decisions depend on the engine's speed: the cell has its own schedule.
             own = cell.id if requests.arrival_s is not None else None
-            key = (cell.workload, len(requests), task.steps.decides, own)
+            key = (cell.workload, len(requests), task.steps.decides, task.steps.engines, own)
             groups.setdefault(key, (requests, []))[1].append(task)
     tasks = [Task(requests, key[2], tuple(of_group)) for key, (requests, of_group) in groups.items()]
     return tasks, unpredictable
@@ -167,9 +167,11 @@ class _Inputs:
         record = replace(record, lengths=kind, prompt_tokens=prompts, output_tokens=outputs)
         ahead = steps.decides.async_scheduling
         # The rest of `Wanted`.
-        wanted = (cell.engine, cell.model, facts.dtype, variant(knobs), ahead, knobs.ranks, cell.environment)
+        ranks = knobs.ranks // steps.engines
+        wanted = (cell.engine, cell.model, facts.dtype, variant(knobs), ahead, ranks, cell.environment)
         # What a prediction leaves out, so that it has no band.
         unmodelled = ["the server around this engine is not modelled"] if record.engine != cell.engine_at else []
+        unmodelled += ["engines are assumed to take turns with equal requests"] if steps.engines > 1 else []
         unmodelled += ["users' pauses between answers are not modelled"] if load.users else []
         # By the data sheet, which no engine on the device can undercut.
         bytes_per_s, flop_per_s = gpu.memory_bandwidth_bytes_per_s, gpu.peak_flop_per_s(facts.dtype)
@@ -177,7 +179,7 @@ class _Inputs:
             record=record,
             facts=facts,
             steps=steps,
-            ranks=knobs.ranks,
+            ranks=ranks,
             speed=self.speed(cell.gpu, *wanted),
             scaled=self.scaled_to(cell.gpu, *wanted),
             ceiling=StepCosts.of_rates(bytes_per_s, flop_per_s, 0.0) if bytes_per_s and flop_per_s else None,
@@ -187,7 +189,7 @@ class _Inputs:
             repeats=self.study.repeats,
             margin_pct=self.study.equivalence_margin_pct,
         )
-        return requests, task
+        return requests.every(steps.engines), task
 
     def _requests_of(self, workload: str, load: Load, count: int, limit: int) -> tuple[RequestLengths, str]:
         try:
@@ -210,7 +212,7 @@ def _under_load(steps: EngineSteps, load: Load) -> EngineSteps:
         return steps
     if load.request_rate_per_s is not None:
         raise UnpredictableError("users and a rate: which request waits depends on answers, which is not modelled")
-    slots = min(load.users, steps.decides.max_num_seqs)
+    slots = min(-(-load.users // steps.engines), steps.decides.max_num_seqs)
     return replace(steps, decides=replace(steps.decides, max_num_seqs=slots))
 
 

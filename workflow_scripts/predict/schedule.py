@@ -42,6 +42,11 @@ class RequestLengths:
     def __len__(self) -> int:
         return len(self.prompt_tokens)
 
+    def every(self, engines: int) -> "RequestLengths":
+        """The requests that one of several engines gets if they take turns: every second of all for two engines."""
+        parts = (self.prompt_tokens, self.output_tokens, self.arrival_s, self.prefix_id, self.prefix_tokens)
+        return RequestLengths(*(None if part is None else part[::engines] for part in parts))  # type: ignore[arg-type]
+
     @classmethod
     def of(cls, requests: Sequence[Request]) -> "RequestLengths":
         arrivals = np.array([request.arrival_s for request in requests], dtype=np.float64)

@@ -55,7 +55,8 @@ RANGES = {"sequences": "sequences", "kv_bytes": "bytes of KV", "matrix_flops": "
 @dataclass(frozen=True)
 class Task:
     """Cells that one schedule may serve: same requests, same scheduler settings except for KV blocks. `decides` has the
-    settings of the scheduler, without its KV blocks, or the static batches."""
+    settings of the scheduler, without its KV blocks, or the static batches. Of several engines `requests` are those of
+    one."""
 
     requests: RequestLengths
     decides: Decides
@@ -64,7 +65,8 @@ class Task:
 
 @dataclass(frozen=True)
 class CellTask:
-    """One cell of a `Task`: what is known of it, and how fast its device does a step's work."""
+    """One cell of a `Task`: what is known of it, and how fast its device does a step's work. `record` is of all its
+    engines, `ranks` of one."""
 
     record: Prediction
     facts: ModelFacts
@@ -100,14 +102,14 @@ def _predict(cell: CellTask, task: Task, made: list[Schedule], with_longer_steps
     work = work_of(schedule, cell, task)
     if cell.speed is None:
         unknown = "the rates of this device are not known: `snakemake calibrate` measures them"
-        return replace(_with_counts(cell.record, schedule, work.steps, task), unknown=unknown)
+        return replace(_with_counts(cell, schedule, work.steps, task), unknown=unknown)
     speed = cell.speed
     if why := _beyond(work, speed) + (f"; {cell.unmodelled}" if cell.unmodelled else ""):
         speed = speed.model_copy(update={"error_pct": None, "ttft_error_pct": None, "how": speed.how + why})
     timed = time_schedule(schedule, work, speed.costs, task.requests, cell.users)
     fastest = time_schedule(schedule, work, cell.ceiling, task.requests, cell.users) if cell.ceiling else None
-    record = _with_counts(cell.record, schedule, timed.segment_s, task)
-    record = _with_times(record, speed, timed, fastest, task.requests)
+    record = _with_counts(cell, schedule, timed.segment_s, task)
+    record = _with_times(record, speed, timed, fastest)
     record = _with_shares(record, work, speed.costs, timed)
     if cell.scaled and record.output_tokens:
         walls_s = [time_schedule(schedule, work, costs, task.requests).wall_s for costs in cell.scaled]
@@ -144,7 +146,7 @@ def _with_remedies(
 
 def schedule_for(cell: CellTask, task: Task, made: list[Schedule]) -> Schedule:
     """A schedule that holds for the cell's blocks; an existing one if possible."""
-    blocks = cell.record.num_blocks
+    blocks = cell.record.num_blocks and cell.record.num_blocks // cell.steps.engines
     for schedule in made:
         if blocks is None or schedule.holds_for(blocks):
             return schedule
@@ -180,9 +182,9 @@ def step_time_of(cell: CellTask, requests: RequestLengths) -> StepTime | None:
     return seconds
 
 
-def _with_counts(record: Prediction, schedule: Schedule, segment_s: FloatArray, task: Task) -> Prediction:
+def _with_counts(cell: CellTask, schedule: Schedule, segment_s: FloatArray, task: Task) -> Prediction:
     """How many sequences run at once and why not more; shares are of the time that segments take."""
-    segments, settings = schedule.segments, schedule.settings
+    segments, settings, engines = schedule.segments, schedule.settings, cell.steps.engines
     # A request that has ended keeps its place for one step, but does nothing in it.
     active = segments.decode_seqs + segments.prefill_seqs
     peak, queued = int(active.max()), segments.waiting > 0
@@ -194,29 +196,28 @@ def _with_counts(record: Prediction, schedule: Schedule, segment_s: FloatArray, 
         bound_by = PROMPTS
     else:
         bound_by = KV_BLOCKS if schedule.needs_blocks is None else TOKEN_BUDGET
+    to_fill = _prompts_to_fill(bound_by, task)
     return replace(
-        record,
+        cell.record,
         bound_by=bound_by,
-        steps=int(segments.steps.sum()),
-        running_peak=peak,
-        running_mean=float(active @ segment_s / segment_s.sum()),
-        running_while_others_wait=float(active[queued] @ segment_s[queued] / segment_s[queued].sum())
+        steps=int(segments.steps.sum()) * engines,
+        running_peak=peak * engines,
+        running_mean=float(active @ segment_s / segment_s.sum()) * engines,
+        running_while_others_wait=float(active[queued] @ segment_s[queued] / segment_s[queued].sum()) * engines
         if queued.any()
         else None,
-        waiting_peak=int(segments.waiting.max()),
+        waiting_peak=int(segments.waiting.max()) * engines,
         full_share=float(segment_s[segments.running >= settings.max_num_seqs].sum() / segment_s.sum()),
-        blocks_peak=schedule.peak_blocks_held,
-        preemptions=int(schedule.preemptions.sum()),
-        cached_tokens=int(schedule.cached_tokens.sum()),
-        recomputed_tokens=int(schedule.recomputed_tokens.sum()),
-        evicted_blocks=schedule.evicted_blocks,
-        prompts_to_fill=_prompts_to_fill(bound_by, task),
+        blocks_peak=schedule.peak_blocks_held * engines,
+        preemptions=int(schedule.preemptions.sum()) * engines,
+        cached_tokens=int(schedule.cached_tokens.sum()) * engines,
+        recomputed_tokens=int(schedule.recomputed_tokens.sum()) * engines,
+        evicted_blocks=schedule.evicted_blocks and schedule.evicted_blocks * engines,
+        prompts_to_fill=to_fill and to_fill * engines,
     )
 
 
-def _with_times(
-    record: Prediction, speed: Speed, timed: Timed, fastest: Timed | None, requests: RequestLengths
-) -> Prediction:
+def _with_times(record: Prediction, speed: Speed, timed: Timed, fastest: Timed | None) -> Prediction:
     """Rates and latencies with their bands; no band exceeds what the device's data sheet allows. Without a band only
     that upper limit of speed is given, if the data sheet has one."""
     error_pct = _error_pct(speed.error_pct, speed.error_s, timed.wall_s)
@@ -224,13 +225,14 @@ def _with_times(
     wall = _band(timed.wall_s, fastest.wall_s if fastest else 0.0, error_pct)
     ttft = _bands(timed.ttft_s, fastest.ttft_s if fastest else None, ttft_error_pct)
     tpot = _bands(timed.tpot_s, fastest.tpot_s if fastest else None, error_pct)
-    output, total = requests.output_tokens.sum(), requests.output_tokens.sum() + requests.prompt_tokens.sum()
+    output = record.output_tokens or 0
+    total = output + (record.prompt_tokens or 0)
     return replace(
         record,
         error_pct=error_pct,
         ttft_error_pct=ttft_error_pct,
-        output_tokens_per_s=_rate(float(output), wall),
-        total_tokens_per_s=_rate(float(total), wall),
+        output_tokens_per_s=_rate(output, wall),
+        total_tokens_per_s=_rate(total, wall),
         wall_s=wall,
         ttft_s_p50=ttft[0],
         ttft_s_p99=ttft[1],
@@ -341,7 +343,7 @@ def _with_costs(record: Prediction, cell: CellTask, speed: Speed, task: Task, ti
         start_s=start_s,
         warmup_s=warmup_s,
         stop_s=stop_s,
-        gpus=cell.ranks,
+        gpus=cell.ranks * cell.steps.engines,
         cell_s=cell_s,
         limit_s=LIMIT_MARGIN * (1 + (record.error_pct or UNCALIBRATED_PCT) / 100) * cell_s,
         repeats_needed=repeats_needed(speed.repeat_sd or DEFAULT_REPEAT_SD[cell.kind], cell.margin_pct),

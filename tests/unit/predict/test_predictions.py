@@ -111,6 +111,22 @@ def test_a_cell_by_hand(tmp_path, monkeypatch):
     )
 
 
+def test_engines_side_by_side_take_turns(tmp_path, monkeypatch):
+    known(monkeypatch, error_pct=25.0, ttft_error_pct=100.0)
+    knobs = {"block_size": 16, "max_num_seqs": 4, "max_model_len": 4096}
+    # 23 requests: one of the two engines gets 12.
+    two = one(tmp_path, fixed(23, 64, 32), engine="vllm-serve", knobs=knobs | {"data_parallel_size": 2})
+    half = one(tmp_path, fixed(12, 64, 32), engine="vllm-serve", knobs=knobs)
+    alike = ("wall_s", "ttft_s_p50", "tpot_s_p99", "bound_by", "max_num_seqs", "full_share", "device_s")
+    assert [two[name] for name in alike] == [half[name] for name in alike]
+    summed = ("num_blocks", "kv_cache_tokens", "gpus", "steps", "running_peak", "running_mean", "waiting_peak")
+    assert [two[name] for name in summed] == pytest.approx([2 * half[name] for name in summed])
+    assert two["output_tokens_per_s"] == pytest.approx(23 / 12 * half["output_tokens_per_s"])
+    assert (half["error_pct"], two["error_pct"], two["num_requests"]) == (25, None, 23)
+    users = one(tmp_path, fixed(8, 64, 1), engine="vllm-serve", knobs=knobs | {"data_parallel_size": 2, "users": 3})
+    assert (users["running_peak"], users["wall_s"]) == (4, 2)
+
+
 def test_without_a_calibration_or_beyond_it_there_is_no_band(tmp_path, monkeypatch):
     record = one(tmp_path)
     assert (record["speed_source"], record["error_pct"], record["ttft_error_pct"]) == ("data sheet", None, None)
@@ -204,6 +220,12 @@ CPU = {"block_size": 32, "cpu_kv_cache_gib": 1}
         ({"gpu": "cpu-all"}, CPU, "the rates of this device"),
         ({"gpu": "cpu-all"}, {"block_size": 32}, "without cpu_kv_cache_gib"),
         ({"gpu": "cpu-all"}, CPU | {"tensor_parallel_size": 2}, "tensor_parallel_size"),
+        (
+            {"gpu": "cpu-all", "engine": "vllm-serve"},
+            CPU | {"max_model_len": 4096, "data_parallel_size": 2},
+            "data_parallel_size",
+        ),
+        ({"model": "mixtral-8x7b", "engine": "vllm-serve"}, {"data_parallel_size": 8}, "share experts"),
         ({}, {"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
         ({}, {"speculative_method": "ngram", "num_speculative_tokens": 2}, "speculative decoding"),
         ({"engine": "vllm-serve"}, {"users": 2, "request_rate_per_s": 1}, "users and a rate"),

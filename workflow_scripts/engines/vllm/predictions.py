@@ -16,6 +16,7 @@ from workflow_scripts.engines.vllm.knobs import (
 )
 from workflow_scripts.engines.vllm.kv_groups import kv_pool
 from workflow_scripts.engines.vllm.memory import GIB, CapacityError, EngineSettings, batch_of, capture_sizes
+from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
 
 _MORE_MEMORY = (0, 20)  # `gpu_memory_utilization` is 0.92 by default, and 0.9 before (vllm/config/cache.py)
@@ -136,10 +137,14 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "")
         raise UnpredictableError("speculative decoding: which drafted tokens are accepted is not known beforehand")
     if (knobs.pipeline_parallel_size or 1) > 1:
         raise UnpredictableError("pipeline_parallel_size above 1: batches that take turns are not modelled")
-    if knobs.engines > 1:
-        raise UnpredictableError("data_parallel_size above 1: which engine gets a request is not modelled")
-    if (knobs.tensor_parallel_size or 1) > 1 and gpu.kind == "cpu":
-        raise UnpredictableError("tensor_parallel_size above 1: ranks that share a CPU are not modelled")
+    if knobs.ranks > 1 and gpu.kind == "cpu":
+        raise UnpredictableError(
+            "tensor_parallel_size or data_parallel_size above 1: ranks that share a CPU are not modelled"
+        )
+    if knobs.engines > 1 and any(facts.of_kind(Experts)):
+        raise UnpredictableError(
+            "data_parallel_size above 1: engines that share experts, so that each waits for all, are not modelled"
+        )
     engine = engine_settings(knobs, gpu, version)
     batch = batch_of(engine, facts, gpu)
     pool = None if facts.is_uniform else kv_pool(facts, engine, batch, gpu.kind)
@@ -158,4 +163,11 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "")
     graphs = None
     if gpu.kind != "cpu":
         graphs = Graphs(0 if engine.enforce_eager else capture_sizes(batch, gpu)[-1])
-    return EngineSteps(scheduler, batch.max_model_len, engine.kv_cache_dtype, engine.enforce_eager, graphs=graphs)
+    return EngineSteps(
+        scheduler,
+        batch.max_model_len,
+        engine.kv_cache_dtype,
+        engine.enforce_eager,
+        graphs=graphs,
+        engines=knobs.engines,
+    )
