@@ -58,11 +58,11 @@ TABLE_RULES = {
         "Reserved KV memory that holds no token: paged, contiguous, padded, and in HuggingFace's caches.",
         READS_CELLS | READS_PARSED,
     ),
-    "ratios": TableRule(
+    "devices": TableRule(
         "The speed-up of each device over each other, beside the rates of the devices.",
         READS_CELLS | READS_DEVICES | {name: table(name) for name in ("waiting", "predictions")},
     ),
-    "effects": TableRule(
+    "knobs": TableRule(
         "What each knob does to throughput, and whether it took effect.", READS_CELLS | {"waiting": table("waiting")}
     ),
     "engines": TableRule(
@@ -81,7 +81,7 @@ TABLE_RULES = {
         options='--results "$RESULTS"',
         at=now_if_unfinished,
     ),
-    "capacity": TableRule("KV capacity, predicted beside measured.", READS_CELLS | {"predictions": PATHS.capacity}),
+    "memory": TableRule("KV capacity, predicted beside measured.", READS_CELLS | {"predictions": PATHS.capacity}),
     "predictions": TableRule(
         "The prediction of every cell beside its measurement.",
         READS_CELLS
@@ -114,7 +114,7 @@ if STUDY.claims:
         {
             "tables": [
                 *READS_CELLS["tables"],
-                *map(table, ("intervals", "capacity", "effects", "engines", "predictions", "ratios", "fragmentation")),
+                *map(table, ("intervals", "memory", "knobs", "engines", "predictions", "devices", "fragmentation")),
             ],
             "published": PUBLISHED,
         },
@@ -160,7 +160,7 @@ for made, of in TABLE_RULES.items():
 rule digest:
     """All that a comparison with another study needs; the report embeds it."""
     input:
-        tables=[table(name) for name in (*MEASUREMENTS, "waiting", "effects", "ratios", "engines")],
+        tables=[table(name) for name in (*MEASUREMENTS, "waiting", "knobs", "devices", "engines")],
         code=sources("questions.compare.study_digest"),
     output:
         PATHS.digest,

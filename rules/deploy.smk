@@ -14,7 +14,7 @@ rule promise:
                 "serving_summary",
                 "recommendations",
                 "limits",
-                "capacity",
+                "memory",
             )
         ],
         code=sources("questions.serving.make_promise"),

@@ -111,7 +111,7 @@ def evidence(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
         shutil.copytree(cell, copy, copy_function=os.link, dirs_exist_ok=True)
     calls = of.calls()
     gpu = cell.relative_to(of.root / "cells").parts[0]
-    last = rnd.choice(("effects", "fragmentation", "waiting", "ratios", "intervals", "page", "status"))
+    last = rnd.choice(("knobs", "fragmentation", "waiting", "devices", "intervals", "page", "status"))
     return [calls[name] for name in (gpu, "cells", last)]
 
 
@@ -173,7 +173,7 @@ def tables(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     path = rnd.choice(sorted(of.tables.rglob("*.parquet")) + sorted(of.root.glob("parsed/*/*.parquet")))
     put(path, mutations.damaged(path.read_bytes(), rnd) if rnd.random() < 0.4 else _other_table(path, rnd))
     is_parsed = of.tables not in path.parents
-    of_tables = ("effects", "ratios", "engines", "intervals", "recommendations", "digest")
+    of_tables = ("knobs", "devices", "engines", "intervals", "recommendations", "digest")
     names = ("fragmentation", "waiting") if is_parsed else of_tables
     calls = of.calls()
     # The page reads every table, and the others few.
@@ -206,7 +206,7 @@ def records(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
         return [calls["capacity"]]
     if how == 1:
         changed(rnd.choice(sorted(of.root.glob("prepared/devices/*.json"))), mutations.json_file, rnd)
-        return [calls[rnd.choice(("cells", "ratios", "waiting"))]]
+        return [calls[rnd.choice(("cells", "devices", "waiting"))]]
     if how == 2:
         job = {"job": "7", "cluster": "c", "state": "COMPLETED", "nodes": "n1", "queued_s": 1.5, "elapsed_s": 60}
         job |= {"memory_bytes": 5, "energy_j": None}

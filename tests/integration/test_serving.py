@@ -228,7 +228,7 @@ def test_two_engines_of_one_server_have_a_pool_each_and_their_queues_are_added(r
 
 
 def test_paced_loads_take_part_in_no_comparison_of_throughput(results):
-    effects = pd.read_parquet(results / "tables" / "effects.parquet")
+    effects = pd.read_parquet(results / "tables" / "knobs.parquet")
     assert not effects["knob"].isin(["request_rate_per_s"]).any()
 
 
@@ -287,7 +287,7 @@ def test_an_edited_question_makes_tables_and_pages_again_and_measures_nothing(re
     planned = snakemake(write(tmp_path, study(question="Another question?")), results.parent, "--dry-run")
     assert planned.returncode == 0, planned.stderr
     rules = set(re.findall(r"^(?:local)?(?:rule|checkpoint) (\w+):$", planned.stdout, re.MULTILINE))
-    assert {"predict_cells", "effects", "digest", "figures", "report"} <= rules
+    assert {"predict_cells", "knobs", "digest", "figures", "report"} <= rules
     assert not rules & {"prepare_model", "prepare_workload", "measure", "parse", "cells"}
 
 

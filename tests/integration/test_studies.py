@@ -81,7 +81,7 @@ def check_prefix_caching(table: Results) -> None:
     }
     assert found == {"prefix-256": {11}, "users-4": {8}}
 
-    effects = table("effects")
+    effects = table("knobs")
     gains = effects[(effects["knob"] == "enable_prefix_caching") & (effects["comparison"] == "pair")]
     by_workload = gains[gains["held"].str.contains("block_size=32")].set_index("workload")
     shared = by_workload.loc[["prefix-256", "identical"]]

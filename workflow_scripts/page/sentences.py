@@ -52,7 +52,7 @@ _EXPLAINS = {
 
 
 def explained(names: str) -> str:
-    """What explains the ratio of two devices, given the names in the table `ratios`.
+    """What explains the ratio of two devices, given the names in the table `devices`.
 
     >>> explained("measured_bandwidth, measured_flop"), explained("none")
     ('measured memory bandwidth or measured arithmetic', 'no known ratio')
@@ -125,12 +125,12 @@ def overall(effects: pd.DataFrame) -> pd.DataFrame:
 
 def effects_of(knob: str) -> TablePart:
     caption = f"Effect of {knob_name(knob)} on {column(RATE).in_words}"
-    return TablePart("effects", EFFECT_COLUMNS, caption, lambda effects: overall(effects[effects["knob"] == knob]))
+    return TablePart("knobs", EFFECT_COLUMNS, caption, lambda effects: overall(effects[effects["knob"] == knob]))
 
 
 def effects_on(tables: Tables, knob: str, comparison: str) -> pd.DataFrame:
     """The comparisons (`pair`, or `overall` for all values) of cells that differ only in the knob."""
-    effects = tables.need("effects")
+    effects = tables.need("knobs")
     rows = effects[(effects["comparison"] == comparison) & (effects["knob"] == knob)]
     return require(rows, f"no two measured cells differ only in {knob_name(knob)}")
 
@@ -141,7 +141,7 @@ def verdicts_on(knob: str) -> Part:
 
 
 def verdicts_of_others(report: Report) -> Iterator[Block]:
-    effects = report.tables.need("effects")
+    effects = report.tables.need("knobs")
     others = effects[(effects["comparison"] == "overall") & ~effects["knob"].isin([*OWN_SECTION, *_PAIR_KNOBS])]
     yield from verdicts_by(others, "knob")
 
@@ -202,7 +202,7 @@ def _verdict(row: Mapping[str, Any]) -> str:
 
 
 def what_verdicts_cover(report: Report) -> Iterator[Block]:
-    scopes = list(report.tables.need("effects")["scope"].dropna().unique())
+    scopes = list(report.tables.need("knobs")["scope"].dropna().unique())
     covers = (
         f"Of 100 intervals, about 95 contain the true ratio. They cover: {', or '.join(scopes)}. What a further run "
         "measures may lie outside, because it has an error too."
@@ -229,7 +229,7 @@ def pairs_that_differ_in(knob: str, known_by: str, describe: Callable[[Mapping[s
             yield ratio_finding(row["ratio"], row["verdict"], f"{place(row)}: {effect_in_words(row)}{further}")
         if len(selected) < len(pairs):
             few = f"{len(selected)} of {len(pairs)} comparisons, evenly from the largest ratio to the smallest"
-            yield Text(f"{few}; the table effects holds all.")
+            yield Text(f"{few}; the table `knobs` holds all.")
 
     return part
 

@@ -140,7 +140,7 @@ def _devices(report: Report) -> Iterator[str]:
     with suppress(MissingError):
         yield from (comparison + why for _, comparison, why in list(speedups(report.tables))[:MOST_DEVICES])
         return
-    ratios = of_rates(report.tables.need("ratios"))
+    ratios = of_rates(report.tables.need("devices"))
     for (a, b), rows in list(ratios.groupby(["gpu_a", "gpu_b"], sort=False))[:MOST_DEVICES]:
         explanations = rows["explanation"].where(rows["explanation"] != "none").dropna()
         why = "no single ratio of the devices is shown to explain it"

@@ -29,11 +29,11 @@ RATE, STEADY, TOTAL = "output_tokens_per_s", "steady_output_tokens_per_s", "tota
 EMPTY = {
     "answers": "no two cells with the same weights kept answers to the same requests",
     "blocks": "no cell has both a predicted schedule and a predicted size of the KV cache",
-    "effects": "no two measured cells differ in one setting alone",
+    "knobs": "no two measured cells differ in one setting alone",
     "engines": "no vLLM and no HuggingFace cell have the same device, model and workload",
     "engine_decomposition": "vLLM and HuggingFace were not both measured with one sequence and with several",
     "latencies": "no two servers under load differ in one setting alone",
-    "ratios": "no two devices were measured with the same settings",
+    "devices": "no two devices were measured with the same settings",
     "recommendations": "no vLLM cell was measured that could be recommended",
     "serving": "no server was measured",
     "serving_summary": "no server was measured",

@@ -86,10 +86,10 @@ def page(folder):
 def test_tables_state_one_value_of_a_cell_and_one_interval_of_a_pair(tables):
     """A rate or latency is that of `intervals`, and a ratio the quotient of the rates beside it."""
     values = tables["intervals"].set_index(["cell_id", "measure"])["value"]
-    effects, engines = tables["effects"], with_cell_ids(tables["engines"])
+    effects, engines = tables["knobs"], with_cell_ids(tables["engines"])
     recommended = tables["recommendations"].dropna(subset="cell_id")
     measured = tables["predictions"].dropna(subset="measured")
-    devices = [cell_ids(tables["ratios"], f"gpu_{side}") for side in "ab"]
+    devices = [cell_ids(tables["devices"], f"gpu_{side}") for side in "ab"]
     stated = [
         *((effects[of], effects["metric"], effects[rate]) for of, rate in zip(CELLS, RATES, strict=True)),
         *((engines[of], RATE, engines[f"{side}_{RATE}"]) for of, side in zip(CELLS, ("vllm", "hf"), strict=True)),
@@ -105,7 +105,7 @@ def test_tables_state_one_value_of_a_cell_and_one_interval_of_a_pair(tables):
         engines[engines["comparable"]]
         .rename(columns=lambda name: name.removeprefix("improvement_"))
         .assign(metric=RATE),
-        tables["ratios"].assign(**dict(zip(CELLS, devices, strict=True))),
+        tables["devices"].assign(**dict(zip(CELLS, devices, strict=True))),
     ]
     for of in pairs:
         a, b = (values.reindex(pd.MultiIndex.from_frame(of[[cell, "metric"]])).to_numpy() for cell in CELLS)

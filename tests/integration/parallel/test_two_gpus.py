@@ -46,7 +46,7 @@ def test_only_waiting_varies_and_the_driver_agrees(two_gpus):
 
 
 def test_block_sizes_differ_only_by_waiting(two_gpus):
-    effects = pd.read_parquet(two_gpus / "tables/effects.parquet")
+    effects = pd.read_parquet(two_gpus / "tables/knobs.parquet")
     sizes = effects[(effects["knob"] == "block_size") & (effects["comparison"] == "pair")].set_index("value")
     assert sizes["device_ratio"].tolist() == pytest.approx([1] * 3, abs=0.02)
     assert sizes.loc["128", "ratio"] > 1.02
@@ -82,7 +82,7 @@ def test_where_the_host_costs_most(two_gpus):
 
 
 def test_ratios_fall_from_the_bandwidths_to_the_operations(two_gpus):
-    ratios = pd.read_parquet(two_gpus / "tables/ratios.parquet").query("metric == 'output_tokens_per_s'")
+    ratios = pd.read_parquet(two_gpus / "tables/devices.parquet").query("metric == 'output_tokens_per_s'")
     chat = ratios[ratios["workload"] == "chat"].set_index("sequences").sort_index()
     assert chat["ratio"].to_dict() == pytest.approx({1: 1.33, 4: 1.30, 16: 1.34, 64: 1.22, 256: 1.14}, abs=0.01)
     # Without waiting, the order is that of the shares of reading.
@@ -139,7 +139,7 @@ def test_claims_that_these_cells_decide(two_gpus):
 
 
 def test_blocks_are_predicted_within_one_per_cent(two_gpus):
-    capacity = pd.read_parquet(two_gpus / "tables/capacity.parquet").query("source == 'measured'")
+    capacity = pd.read_parquet(two_gpus / "tables/memory.parquet").query("source == 'measured'")
     known = capacity.dropna(subset="num_blocks_error_pct").set_index("cell_id")
     errors_pct = known["num_blocks_error_pct"].abs()
     assert len(errors_pct) == 21

@@ -45,7 +45,7 @@ def test_sources_hold_the_figures_of_other_studies_and_a_module_that_is_not_ther
     assert with_figures == {
         name for name in COMMANDS if "workflow_scripts/statistics/variation.py" in sources(COMMANDS[name])
     }
-    assert {f"table-{name}" for name in ("effects", "engines", "intervals", "ratios", "recommendations")} < with_figures
+    assert {f"table-{name}" for name in ("knobs", "engines", "intervals", "devices", "recommendations")} < with_figures
     with pytest.raises(ValueError, match=r"no module workflow_scripts\.questions\.none"):
         sources("questions.none")
 
@@ -107,7 +107,7 @@ def planned_again(finished: Path, *edited: str) -> dict[str, set[str]]:
             "engines/hf/predictions.py": {"predict_cells"},
         },
         {"physics/formulas.py": {"predict_cells", "cells"}},
-        {"questions/knobs/table.py": {"effects"}, "questions/recommendations/table.py": {"recommendations"}},
+        {"questions/knobs/table.py": {"knobs"}, "questions/recommendations/table.py": {"recommendations"}},
         {"present/page.py": {"report"}},
     ],
     ids=["nothing", "rows and predictions", "a formula", "tables", "the page"],

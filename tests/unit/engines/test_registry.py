@@ -81,7 +81,7 @@ def test_an_engine_of_ones_own_is_measured_from_study_file_to_tables(study_file,
     parsed, tables = tmp_path / "parsed", tmp_path / "tables"
     of_gpu = ["--cells", str(paths.root / "cells"), "--gpu", "cpu-1core", "--out", str(parsed / "cpu-1core")]
     assert cell_tables.main(of_gpu) == 0
-    effects_file, devices = tables / "effects.parquet", str(tmp_path / "devices")
+    effects_file, devices = tables / "knobs.parquet", str(tmp_path / "devices")
     assert cells_command.main([*of_study, "--parsed", str(parsed), "--devices", devices, "--out", str(tables)]) == 0
     assert effects_command.main([*of_study, "--tables", str(tables), "--out", str(effects_file)]) == 0
 

@@ -236,7 +236,7 @@ def waste_table(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def capacity_table(cells: pd.DataFrame) -> pd.DataFrame:
-    """The table `capacity`: predictions are 2 % too high, and one of a published number is twice as high."""
+    """The table `memory`: predictions are 2 % too high, and one of a published number is twice as high."""
     rows = cells[(cells["engine"] == "vllm") & cells["num_gpu_blocks"].notna()].drop_duplicates("cell_id")
     published = rows.head(1).assign(cell_id="published/made-up/1", source="published", gpu="H200")
     table = pd.concat([rows, published], ignore_index=True)
@@ -246,7 +246,7 @@ def capacity_table(cells: pd.DataFrame) -> pd.DataFrame:
         table[f"predicted_{name}"] = table[f"observed_{name}"] * factor
         table[f"{name}_error_pct"] = 100 * (factor - 1)
     table["disagrees"] = np.where(table["source"] == "published", "kv_cache_tokens", None)
-    return table.reindex(columns=columns_of("capacity"))
+    return table.reindex(columns=columns_of("memory"))
 
 
 def blocks_table(study: Study) -> pd.DataFrame:
@@ -327,18 +327,18 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     cells = read_measurements(tables)
     engines, decomposition = engine_tables(cells)
     serving, summary = serving_tables(cells)
-    write(effects=knob_effects(cells, 2.0), intervals=cell_intervals(cells))
+    write(knobs=knob_effects(cells, 2.0), intervals=cell_intervals(cells))
     write(engines=engines, engine_decomposition=decomposition, serving=serving, serving_summary=summary)
     write(recommendations=recommendations(cells, 2.0, {}).assign(command=f"vllm serve {SCRIPT}"))
     write(answers=answers_of(cells), latencies=latency_effects(cells, summary, 2.0), limits=limits_table(cells))
-    write(waiting=waiting_table(cells), fragmentation=waste_table(cells), capacity=capacity_table(cells))
+    write(waiting=waiting_table(cells), fragmentation=waste_table(cells), memory=capacity_table(cells))
     # A flat line that someone published for the first device.
     place = ("vllm", str(cells["model"].iloc[0]), next(iter(SPEED)))
     published = {(*place, seqs): (1e5, 0.5) for seqs in (1.0, 4.0, 16.0, 64.0, 256.0)}
     write(
         predictions=predictions_table(cells, cell_intervals(cells), plan_table(cells), published), claims=claims_table()
     )
-    write(ratios=device_ratios(cells, predictions=tables / "predictions.parquet"))
+    write(devices=device_ratios(cells, predictions=tables / "predictions.parquet"))
 
 
 def arguments(**options: Path) -> list[str]:

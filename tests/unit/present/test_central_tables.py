@@ -71,8 +71,8 @@ def test_published_rates_have_rows_of_their_own_and_imported_ones_are_labelled(r
     ("fastest", "decided", "mark"), [("256", True, "★"), ("64, 256", True, "★"), ("16, 64, 256", False, "☆")]
 )
 def test_the_fastest_is_marked_as_the_analysis_decides(report, tmp_path, fastest, decided, mark):
-    effects = in_table(report, "effects").assign(fastest=fastest, fastest_decided=decided)
-    tables = dict(knob_tables(changed(report, tmp_path, effects=effects).tables))
+    effects = in_table(report, "knobs").assign(fastest=fastest, fastest_decided=decided)
+    tables = dict(knob_tables(changed(report, tmp_path, knobs=effects).tables))
     names = {"Device / max-num-seqs": "h200", "Other settings": "block size 16"}
     [row] = rows(tables["max_num_seqs"][RATES], **names)
     marks = (module.BEST, module.PERHAPS_BEST)

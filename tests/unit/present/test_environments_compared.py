@@ -18,7 +18,7 @@ from workflow_scripts.tables.typed_tables import write_table
 @pytest.fixture
 def tables(tmp_path: Path) -> Path:
     write_measurements(CELLS, tmp_path)
-    write_table(knob_effects(CELLS, 2.0), tmp_path / "effects.parquet")
+    write_table(knob_effects(CELLS, 2.0), tmp_path / "knobs.parquet")
     write_table(environment_changes(CELLS), tmp_path / "environments.parquet")
     return tmp_path
 
@@ -50,6 +50,6 @@ def test_the_figure_has_a_dot_for_each_cell_and_environment(tables, axes_of):
 def test_a_study_without_other_environments_has_no_such_section(tmp_path):
     assert not SUBJECT.is_in(Study.model_validate(study_content({"knobs": {}})))
     assert SUBJECT.is_in(Study.model_validate(study_content({"knobs": {}, "environment": ["default", "vllm-0.25.1"]})))
-    write_table(knob_effects(CELLS[CELLS["engine"] == "vllm"], 2.0), tmp_path / "effects.parquet")
+    write_table(knob_effects(CELLS[CELLS["engine"] == "vllm"], 2.0), tmp_path / "knobs.parquet")
     with pytest.raises(MissingError, match="two environments"):
         environments(Tables(tmp_path))

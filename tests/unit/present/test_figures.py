@@ -147,7 +147,7 @@ def test_what_cannot_be_drawn_is_not_drawn_and_the_reason_is_told(results, tmp_p
     told = draw(cells[cells["knob_max_num_seqs"] == 16])
     for name, lacks in (
         ("output_by_max_num_seqs", "differ in max_num_seqs"),
-        ("device_ratios", "ratios.parquet"),
+        ("device_ratios", "devices.parquet"),
         ("sequences_over_time", "parsed facts"),
     ):
         assert lacks in str(told[name]["missing"])

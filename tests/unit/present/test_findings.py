@@ -68,18 +68,18 @@ def with_pairs(report: Report, knob: str, cells: dict[str, list[float]], ratios:
     numbers |= {"held": [f"block_size=16, max_num_seqs={i}" for i in ids]}
     effects = pd.DataFrame({"cell_id": ids}).assign(**place, **numbers)
     of_cells = pd.DataFrame({"cell_id": ids, "outcome": "ok", "comparable": True, "start": 1, "repeat": 0, **cells})
-    return written(report, effects=effects, cells=pd.concat([of_cells, of_cells.assign(repeat=1)]))
+    return written(report, knobs=effects, cells=pd.concat([of_cells, of_cells.assign(repeat=1)]))
 
 
 def test_the_memory_that_a_shared_prefix_saves_is_told_beside_what_it_takes_without(report):
     knob = "enable_prefix_caching"
     used = {"prefix_cache_hits": [0.0, 90.0], "kv_bytes_used_mean": [2.0**20, 1000.0 * 2**20]}
     report = with_pairs(report, knob, used, [1.0, 5.0])
-    effects, cells = in_table(report, "effects"), in_table(report, "cells")
+    effects, cells = in_table(report, "knobs"), in_table(report, "cells")
     effects = effects.assign(baseline_cell_id=effects["cell_id"] + "-off")
     off = cells.assign(cell_id=cells["cell_id"] + "-off", prefix_cache_hits=0.0, kv_bytes_used_mean=8000.0 * 2**20)
     # The first pair found nothing in the cache, so nothing is shared.
-    ((verdict, sentence),) = told(memory_saved, written(report, effects=effects, cells=pd.concat([cells, off])))
+    ((verdict, sentence),) = told(memory_saved, written(report, knobs=effects, cells=pd.concat([cells, off])))
     assert verdict == "8 times less memory"
     assert all(size in sentence for size in ("0.977 GiB", "7.81 GiB"))
     none = pd.concat([cells.assign(prefix_cache_hits=0.0), off])
@@ -120,7 +120,7 @@ def with_capacity(report: Report, *rows: tuple[str, float, float, float], given:
     names = ["source", "observed_kv_cache_tokens", "observed_max_concurrency", "kv_cache_tokens_error_pct"]
     table = pd.DataFrame(rows, columns=names).assign(cell_id=[f"c{i}" for i in range(len(rows))])
     cells = table[["cell_id"]].assign(outcome="ok", knob_cpu_kv_cache_gib=given)
-    return written(report, capacity=table, cells=cells)
+    return written(report, memory=table, cells=cells)
 
 
 def test_capacity_says_how_many_cells_were_predicted_how_well(report):
@@ -170,20 +170,20 @@ def test_a_prefix_cache_that_found_nothing_is_told_only_where_the_study_turns_it
 
 def test_the_headlines_say_what_their_intervals_do_not_cover(report):
     report = with_pairs(report, "max_num_seqs", {}, [2.0])
-    effects = in_table(report, "effects").assign(comparison="overall", scope="within one start")
-    ((verdict, sentence),) = told(verdicts_on("max_num_seqs"), written(report, effects=effects))
+    effects = in_table(report, "knobs").assign(comparison="overall", scope="within one start")
+    ((verdict, sentence),) = told(verdicts_on("max_num_seqs"), written(report, knobs=effects))
     assert verdict == "2 times"
     assert sentence.endswith("(h200, m, w, block size 16, at most 0 sequences)")
     for scope in ("within one start", "between starts on this device", None):
-        (block,) = what_verdicts_cover(written(report, effects=effects.assign(scope=scope)))
+        (block,) = what_verdicts_cover(written(report, knobs=effects.assign(scope=scope)))
         assert isinstance(block, Text)
         assert (scope or "No ratio") in block.text
 
 
 def test_a_processor_that_hides_what_memory_does_is_said_once(report):
     ratios = pd.DataFrame({"gpu_a": "a", "gpu_b": "b", "cannot_show": ["disturbed", "disturbed", None]})
-    assert [verdict for verdict, _ in told(cannot_show, written(report, ratios=ratios))] == ["cannot show"]
-    assert told(cannot_show, written(report, ratios=ratios.assign(cannot_show=None))) == []
+    assert [verdict for verdict, _ in told(cannot_show, written(report, devices=ratios))] == ["cannot show"]
+    assert told(cannot_show, written(report, devices=ratios.assign(cannot_show=None))) == []
 
 
 def test_the_type_that_a_device_decided_and_a_model_of_unknown_structure_are_named(report, tmp_path, monkeypatch):

@@ -59,10 +59,10 @@ def answer(report: Report, section: str) -> str:
 
 def test_each_answer_has_its_picture_and_leads_to_its_section(report, tmp_path):
     answers = first_screen(report).answers
-    assert [answer.section for answer in answers] == ["max-num-seqs", "latency", "devices", "settings"]
+    assert [answer.section for answer in answers] == ["max-num-seqs", "latency", "devices", "knobs"]
     assert all(answer.figure for answer in answers)
-    ratios = in_table(report, "ratios").assign(weights_share_b=0.44)
-    assert "44 % and 44 %" in answer(changed(report, tmp_path, ratios=ratios), "devices")
+    ratios = in_table(report, "devices").assign(weights_share_b=0.44)
+    assert "44 % and 44 %" in answer(changed(report, tmp_path, devices=ratios), "devices")
 
 
 def test_published_rates_stand_beside_what_was_measured(report, tmp_path):
@@ -164,19 +164,19 @@ def test_places_without_a_recommendation_or_without_a_rate(report, tmp_path, cel
 
 
 def test_changes_are_ranked_and_told_with_interval_margin_and_what_is_undecided(report, tmp_path):
-    effects = in_table(report, "effects")
+    effects = in_table(report, "knobs")
     overall = effects["comparison"] == "overall"
     rows = effects[overall].drop_duplicates("knob").set_index("knob", drop=False)
     rows.loc["max_num_seqs", ["verdict", "ratio", "ratio_low", "ratio_high"]] = ["changes", 9999, 9000, 10000]
     rows.loc["batch_size", ["verdict", "ratio", "ratio_low", "ratio_high"]] = ["changes", 1234.5, 1000, 1500]
     rows.loc["block_size", ["verdict", "margin_pct", "ratio"]] = ["flat", 5.0, 0.99]
     rows.loc["enable_prefix_caching", ["verdict", "ratio"]] = ["not decided", 1.2]
-    now = changed(report, tmp_path, effects=rows.reset_index(drop=True))
+    now = changed(report, tmp_path, knobs=rows.reset_index(drop=True))
     ranked = largest_changes(now.tables)
     assert ranked["size"].is_monotonic_decreasing
     assert ranked["about"].iloc[0] == "max_num_seqs"
     assert ENGINE in set(ranked["label"])
-    told = answer(now, "settings")
+    told = answer(now, "knobs")
     for phrase in ("1,230 times (1,000 to 1,500)", "5 %: block size.", "decided: prefix caching"):
         assert phrase in told
     assert "9,000" not in told  # of the most important knob, which has an answer of its own

@@ -72,7 +72,7 @@ def test_it_says_what_was_asked_and_with_what_it_was_measured(results, digest):
 
 
 def test_the_studys_own_comparisons_are_there(results, digest):
-    effects = pd.read_parquet(results.root / "tables" / "effects.parquet")
+    effects = pd.read_parquet(results.root / "tables" / "knobs.parquet")
     pairs = effects[effects["comparison"] == "pair"]
     found = [pair for pair in digest.pairs if pair.kind == "setting"]
     assert [pair.cell for pair in found] == list(pairs["cell_id"])

@@ -85,7 +85,7 @@ def share_of_the_kv_cache(claim: Claim, tables: StudyTables) -> Iterator[Evidenc
         text = f"At utilization 0.9 the weights of {model} leave at most {share_pct:.0f} % of {gpu}."
         says = CONTRADICTED if stated.value is not None and share_pct < stated.value else None
         yield computed(claim, text, says, f"{gpu}, {model}")
-    for row in tables.rows("capacity"):
+    for row in tables.rows("memory"):
         at = row.gpu_memory_utilization
         share_pct = 100 * row.observed_kv_cache_bytes / row.predicted_device_memory_bytes
         if row.source != "published" and share_pct > 0 and stated.at in ({}, {"gpu_memory_utilization": at}):
@@ -195,7 +195,7 @@ def hf_reserves_max_new_tokens(claim: Claim, tables: StudyTables) -> Iterator[Ev
 def blocks_linear_in_utilization(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     """Blocks over the straight line through all blocks of a device. Two published points lie on a line; its intercept
     must be about the predicted overhead, a small difference of large numbers."""
-    rows = tables.rows("capacity")
+    rows = tables.rows("memory")
     published = [row for row in rows if row.source == "published" and not math.isnan(row.implied_overhead_bytes)]
     for row in highest(published, lambda row: row.implied_overhead_bytes, lambda row: row.gpu):
         times = row.implied_overhead_bytes / row.predicted_overhead_bytes
@@ -214,7 +214,7 @@ def capacity_of_an_l4(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     tokens, requests = claim.value("kv_cache_tokens"), claim.value("max_concurrency")
     text = f"{tokens:,.0f} over 2,048 tokens are {tokens / 2048:.2f} requests; {requests:g} were published."
     yield computed(claim, text)
-    for row in (row for row in tables.rows("capacity") if row.gpu_memory_utilization == 0.5):
+    for row in (row for row in tables.rows("memory") if row.gpu_memory_utilization == 0.5):
         error_pct, holds = row.kv_cache_tokens_error_pct, row.observed_kv_cache_tokens
         if row.source == "published" and not math.isnan(error_pct):
             text = f"For a whole L4 the prediction differs by {error_pct:.3g} %."
@@ -289,7 +289,7 @@ def hit_rate_of_identical_prompts(claim: Claim, tables: StudyTables) -> Iterator
 
 @check("speedup-of-a-shared-system-prompt", _PREFIX_LENGTHS)
 def speedup_of_a_shared_prompt(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
-    for effect in tables.rows("effects"):
+    for effect in tables.rows("knobs"):
         if effect.knob == "enable_prefix_caching" and effect.comparison == PAIR and effect.took_effect:
             yield measured(claim, effect, effect_text(effect), is_stated=False)
 

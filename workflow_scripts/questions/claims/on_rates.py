@@ -91,7 +91,7 @@ def flat(claim: Claim, tables: StudyTables, under: Callable[[Row], Under] | None
     def is_within(group: Iterable[float]) -> bool:
         return all(min(values) <= value <= max(values) for value in group)
 
-    for effect, cell in tables.with_cells(tables.rows("effects")):
+    for effect, cell in tables.with_cells(tables.rows("knobs")):
         if effect.knob != stated.name or effect.engine != "vllm":
             continue
         group = {float(value) for value in effect.values.split(", ")}
@@ -157,7 +157,7 @@ def kv_blocks_control_throughput(claim: Claim, tables: StudyTables) -> Iterator[
 def block_size_by_length(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     """Throughput that is flat over the sizes leaves no best size."""
     yield from refused_sizes(claim, CONTRADICTED)
-    for effect in tables.rows("effects"):
+    for effect in tables.rows("knobs"):
         if effect.knob == "block_size" and effect.comparison == OVERALL:
             yield measured(claim, effect, effect_text(effect), CONTRADICTED if effect.verdict == FLAT else None)
 
@@ -180,7 +180,7 @@ def follows_bandwidth(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     yield Evidence(text, PUBLISHED, f"{a} over {b}", (str(claim.table),))
     yield _published_speedup(a, b, published)
 
-    for row in tables.rows("ratios"):
+    for row in tables.rows("devices"):
         if row.metric == "output_tokens_per_s":
             both = {a: row.gpu_a, b: row.gpu_b}
             bears = all(may_mean(name, gpu) and covers(claim, gpu, row.model) for name, gpu in both.items())
@@ -232,7 +232,7 @@ def _published_speedup(a: str, b: str, ratio: float) -> Evidence:
 def pipeline_over_tensor(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     """Pipeline stages must be faster in all than as many tensor ranks, and slower for a token."""
     times_s = tables.intervals("tpot_s_p50")
-    effects = [row for row in tables.rows("effects") if row.comparison == PAIR and row.cell_id in times_s]
+    effects = [row for row in tables.rows("knobs") if row.comparison == PAIR and row.cell_id in times_s]
     stages, ranks = ([e for e in effects if e.knob == f"{kind}_parallel_size"] for kind in ("pipeline", "tensor"))
     for stage, rank in pairs(stages, ranks, "study source gpu engine model workload held value baseline"):
         of_stages, of_ranks = (Interval(of.ratio, of.ratio_low, of.ratio_high) for of in (stage, rank))

@@ -65,7 +65,7 @@ def of_rates(ratios: pd.DataFrame) -> pd.DataFrame:
 
 def groups_by_sequences(tables: Tables) -> list[Group]:
     """The ratios of each pair of devices, model and workload by number of sequences, `x`; all else is equal."""
-    rows = of_rates(tables.need("ratios"))
+    rows = of_rates(tables.need("devices"))
     settings = tables.measured.drop_duplicates("cell_id")[[*COORDINATES, "knobs", "cell_id", *tables.knobs]]
     rows = rows.merge(settings.rename(columns={"gpu": "gpu_a"}), on=["gpu_a", *COORDINATES[1:], "knobs"])
     rows = rows.assign(gpu=rows["gpu_a"] + " over " + rows["gpu_b"])
@@ -171,7 +171,7 @@ def _draw_sides(
 def speedups(tables: Tables) -> Iterator[tuple[str, str, str]]:
     """For each pair of devices the ratios at the lowest and the highest number of sequences, in a sentence, and why.
 
-    For the first screen. All numbers are from the table `ratios`: observed and predicted ratios, the ratios of the
+    For the first screen. All numbers are from the table `devices`: observed and predicted ratios, the ratios of the
     bandwidths, and the predicted share of the time in which the slower device reads weights. A power limit is named if
     it was reached in half of the samples.
     """
@@ -232,7 +232,7 @@ def _bandwidths(row: Mapping[str, Any]) -> str:
 def device_ratios(tables: Tables) -> Plot:
     with suppress(MissingError):
         return _plot_by_sequences(groups_by_sequences(tables))
-    ratios = require(of_rates(tables.need("ratios")), "no two devices were measured with the same settings")
+    ratios = require(of_rates(tables.need("devices")), "no two devices were measured with the same settings")
     rows = labelled(ratios, ["engine", "model", "workload"], "knobs")
     return plot_ratios(
         rows.assign(
@@ -259,12 +259,12 @@ def expectations(report: Report) -> Iterator[Block]:
                 f"other device by measured rates; fitted to both calibrations, it misses by {own}. ({group.title})"
             )
             findings.append(Finding(f"{off} off", sentence))
-    yield from some(findings, "ratios")
+    yield from some(findings, "devices")
 
 
 def explanations(report: Report) -> Iterator[Block]:
     findings = []
-    for (a, b), rows in of_rates(report.tables.need("ratios")).groupby(["gpu_a", "gpu_b"], sort=False):
+    for (a, b), rows in of_rates(report.tables.need("devices")).groupby(["gpu_a", "gpu_b"], sort=False):
         explains = rows["explanation"].fillna("none").map(explained).value_counts()
         verdict = str(explains.index[0]) if len(explains) == 1 else "mixed"
         counted = listed(f"{name} in {count}" for name, count in explains.items())
@@ -277,7 +277,7 @@ def explanations(report: Report) -> Iterator[Block]:
             f"For example, {where}: {_in_words(example)}"
         )
         findings.append(Finding(verdict, sentence))
-    yield from some(findings, "ratios")
+    yield from some(findings, "devices")
 
 
 def _in_words(row: Mapping[str, Any]) -> str:
@@ -290,7 +290,7 @@ def _in_words(row: Mapping[str, Any]) -> str:
 
 
 def cannot_show(report: Report) -> Iterator[Block]:
-    pairs = report.tables.need("ratios")[["gpu_a", "gpu_b", "cannot_show"]].dropna().drop_duplicates()
+    pairs = report.tables.need("devices")[["gpu_a", "gpu_b", "cannot_show"]].dropna().drop_duplicates()
     for a, b, why in pairs.itertuples(index=False):
         words = f"{a} and {b} cannot show that decoding follows memory bandwidth: {_CANNOT_SHOW[why]}."
         yield Finding("cannot show", words)
@@ -303,7 +303,7 @@ SUBJECT = Subject(
         FigurePart(device_ratios),
         FigurePart(power_limit),
         TablePart(
-            "ratios",
+            "devices",
             {
                 "gpu_a": "Faster device",
                 "gpu_b": "Slower device",

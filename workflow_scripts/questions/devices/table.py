@@ -1,8 +1,8 @@
 """Compare devices: the observed speed-ups, beside the ratios of what the devices can do.
 
-    kvsweep table-ratios --study config/studies/demo.yaml \\
+    kvsweep table-devices --study config/studies/demo.yaml \\
         --tables results/demo/tables --devices results/demo/prepared/devices \\
-        --out results/demo/tables/ratios.parquet
+        --out results/demo/tables/devices.parquet
 
 Two devices are compared on the same engine, model, workload and settings. docs/tables.md documents every column.
 """
@@ -73,7 +73,7 @@ CANDIDATES = {
 # Columns of the cells table, and how their values over the repeats are reduced.
 CLOCKS = {"sm_clock_mhz_median": "mean", "sm_clock_mhz_min": "min", "power_cap_share": "mean", "power_w_mean": "mean"}
 SCHEMA = table_schema(
-    "ratios",
+    "devices",
     "Speed-up of one device over another with the same setting, beside the ratios that may explain it. "
     "`gpu_a` is the faster one by the geometric mean over all settings.",
     TEXT("study source", "as in `cells`"),
@@ -108,7 +108,7 @@ SCHEMA = table_schema(
     NUMBER("measured_cache_ratio", "of the measured rates of reading the weights, if they fit both caches"),
     NUMBER("kv_tokens_ratio", "of the tokens in the KV caches"),
     NUMBER("decode_share_a decode_share_b", "`decode_s_mean / (prefill_s_mean + decode_s_mean)`, mean over repeats"),
-    TEXT("bound_by_a bound_by_b", "as in `effects`"),
+    TEXT("bound_by_a bound_by_b", "as in `knobs`"),
     TEXT(
         "explanation",
         "the ratios within 10 % of the whole interval: `bandwidth`, `flop`, `measured_bandwidth`, "
@@ -283,7 +283,7 @@ def device_records(folder: Path) -> dict[str, DeviceRates]:
 
 
 @table_command(
-    "ratios",
+    "devices",
     option("--devices", type=Path, help="folder with NAME.json of each measured device"),
     WAITING,
     option("--predictions", type=Path, help="the study's predictions.parquet"),

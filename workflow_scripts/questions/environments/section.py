@@ -31,7 +31,7 @@ def _by_size(effects: pd.DataFrame) -> pd.DataFrame:
 
 def pairs(tables: Tables) -> pd.DataFrame:
     """Each cell in another environment over the baseline: by its rate and, of servers at a rate, by latencies."""
-    of_both = [tables.get(name, "knob", "comparison", "verdict", "ratio") for name in ("effects", "latencies")]
+    of_both = [tables.get(name, "knob", "comparison", "verdict", "ratio") for name in ("knobs", "latencies")]
     parts = require([rows for rows in map(_by_size, of_both) if len(rows)], "no cell was measured in two environments")
     return pd.concat(parts)
 
@@ -101,7 +101,7 @@ SUBJECT = Subject(
             "What changed by itself",
         ),
         TablePart(
-            "effects",
+            "knobs",
             {
                 "value": "Environment",
                 "baseline": "Compared with",

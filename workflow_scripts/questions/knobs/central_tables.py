@@ -56,7 +56,7 @@ def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
         named = [of | {SETTINGS: words} for of, words in zip(places, settings_in_words(firsts, varied), strict=True)]
         of_rows = [part for _, part in rows.groupby("row")]
         parts = of_rows[:MOST_ROWS]
-        effects = tables.get("effects", "comparison", "knob")
+        effects = tables.get("knobs", "comparison", "knob")
         effects = effects[(effects["comparison"] == "overall") & (effects["knob"] == knob)]
         by_cell = {row["cell_id"]: row for row in records(effects)}
         lines = [_rates_of(part, names, by_cell, rates) for part, names in zip(parts, named, strict=False)]

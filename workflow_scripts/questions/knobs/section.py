@@ -30,7 +30,7 @@ WHILE_FULL = ", in the steady part"
 
 def largest_changes(tables: Tables) -> pd.DataFrame:
     """For each setting and device the comparison with the largest effect, and that of the engines; largest first."""
-    effects = tables.get("effects", "comparison", "knob", "value", "baseline", "metric", "ratio")
+    effects = tables.get("knobs", "comparison", "knob", "value", "baseline", "metric", "ratio")
     rows = effects[effects["comparison"] == "overall"]
     labels = [
         sentence(instead_of(knob, value, baseline)) + WHILE_FULL * (metric == STEADY)
@@ -61,12 +61,12 @@ models_compared = pairs_that_differ_in(
 
 
 SUBJECT = Subject(
-    id="settings",
+    id="knobs",
     title="All settings",
     parts=[
         FigurePart(effects),
         TablePart(
-            "effects",
+            "knobs",
             {"knob": "Setting", **EFFECT_COLUMNS},
             f"Effects of other settings on {column(RATE).in_words}",
             lambda effects: overall(effects[~effects["knob"].isin(OWN_SECTION)]).assign(

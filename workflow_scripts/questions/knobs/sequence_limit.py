@@ -115,7 +115,7 @@ def most_important_knob(tables: Tables) -> str:
     """The knob with numbers as values whose change had the largest effect; max-num-seqs if no effect is known."""
     numeric = [name for name in tables.knobs if pd.api.types.is_numeric_dtype(tables.measured[name])]
     names = [name.removeprefix("knob_") for name in numeric if tables.measured[name].nunique() > 1]
-    effects = tables.get("effects", "comparison", "knob", "ratio")
+    effects = tables.get("knobs", "comparison", "knob", "ratio")
     rows = effects[(effects["comparison"] == "overall") & effects["knob"].isin(names) & (effects["ratio"] > 0)]
     if len(rows):
         return str(rows["knob"].iloc[int(size_of(rows["ratio"]).to_numpy().argmax())])

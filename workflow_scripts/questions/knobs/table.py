@@ -1,7 +1,7 @@
 """Compare knobs, models and environments by throughput, and say whether they took effect.
 
-    kvsweep table-effects --study config/studies/demo.yaml \\
-        --tables results/demo/tables --out results/demo/tables/effects.parquet
+    kvsweep table-knobs --study config/studies/demo.yaml \\
+        --tables results/demo/tables --out results/demo/tables/knobs.parquet
 
 Compared cells differ in exactly one knob, in the model or in the environment. docs/tables.md documents every column,
 docs/statistics.md the tests.
@@ -41,7 +41,7 @@ OF_RATES = ("whole_ratio", "fastest", "fastest_decided")
 
 
 SCHEMA = table_schema(
-    "effects",
+    "knobs",
     "The effect of each knob on the output rate, from cells that differ only in one knob, in the model or in the "
     "environment. `pair`: a value against the baseline, the smallest value, `false` or `default`. `overall`: the two "
     "values furthest apart, the faster in `value`, with a verdict over all pairs.",
@@ -221,7 +221,7 @@ def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, margin_pct: float) -> pd.D
     )
 
 
-@table_command("effects", WAITING)
+@table_command("knobs", WAITING)
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
     margin_pct = study.equivalence_margin_pct
     effects = knob_effects(cells, margin_pct, looks_at(study.starts, cells))

@@ -1,8 +1,8 @@
 """Compare predicted KV capacity with the engine's: blocks, tokens, concurrency, memory.
 
-    kvsweep table-capacity --study config/studies/demo.yaml \\
+    kvsweep table-memory --study config/studies/demo.yaml \\
         --tables results/demo/tables --predictions results/demo/plan/capacity.jsonl \\
-        --out results/demo/tables/capacity.parquet
+        --out results/demo/tables/memory.parquet
 
 One row per cell with a prediction, and one per published number of blocks. docs/capacity.md says how predictions are
 made, docs/tables.md documents every column.
@@ -79,7 +79,7 @@ _CELL = (
 )
 
 SCHEMA = table_schema(
-    "capacity",
+    "memory",
     "KV capacity as predicted before the measurement and as reported by the engine ([how](capacity.md)). "
     "One row per cell of vLLM and of HuggingFace's continuous batching, and per published number of "
     "blocks. `source` is that of the `observed_*` columns.",
@@ -247,6 +247,6 @@ def read_predictions(path: Path) -> pd.DataFrame:
     return pd.DataFrame(predictions, columns=[*fields, "published"])
 
 
-@table_command("capacity", option("--predictions", type=Path, required=True, help="capacity.jsonl of `kvsweep plan`"))
+@table_command("memory", option("--predictions", type=Path, required=True, help="capacity.jsonl of `kvsweep plan`"))
 def main(args: Namespace, _: Study, cells: pd.DataFrame) -> pd.DataFrame:
     return capacity_table(cells, read_predictions(args.predictions))

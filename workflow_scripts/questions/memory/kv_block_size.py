@@ -137,7 +137,7 @@ BY_KIND_OF_LAYER = TablePart(
 
 def prediction_errors(report: Report) -> Iterator[Block]:
     names = ["observed_kv_cache_tokens", "observed_max_concurrency"]
-    rows = report.tables.need("capacity")
+    rows = report.tables.need("memory")
     measured = rows[(rows["source"] == "measured") & rows["observed_kv_cache_tokens"].notna()]
     error_pct = measured["kv_cache_tokens_error_pct"].dropna().abs()
     require(error_pct, "no cell has KV-cache tokens that were both predicted and measured")
@@ -164,7 +164,7 @@ def prediction_errors(report: Report) -> Iterator[Block]:
 
 
 def why_predictions_missed(report: Report) -> Iterator[Block]:
-    rows = report.tables.need("capacity")
+    rows = report.tables.need("memory")
     # Cells that differ only in knobs without effect on the cache have the same sentences.
     first: dict[str, dict[str, Any]] = {}
     for row in records(rows[rows["disagrees"].notna()]):
@@ -173,11 +173,11 @@ def why_predictions_missed(report: Report) -> Iterator[Block]:
         first.setdefault(words, row)
     verdicts = {"published": "published"}
     named = [(row["source"], report.names.get(row["cell_id"], row["cell_id"]), words) for words, row in first.items()]
-    yield from some([Finding(verdicts.get(of, "missed"), f"{cell}: {words}") for of, cell, words in named], "capacity")
+    yield from some([Finding(verdicts.get(of, "missed"), f"{cell}: {words}") for of, cell, words in named], "memory")
 
 
 CAPACITY = TablePart(
-    "capacity",
+    "memory",
     {
         "gpu": "Device",
         "model": "Model",

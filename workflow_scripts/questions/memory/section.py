@@ -268,7 +268,7 @@ def every_pool(report: Report) -> Iterator[Block]:
 
 
 SUBJECT = Subject(
-    id="pressure",
+    id="memory",
     title="Memory pressure",
     parts=[FigurePart(pressure_by_pool), FigurePart(users_by_cache), every_way, every_pool],
     findings=[users_in_the_same_memory],

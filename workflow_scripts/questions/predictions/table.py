@@ -71,7 +71,7 @@ SCHEMA = table_schema(
         "speed_source",
         "source of the costs of steps: `calibrated` (on this device), `project file`, `measured rates` or `data sheet`",
     ),
-    TEXT("bound_by", "predicted limit of the running sequences, as in `effects`"),
+    TEXT("bound_by", "predicted limit of the running sequences, as in `knobs`"),
     NUMBER("running_peak_predicted running_peak_measured", "sequences that run at once"),
     NUMBER("evicted_blocks_predicted", "predicted number of times that a block of a shared text loses its content"),
     NUMBER("full_share", "predicted share of time with all allowed sequences running"),

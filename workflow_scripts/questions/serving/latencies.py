@@ -29,7 +29,7 @@ LATENCIES = ("ttft_s_p50", "tpot_s_p50", "e2e_s_p50")
 
 SCHEMA = table_schema(
     "latencies",
-    "Like `effects`, for the latencies of servers: one row per latency. Request rate and users count "
+    "Like `knobs`, for the latencies of servers: one row per latency. Request rate and users count "
     "as knobs. With a ratio above 1, requests take longer with `value`.",
     {
         **{name: column for name, column in effects.SCHEMA.columns.items() if name not in effects.OF_RATES},

@@ -34,7 +34,7 @@ def spread(tables: Tables) -> Plot:
 
 
 SUBJECT = Subject(
-    id="how-sure",
+    id="trust",
     lines=0,
     title="How sure the numbers are",
     parts=[FigurePart(spread), what_verdicts_cover, loaded_cells, slowed_cells, rounds, drift],

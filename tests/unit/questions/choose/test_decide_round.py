@@ -126,9 +126,9 @@ def test_the_effects_of_a_study_share_its_error_over_its_rounds(three, tmp_path,
     noise = np.array([[0.01, -0.01, 0.0], [-0.01, 0.0, 0.01]])
     table = starts_table(*(cell({"max_num_seqs": n}, 100 * np.exp(of)) for n, of in zip((1, 4), noise, strict=True)))
     write_measurements(table, tmp_path)
-    words = ["--study", study.file, "--tables", tmp_path, "--out", tmp_path / "effects.parquet"]
+    words = ["--study", study.file, "--tables", tmp_path, "--out", tmp_path / "knobs.parquet"]
     assert table_effects(list(map(str, words))) == 0
-    effects = pd.read_parquet(tmp_path / "effects.parquet")
+    effects = pd.read_parquet(tmp_path / "knobs.parquet")
     assert (set(effects["verdict"]), set(effects["margin_pct"])) == ({verdict}, {5.0})
 
 

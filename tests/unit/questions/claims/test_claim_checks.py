@@ -52,7 +52,7 @@ PAIR = BLOCKS | {"comparison": "pair", "values": "16, 32, 64"}
     ],
 )
 def test_flatness_is_decided_within_the_claimed_range_or_by_pairs_of_the_claimed_values(found, said):
-    of = tables(cells=[ONE], effects=[{"cell_id": ONE[0]["cell_id"]} | found])
+    of = tables(cells=[ONE], knobs=[{"cell_id": ONE[0]["cell_id"]} | found])
     of_knob = {"max_num_seqs": "throughput-flat-over-max-num-seqs", "block_size": "throughput-flat-over-block-size"}
     assert verdict(flat(claim(of_knob[found["knob"]]), of)) == said
 
@@ -194,7 +194,7 @@ def capacity(memory=20, overhead=1, **columns):
     """The capacity of an L4; memory and overhead in GiB."""
     row = {"cell_id": "a", "gpu": "l4", "model": "opt-125m", "gpu_memory_utilization": 0.5, "source": "measured"}
     row |= {"implied_memory_bytes": memory * 2.0**30, "implied_overhead_bytes": overhead * 2.0**30}
-    return tables(capacity=[row | {"predicted_overhead_bytes": 0.88 * 2.0**30, "bytes_per_block": 2**20} | columns])
+    return tables(memory=[row | {"predicted_overhead_bytes": 0.88 * 2.0**30, "bytes_per_block": 2**20} | columns])
 
 
 def lengths(concurrency, blocks):
@@ -223,7 +223,7 @@ def stages(ratio, slower):
         of_pair = {"knob": name, "comparison": "pair", "value": "2", "baseline": "1", "held": "", "ratio": of_knob}
         cell_id = of_cells(cells[-1]).cells[0].cell_id
         rows.append({"cell_id": cell_id} | effect(of_knob * 0.99, of_knob * 1.01, **of_pair))
-    return of_cells(*cells, others={"effects": rows})
+    return of_cells(*cells, others={"knobs": rows})
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,8 @@ def test_nothing_that_was_measured_on_a_cpu_decides():
     ratio = of_cpu | {"gpu_a": "cpu-all", "gpu_b": "cpu-1core", "metric": "output_tokens_per_s", "ratio": 2.95}
     of = tables(
         cells=cells,
-        effects=[effect | {"baseline": "1", "verdict": "flat"}],
-        ratios=[ratio | {"knobs": "bs32"}],
+        knobs=[effect | {"baseline": "1", "verdict": "flat"}],
+        devices=[ratio | {"knobs": "bs32"}],
         fragmentation=[{"cell_id": of_cpu["cell_id"], "layout": "contiguous_max_model_len", "waste_pct": 80.0}],
     )
     found = claims_table(STUDY, of).set_index("claim_id")
@@ -166,7 +166,7 @@ def test_what_an_interval_says_of_a_stated_range(stated, tolerance, low, high, s
     ],
 )
 def test_a_measurement_decides_only_under_the_stated_conditions(about, place, conditions, bears):
-    row = tables(effects=[{"cell_id": "fast", "baseline_cell_id": "slow"} | place]).rows("effects")[0]
+    row = tables(knobs=[{"cell_id": "fast", "baseline_cell_id": "slow"} | place]).rows("knobs")[0]
     found = measured(Claim.model_validate(ONE | about), row, "It is.", CONTRADICTED, **conditions)
     assert (found.bears, found.says) == (bears, CONTRADICTED if bears else None)
     assert found.label == place.get("source", MEASURED)
@@ -265,8 +265,8 @@ def test_the_command_writes_the_table_from_what_tables_there_are(tmp_path):
     row = {"source": "published", "cell_id": "published/kv_blocks_l4_opt125m/1", "gpu": "L4"}
     row |= {"model": "facebook/opt-125m", "gpu_memory_utilization": 0.5, "kv_cache_tokens_error_pct": 110.0}
     row |= {"implied_overhead_bytes": 1.0e9, "predicted_overhead_bytes": 1.1e9}
-    capacity = pd.DataFrame([row]).reindex(columns=list(TABLE_SCHEMAS["capacity"].columns))
-    write_table(capacity, tmp_path / "capacity.parquet")
+    capacity = pd.DataFrame([row]).reindex(columns=list(TABLE_SCHEMAS["memory"].columns))
+    write_table(capacity, tmp_path / "memory.parquet")
     write_measurements(cells_table(cell({"max_num_seqs": 1})), tmp_path)
     claims = republished(tmp_path).folder / "claims.yaml"
     claims.write_text(claims.read_text().replace("value: 5.2,", "value: 1.34,"))

@@ -71,16 +71,16 @@ def ratio(value, explanation, **columns):
 )
 def test_a_measured_ratio_must_be_the_published_one_and_follow_bandwidth(value, explanation, columns, verdict):
     rows = [ratio(value, explanation, **columns)]
-    measured = evidence("h200-over-l40s", tables(ratios=rows), throughput_ratio=5.5)[-1]
+    measured = evidence("h200-over-l40s", tables(devices=rows), throughput_ratio=5.5)[-1]
     assert measured.says == (None if verdict == NOT_TESTABLE else verdict)
     assert measured.ids == ("h200/vllm/llama-3.1-8b-instruct/chat/bs16", "l40s/vllm/llama-3.1-8b-instruct/chat/bs16")
 
 
 @pytest.mark.parametrize("columns", [{"gpu_a": "h100-sxm"}, {"gpu_b": "cpu-all"}, {"model": "opt-125m"}])
 def test_other_pairs_of_devices_are_only_seen_here(columns):
-    found = evidence("h200-over-l40s", tables(ratios=[ratio(5.5, "bandwidth", **columns)]))[-1]
+    found = evidence("h200-over-l40s", tables(devices=[ratio(5.5, "bandwidth", **columns)]))[-1]
     assert (found.bears, found.says) == (False, None)
-    of_totals = tables(ratios=[ratio(5.5, "bandwidth", metric="total_tokens_per_s")])
+    of_totals = tables(devices=[ratio(5.5, "bandwidth", metric="total_tokens_per_s")])
     assert len(evidence("h200-over-l40s", of_totals)) == 2
 
 

@@ -281,7 +281,7 @@ def call(folder, predictions_text):
     write_measurements(table(cell(KNOBS, **PRINTED)), folder)
     (folder / "capacity.jsonl").write_text(predictions_text)
     names = {"study": write_study(folder, workloads={"chat": fixed()}), "tables": folder}
-    names |= {"predictions": folder / "capacity.jsonl", "out": folder / "capacity.parquet"}
+    names |= {"predictions": folder / "capacity.jsonl", "out": folder / "memory.parquet"}
     return main([text for name, path in names.items() for text in (f"--{name}", str(path))])
 
 

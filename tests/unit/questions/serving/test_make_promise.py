@@ -25,7 +25,7 @@ from workflow_scripts.tables.measurements import read_measurements
 from workflow_scripts.tables.typed_tables import read_table
 
 SERVED = "h200/vllm-serve/llama-3.1-8b-instruct/chat/bs16-seqs64-rate{}"
-TABLES = ("serving", "serving_summary", "recommendations", "limits", "capacity")
+TABLES = ("serving", "serving_summary", "recommendations", "limits", "memory")
 
 
 @pytest.fixture(scope="module")
