@@ -73,6 +73,8 @@ def predicted_hit_rate(table: pd.DataFrame, texts: Texts) -> pd.Series:
 def kv_memory(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells table with `kv_bytes_used_mean`, and with the pool if the engine reports no reservation per step.
 
+    Tokens of a prompt count as live from when it is scheduled, but cannot take more than the blocks in use.
+
     If `kv_pool_bytes` is null, the pool is blocks x tokens per block x bytes per token.
     """
     drafted = as_applied(cells, "num_speculative_tokens") > 0
@@ -87,8 +89,9 @@ def kv_memory(cells: pd.DataFrame) -> pd.DataFrame:
     bytes_per_token = pd.Series([_bytes_of_token(*of_cell) for of_cell in settings], index=cells.index, dtype=float)
     counted = cells["num_gpu_blocks"].astype(float) * cells["block_size_effective"].astype(float) * bytes_per_token
     pool = cells["kv_pool_bytes"].astype(float).fillna(counted).where(cells["repeat"].notna())
+    in_use = (cells["kv_cache_usage_mean"].astype(float) * pool).fillna(np.inf)
     return cells.assign(
-        kv_bytes_used_mean=cells["kv_tokens_live_mean"].astype(float) * bytes_per_token,
+        kv_bytes_used_mean=(cells["kv_tokens_live_mean"].astype(float) * bytes_per_token).clip(upper=in_use),
         kv_bytes_reserved_mean=cells["kv_bytes_reserved_mean"].astype(float).fillna(pool),
         kv_bytes_reserved_peak=cells["kv_bytes_reserved_peak"].astype(float).fillna(pool),
     )

@@ -14,7 +14,7 @@ def test_each_command_is_shown_once_with_all_that_it_is_recommended_for(report, 
     both = first[first["role"].isin(["best_throughput", "smallest_within_margin"])]
     assert len(both) == 2
     none = first[:1].assign(role="best_within_latency", command=None, eligible=0)
-    rows = pd.concat([both.assign(command="vllm serve org/model"), none])
+    rows = pd.concat([both.assign(command="vllm serve org/model", eligible=2), none])
     block, without = commands(changed(report, tmp_path, recommendations=rows))
     assert (without.command, len(without.why)) == ("", 1)
     assert isinstance(block, Command)
@@ -22,6 +22,12 @@ def test_each_command_is_shown_once_with_all_that_it_is_recommended_for(report, 
     roles = ("highest throughput", "smallest setting within the margin of the fastest")
     told = tuple(f"{block.title}, {role}: " for role in roles)
     assert [line for line in block.why if line.startswith(told)] == block.why
+    # The smallest of one setting is no advice, and a mean that no test shows to be higher is not called the highest.
+    undecided = rows[:2].assign(eligible=1, chosen_among_ties=True, ties=both["knobs"].iloc[0])
+    (block,) = commands(changed(report, tmp_path / "tied", recommendations=undecided))
+    assert isinstance(block, Command)
+    assert len(block.why) == 1
+    assert "the highest of" not in block.why[0]
     # One of one setting is neither the highest nor the smallest.
     (alone,) = commands(changed(report, tmp_path, recommendations=rows[:2].assign(compared=1)))
     assert isinstance(alone, Command)

@@ -34,7 +34,7 @@ STUDY = made_study(
 def cells(**columns: object) -> pd.DataFrame:
     known: dict[str, object] = {"model": "tiny-llama-57m", "dtype": "float32", "start": 1, "repeat": 0}
     known |= dict.fromkeys(("num_gpu_blocks", "block_size_effective", "kv_pool_bytes", "kv_tokens_live_mean"))
-    known |= dict.fromkeys(("kv_bytes_reserved_mean", "kv_bytes_reserved_peak"))
+    known |= dict.fromkeys(("kv_bytes_reserved_mean", "kv_bytes_reserved_peak", "kv_cache_usage_mean"))
     return pd.DataFrame([known | columns])
 
 
@@ -48,6 +48,11 @@ NAN = float("nan")
     [
         # A pool is reserved whole, and counted from its blocks.
         (POOL | LIVE, 128 * BYTES_PER_TOKEN, 128 * BYTES_PER_TOKEN, 16 * BYTES_PER_TOKEN),
+        # A prompt that waits for its blocks takes no more than those in use.
+        *(
+            (POOL | LIVE | {"kv_cache_usage_mean": share}, *[128 * BYTES_PER_TOKEN] * 2, tokens * BYTES_PER_TOKEN)
+            for share, tokens in ((0.0625, 8), (0.5, 16))
+        ),
         # What the engine tells goes before what is counted.
         (POOL | {"kv_pool_bytes": 1e6}, 1e6, 1e6, NAN),
         ({"kv_bytes_reserved_mean": 2e6, "kv_bytes_reserved_peak": 3e6}, 2e6, 3e6, NAN),

@@ -69,7 +69,9 @@ SCHEMA = table_schema(
     NUMBER("experts_touched_share_uniform", "expected share if all experts are equally likely"),
     declared("mbu mfu", "`read_bytes` and `flops` over `wall_s`, as a share of the device's rate"),
     NUMBER("engine_mbu engine_mfu", "the same from the engine's own estimates"),
-    NUMBER("engine_read_bytes_difference engine_flops_difference", "engine's estimate over the count here, minus 1"),
+    NUMBER(
+        "engine_read_bytes_difference engine_flops_difference", "engine's estimate over the same counted here, minus 1"
+    ),
     NUMBER("factor", "measured rate over its ceiling, the higher of output and total tokens"),
     NUMBER("tolerance", "how far `factor` may exceed 1; infinite if other programs disturbed the measured rates"),
     FLAG("exceeds", "`factor` is above 1 + `tolerance`"),
@@ -141,7 +143,10 @@ def _utilization(table: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_
     tokens = numbers(table["computed_prompt_tokens"] + table["decode_tokens"])
     measured = numbers(table["experts_touched_share"])
     touched = np.where(np.isnan(measured), facts.touched_share(tokens / steps), measured)
-    read_bytes = steps * facts.step_weight_bytes(tokens / steps, touched) + _kv_bytes(table, facts, kv_cache_dtype)
+    weight_bytes = steps * facts.step_weight_bytes(tokens / steps, touched)
+    read_bytes = weight_bytes + _kv_bytes(table, facts, kv_cache_dtype)
+    # The engine counts a shared prefix for each sequence, and activations.
+    counted_bytes = weight_bytes + _kv_bytes(table.assign(kv_tokens_shared=0.0), facts, kv_cache_dtype)
     flops = np.add(*phase_flops(table, facts))
     return table.assign(
         read_bytes=read_bytes,
@@ -151,18 +156,21 @@ def _utilization(table: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_
         mfu=formulas.utilization(flops, wall_s, flop_per_s),
         engine_mbu=formulas.utilization(engine_read_bytes, wall_s, bytes_per_s),
         engine_mfu=formulas.utilization(engine_flops, wall_s, flop_per_s),
-        engine_read_bytes_difference=engine_read_bytes / (read_bytes + _activation_bytes(table, facts)) - 1,
+        engine_read_bytes_difference=engine_read_bytes / (counted_bytes + _activation_bytes(table, facts)) - 1,
         engine_flops_difference=engine_flops / flops - 1,
     )
 
 
 def _kv_bytes(table: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> FloatArray:
-    """Bytes of keys, values and states that decode steps moved on all ranks; a state is read and written."""
+    """Bytes of keys, values and states that decode steps had to move on all ranks: a state is read and written, and a
+    shared prefix is read once for all sequences, as in the ceilings."""
     ranks = int(table["tensor_parallel_size"].iloc[0])  # that of all rows
     read = 2 * ranks * facts.state_bytes(ranks) * numbers(table["decode_tokens"])
     for reach in facts.reaches_on(ranks):
         bytes_of_token = reach.kv_elements * facts.kv_dtype_bytes(kv_cache_dtype)
-        read = read + bytes_of_token * numbers(table[f"kv_tokens_read{reach.suffix}"])
+        tokens = numbers(table[f"kv_tokens_read{reach.suffix}"])
+        shared = np.minimum(numbers(table["kv_tokens_shared"]), tokens)
+        read = read + bytes_of_token * (tokens - shared * (1 - 1 / numbers(table["sequences_max"])))
     # The cache is read once per output token, or less often if a step also accepts drafted tokens.
     unread = numbers(table["accepted_draft_tokens"].where(table["num_speculative_tokens"] > 0, 0.0))
     return read * (1 - unread / numbers(table["output_tokens"]))

@@ -12,6 +12,10 @@ from workflow_scripts.tables.results import records, require
 
 # Maximum number of ties that are named.
 MOST_TIES = 5
+CHOSEN = (
+    "A higher mean is not shown to be faster; this is the one of these with the largest KV cache, then the fewest "
+    "sequences, then the smallest blocks:"
+)
 ROLES: Mapping[str, str] = {
     "best_throughput": "highest throughput",
     "best_within_latency": "highest throughput within a latency",
@@ -22,7 +26,9 @@ ROLES: Mapping[str, str] = {
 def commands(report: Report) -> Iterator[Block]:
     """Commands to serve with; each is shown once, with all that it is recommended for."""
     table = report.tables.need("recommendations")
-    rows = require(table[table["role"].isin(ROLES)], "no vLLM cell was measured that could be recommended")
+    # Of one setting, to be the smallest says nothing.
+    is_told = table["role"].isin(ROLES) & ~(table["role"].eq("smallest_within_margin") & table["eligible"].eq(1))
+    rows = require(table[is_told], "no vLLM cell was measured that could be recommended")
     models = resolved_models(report.study).items()
     if random := [name for name, model in models if model.hub_repo and model.load_format != "hub"]:
         yield Text(f"Measured with random weights of {listed(random)}; the commands load the published ones.")
@@ -46,10 +52,14 @@ def _why(report: Report, row: Mapping[str, Any]) -> str:
         return f"the smallest {of} that are shown to be within {row['margin_pct']:g} % of the fastest."
     bound = f" that keep {row['latency_bound']}" if row["role"] == "best_within_latency" else ""
     words = f"{rate}, the highest {of}{bound}."
+    if row["chosen_among_ties"] is True:
+        words = f"{rate}, one {of}{bound}. {CHOSEN}"
+    elif isinstance(row["ties"], str):
+        words += " Not shown to be slower:"
     if isinstance(row["ties"], str):
         ties = [report.settings.get(name, name) for name in row["ties"].split(", ")]
         more = f"; and {len(ties) - MOST_TIES} more" if len(ties) > MOST_TIES else ""
-        words += f" Not shown to be slower: {'; '.join(ties[:MOST_TIES])}{more}."
+        words += f" {'; '.join(ties[:MOST_TIES])}{more}."
     return words
 
 

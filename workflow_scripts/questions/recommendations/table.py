@@ -44,13 +44,15 @@ from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.serve_command import Prepared, ServeSettings, serve_settings
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.table_command import table_command
-from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 
 LATENCIES = ("tpot_s_p50", "ttft_s_p50")
 TAILS = ("ttft_s_p99", "tpot_s_p99")
 BEST, WITHIN_LATENCY, SMALLEST, PARETO = ("best_throughput", "best_within_latency", "smallest_within_margin", "pareto")
 # The bound if the study sets none is this many times the lowest time per output token of any configuration.
 DEFAULT_TPOT_FACTOR = 2.0
+# Of settings not shown to be slower, one whose mean is at least this share of the highest may be chosen instead.
+CLOSE_TO_HIGHEST = 0.9
 # The mean of equal values may differ from them by this share.
 _ROUNDING = 1e-9
 
@@ -61,9 +63,11 @@ SCHEMA = table_schema(
     TEXT("study source gpu model workload", "as in `cells`"),
     TEXT(
         "role",
-        "`best_throughput`; `best_within_latency`: highest rate within the bound; "
+        "`best_throughput`: the highest rate or, among settings within 10 % of it that are not shown to be slower, "
+        "the largest KV cache, then fewest sequences, then smallest block; `best_within_latency`: the same within the "
+        "bound; "
         "`smallest_within_margin`: fewest sequences, then least memory, then smallest block, among those "
-        "shown to be slower than the best by at most the margin; `pareto`: none is better in rate, "
+        "shown to be slower than the highest rate by at most the margin; `pareto`: none is better in rate, "
         "`tpot_s_p50` and `ttft_s_p50`",
     ),
     TEXT("cell_id knobs", "the configuration"),
@@ -78,7 +82,8 @@ SCHEMA = table_schema(
         "latency_bound", "bound of `best_within_latency`; default: `tpot_s_p99` at most twice the lowest `tpot_s_p50`"
     ),
     NUMBER("margin_pct", "margin of `smallest_within_margin`"),
-    TEXT("ties", "knobs of configurations not shown to be slower, comma-separated"),
+    TEXT("ties", "knobs of configurations not shown to be slower than the highest rate, comma-separated"),
+    FLAG("chosen_among_ties", "another configuration has a higher mean, and is not shown to be faster"),
     INTEGER("compared", "configurations of this device, model and workload"),
     INTEGER("eligible", "those of them among which the role chooses; 0: none keeps the bound; null for `pareto`"),
     TEXT("command", "`vllm serve` with this configuration and the model's published weights"),
@@ -87,7 +92,12 @@ SCHEMA = table_schema(
 
 _PINNED = [name for name, knob in VllmKnobs.described().items() if knob.pinned]
 _RESERVES = [f"knob_{name}" for name, knob in VllmKnobs.described().items() if knob.reserves]
-_OBSERVED = {"dtype": "first", "block_size_effective": "first", **{f"{name}_effective": "first" for name in _PINNED}}
+_OBSERVED = {
+    "dtype": "first",
+    "kv_cache_tokens": "first",
+    "block_size_effective": "first",
+    **{f"{name}_effective": "first" for name in _PINNED},
+}
 
 # Model -> its resolved definition and its prepared folder.
 Settings = Mapping[str, Prepared]
@@ -146,8 +156,12 @@ def _of_place(
     looks: Looks,
 ) -> Iterator[Row]:
     cells, sample = records(place.assign(compared=len(place))), place["sample"].to_numpy(dtype=int)
+    # Means of logarithms.
     rate, *latencies = (numbers(place[_ranks(metric)]) for metric in (RATE, *LATENCIES))
-    best = int(rate.argmax())
+    memory = [name for name in _RESERVES if name in place]
+    # What costs nothing, in this order: a larger KV cache (of steps of 1 %), fewer sequences, smaller blocks.
+    kv_cache = np.log(numbers(place["kv_cache_tokens"])).round(2)
+    costs = place.assign(kv_cache=-kv_cache)[["kv_cache", "max_concurrency_allowed", "block_size_effective", "knobs"]]
 
     def row(cell: int, role: str, **more: object) -> Row:
         settings = settings_of(cells[cell], models)
@@ -155,11 +169,15 @@ def _of_place(
         return cells[cell] | served | {"role": role} | more
 
     def fastest(among: BoolArray, role: str, **more: object) -> Row:
-        cell = int(np.where(among, rate, -np.inf).argmax())
-        others = place[among & (place.index != cell)]
-        not_slower = others["knobs"][~is_higher(compare(samples, sample[[cell]], sample[others.index]))]
-        return row(cell, role, ties=", ".join(not_slower) or None, eligible=among.sum(), **more)
+        highest = int(np.where(among, rate, -np.inf).argmax())
+        others = np.flatnonzero(among & (place.index != highest))
+        tied = [highest, *others[~is_higher(compare(samples, sample[[highest]], sample[others]))]]
+        close = [cell for cell in tied if rate[cell] >= rate[highest] + np.log(CLOSE_TO_HIGHEST)]
+        cell = int(costs.loc[close].sort_values(list(costs), kind="stable").index[0])
+        ties = ", ".join(place.loc[sorted({*tied} - {cell}), "knobs"]) or None
+        return row(cell, role, ties=ties, chosen_among_ties=cell != highest, eligible=among.sum(), **more)
 
+    best = int(rate.argmax())
     yield fastest(np.ones(len(place), dtype=bool), BEST)
 
     bound_s = tpot_p99_s or DEFAULT_TPOT_FACTOR * float(place["tpot_s_p50"].min())
@@ -176,7 +194,6 @@ def _of_place(
     as_fast = np.arange(len(place)) == best
     against_best = compare(samples, sample[~as_fast], sample[as_fast])
     as_fast[~as_fast] = holm(against_best.p_not_below(margin_pct)) <= EQUIVALENCE_ALPHA * looks.of_plan
-    memory = [name for name in _RESERVES if name in place]
     order = ["max_concurrency_allowed", *memory, "block_size_effective", "knobs"]
     smallest = int(place[as_fast].sort_values(order, kind="stable").index[0])
     yield row(smallest, SMALLEST, margin_pct=margin_pct, eligible=as_fast.sum())

@@ -179,6 +179,13 @@ def test_a_gpu_has_a_row_for_each_source_of_rates(parsed):
     assert row(parsed, cpu)["tolerance"] == math.inf
 
 
+def test_mbu_reads_a_shared_prefix_once_per_step_as_the_ceiling_does(parsed):
+    parsed.cell([(64, 3, 32)] * 4, steps_taken=3, wall_s=1.0)
+    measured_device(parsed.devices, last_level_cache_bytes=0)
+    kv_tokens = 4 * (64 + 65) - 4 * 2 * 32 * 3 / 4
+    assert row(parsed)["read_bytes"] == pytest.approx(3 * TINY.decode_weight_bytes + kv_tokens * TINY.bytes_per_token())
+
+
 def test_the_measured_rate_of_the_cache_is_a_ceiling_of_its_own_and_without_it_arithmetic_alone(parsed):
     parsed.cell([(10, 3, 0)] * 4, steps_taken=3, wall_s=1.0)
     by_size = {2**22: 40e9, 2**26: 20e9, 2**30: 10e9}

@@ -109,10 +109,28 @@ def test_a_tie_is_a_test_that_is_not_passed():
     # Turned round, the rates differ by 2 sd, 0 and -2 sd, so half of the 95 % interval is t(0.975, 2) * 2 sd / sqrt(3).
     half = stats.t.ppf(0.975, 2) * 0.02 / math.sqrt(3)
     best = config(4, around(100, 0.01))
-    for distance, ties in ((0.999, "seqs1"), (1.001, None)):
+    for distance, ties in ((0.999, "seqs4"), (1.001, None)):
         other = config(1, around(100 * math.exp(-half * distance), 0.01)[::-1])
         found = only(recommended(best, other, role="best_throughput"))
         assert (None if pd.isna(found["ties"]) else found["ties"]) == ties
+
+
+@pytest.mark.parametrize(
+    ("slower", "kv_cache_tokens", "chosen"),
+    [
+        (99.5, (50_000, 100_000), "seqs8"),
+        (99.5, (99_900, 100_000), "seqs4"),
+        (99.5, (100_000, 50_000), "seqs4"),
+        (101.0, (50_000, 100_000), "seqs8"),
+        (85.0, (50_000, 100_000), "seqs4"),
+    ],
+)
+def test_a_tie_with_a_larger_kv_cache_is_chosen_if_its_mean_is_near(slower, kv_cache_tokens, chosen):
+    four = config(4, around(100, 0.2), kv_cache_tokens=kv_cache_tokens[0])
+    eight = config(8, around(slower, 0.2)[::-1], kv_cache_tokens=kv_cache_tokens[1])
+    found = only(recommended(four, eight, role="best_throughput"))
+    assert found[["knobs", "ties"]].tolist() == [chosen, "seqs8" if chosen == "seqs4" else "seqs4"]
+    assert found["chosen_among_ties"] == (chosen == "seqs8" and slower < 100)
 
 
 # --- within a latency
