@@ -15,6 +15,7 @@ from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knobs_that_differ, setting
 from workflow_scripts.tables.parsed_facts import REPEAT
 from workflow_scripts.tables.results import MissingError, Tables, require
+from workflow_scripts.workloads.arrivals import Load
 
 # Where cells of several engines are compared.
 PLACES = ["gpu", "model", "workload"]
@@ -55,6 +56,13 @@ def groups_varying(rows: pd.DataFrame, knob: str, knobs: Sequence[str], panel_ke
         for _, first in part.head(1).iterrows()
     ]
     return sorted(groups, key=lambda group: -group.rows["cell_id"].nunique())
+
+
+def under_load(cells: pd.DataFrame) -> "pd.Series[bool]":
+    """Whether a client sends each cell's requests at a rate, or those of a number of users: this load is no setting of
+    the server, and the output rate follows from it."""
+    knobs = [f"knob_{name}" for name in Load.model_fields]
+    return cells.reindex(columns=knobs).notna().any(axis=1)
 
 
 def values_at(tables: Tables, group: Group, *measures: str) -> pd.DataFrame:

@@ -12,10 +12,11 @@ import pandas as pd
 from workflow_scripts.catalog.published import times_at_mixes
 from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import listed, number, plural, sentence
+from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.page.blocks import UNKNOWN, Figure, Finding, Fold, Table, outcome_words
 from workflow_scripts.page.report import Report
 from workflow_scripts.page.sentences import DECIDED, explained, span, with_counts, without_effect
-from workflow_scripts.page.series import PLACES, values_at
+from workflow_scripts.page.series import PLACES, under_load, values_at
 from workflow_scripts.physics.rate_ceiling import at_least
 from workflow_scripts.present.figures import FIGURES
 from workflow_scripts.questions.devices import section as device_ratios
@@ -224,52 +225,62 @@ def _starts(report: Report) -> str:
 
 
 def best_settings(report: Report) -> Table | Fold | None:
-    """The table, the largest model with the most work first; None if no cell has a rate."""
-    tables = report.tables
+    """The table, with the settings of each engine apart and the largest model with the most work first; None if no
+    cell has a rate that is not that of its load."""
+    tables, place = report.tables, [*PLACES, "engine"]
     recommended = tables.get("recommendations", "role", *PLACES)
     cells = report.grid[(report.grid["outcome"] == "ok") & report.grid["comparable"].eq(True)]
+    cells = cells[~under_load(cells)]
     means_of = tables.values.reindex(columns=[RATE, *TIMES, WAIT])
     cells = cells[cells["cell_id"].isin(means_of.index[means_of[RATE].notna()])]
     if cells.empty:
         return None
-    fastest = recommended[recommended["role"] == "best_throughput"]
-    best = dict(zip(fastest[PLACES].itertuples(index=False, name=None), records(fastest), strict=True))
+    fastest = recommended[recommended["role"] == "best_throughput"].assign(engine=VLLM.name)
+    best = dict(zip(fastest[place].itertuples(index=False, name=None), records(fastest), strict=True))
     measured = tables.rows[tables.rows["cell_id"].isin(cells["cell_id"])]
     size = measured.groupby("model")["model_weights_gib"].max().fillna(0).to_dict()
     tokens = measured.assign(tokens=measured[RATE] * measured["wall_s"]).groupby(PLACES)["tokens"].sum().to_dict()
-    places = sorted(cells.groupby(PLACES, sort=False), key=lambda of: (size[of[0][1]], tokens[of[0]]), reverse=True)
+    places = sorted(cells.groupby(place, sort=False), key=lambda of: (size[of[0][1]], tokens[of[0][:3]]), reverse=True)
     rows = [_row(tables, of_place, means_of, best.get(names)) for names, of_place in places]
-    headings = ["Model and workload", "Device", "Fastest setting"]
+    headings = ["Model and workload", "Device", "Engine", "Fastest setting"]
     headings += [column(RATE).axis, *(column(name).label for name in TIMES), "Of ceiling"]
-    note = "Means over starts (95 % interval). Settings of a row are not shown to differ. First tokens include waiting."
-    table = Table("Fastest settings", headings, rows, [False] * 3 + [True] * 4, note)
+    note = (
+        "Means over starts; in brackets the 95 % interval, or how many settings, not shown to differ, the range is of. "
+        "First tokens include waiting."
+    )
+    table = Table("Fastest settings", headings, rows, [False] * 4 + [True] * 4, note)
     return table if len(rows) <= MOST_OPEN else Fold(f"Fastest settings of {len(rows)} combinations", [table])
 
 
 def _row(tables: Tables, cells: pd.DataFrame, means_of: pd.DataFrame, best: dict[str, Any] | None) -> list[str]:
     """The row of a place; it does not depend on which of several tied settings has the highest mean.
 
-    Without a recommendation it is the setting with the highest mean, which no test compared with the others.
+    Without a recommendation, intervals say which settings are tied.
     """
-    first = cells.iloc[0]
+    first, rates = cells.iloc[0], tables.intervals_of(RATE).reindex(cells["cell_id"])
     if best is None:
-        members = cells[cells["cell_id"] == means_of.loc[cells["cell_id"], RATE].idxmax()]
-        words = f"{first['engine']}: {best_in_words(members, cells, tables.knobs)}"
+        # Settings whose intervals overlap that of the highest mean are not shown to differ from it.
+        lowest = float(rates["low"].iloc[rates["value"].to_numpy().argmax()])
+        members = cells[~rates["high"].lt(lowest).to_numpy()]
     else:
-        cells = cells[cells["engine"].isin(cells.loc[cells["cell_id"] == best["cell_id"], "engine"])]
         ties = best["ties"].split(", ") if isinstance(best["ties"], str) else []
         members = cells[cells["knobs"].isin([best["knobs"], *ties])]
-        words = best_in_words(members, cells, tables.knobs)
+    words = best_in_words(members, cells, tables.knobs)
     of_them = means_of.loc[members["cell_id"]]
     rate = span(of_them[RATE])
-    if best is not None and len(members) == 1 and (ends := span([best[f"{RATE}_low"], best[f"{RATE}_high"]])):
-        rate = f"{number(best[RATE])} ({ends})"
+    if len(members) > 1:
+        rate = f"{rate} (of {len(members)})"
+    elif ends := span(rates.loc[members["cell_id"].iloc[0], ["low", "high"]]):
+        rate = f"{rate} ({ends})"
     times = [of_them[name].dropna() for name in TIMES]
-    latencies = [column(of.name).text(of.min(), of.max()) if len(of) else UNKNOWN for of in times]
+    latencies = [
+        column(name).text(of.min(), of.max()) if len(of) else UNKNOWN for name, of in zip(TIMES, times, strict=True)
+    ]
     waits = of_them[WAIT].dropna()
     if len(waits) and waits.max() > WORTH_SAYING * times[1].max():
         latencies[1] += f", waits {column(WAIT).text(waits.min(), waits.max())}"
-    return [f"{first['model']}, {first['workload']}", first["gpu"], words, rate, *latencies, _of_limit(tables, members)]
+    named = [f"{first['model']}, {first['workload']}", first["gpu"], first["engine"], words]
+    return [*named, rate, *latencies, _of_limit(tables, members)]
 
 
 def best_in_words(members: pd.DataFrame, cells: pd.DataFrame, knobs: Sequence[str]) -> str:

@@ -176,6 +176,13 @@ class Tables:
         """The value of a measure by `cell_id`; empty if no cell has one."""
         return self.values[measure] if measure in self.values else pd.Series(dtype=float)
 
+    def intervals_of(self, measure: str) -> pd.DataFrame:
+        """`value`, and `low` and `high` of its 95 % interval, of a measure by `cell_id`."""
+        rows = self.get("intervals", "cell_id", "measure", "value", "low", "high")
+        return (
+            rows[rows["measure"] == measure].drop_duplicates("cell_id").set_index("cell_id")[["value", "low", "high"]]
+        )
+
     @cached_property
     def limits(self) -> pd.DataFrame:
         """One row per cell and source of the device's rates, that of the data sheet first: medians over the repeats.

@@ -44,12 +44,12 @@ def test_an_unfinished_study_says_how_far_it_is_and_what_runs(report, results, t
     assert first_screen(replace(report, cells=tmp_path / "none" / "cells")).unfinished is None
 
 
-def best(report: Report) -> dict[tuple[str, str], list[str]]:
-    """The rows of the best settings, by work and device."""
+def best(report: Report, engine: str = "vllm") -> dict[tuple[str, str], list[str]]:
+    """The rows of an engine's best settings, by work and device."""
     block = best_settings(report)
     table = block.blocks[0] if isinstance(block, Fold) else block
     assert isinstance(table, Table)
-    return {(str(row[0]), str(row[1])): list(map(str, row)) for row in table.rows}
+    return {(str(row[0]), str(row[1])): list(map(str, row[3:])) for row in table.rows if row[2] == engine}
 
 
 def answer(report: Report, section: str) -> str:
@@ -114,7 +114,7 @@ def test_the_row_of_a_recommendation_has_its_numbers(report, tmp_path):
     for _, row in recommended.iterrows():
         rate, low, high = (row[f"output_tokens_per_s{end}"] for end in ("", "_low", "_high"))
         shown = rows[f"{row['model']}, {row['workload']}", row["gpu"]]
-        assert shown[3] == f"{number(rate)} ({span([low, high])})"
+        assert shown[1] == f"{number(rate)} ({span([low, high])})"
 
 
 def test_the_largest_model_with_the_most_work_comes_first(report, tmp_path, cells):
@@ -151,7 +151,7 @@ def test_a_tie_shows_the_range_of_its_settings(report, tmp_path):
     tied = changed(report, tmp_path, recommendations=table.assign(ties=table["ties"].mask(first, others[0])))
     of_both = measured[place & measured["knobs"].isin([others[0], table.loc[first, "knobs"].iloc[0]])]
     rates = report.tables.value("output_tokens_per_s").loc[of_both["cell_id"]]
-    assert best(tied)["llama-3.1-8b-instruct, chat", "h200"][3] == span(rates)
+    assert best(tied)["llama-3.1-8b-instruct, chat", "h200"][1] == f"{span(rates)} (of 2)"
 
 
 def test_places_without_a_recommendation_or_without_a_rate(report, tmp_path, cells):
@@ -159,8 +159,19 @@ def test_places_without_a_recommendation_or_without_a_rate(report, tmp_path, cel
     recommended = recommended[recommended["gpu"] != "a100-sxm-80gb"]
     cells.loc[cells["gpu"] == "l40s", "output_tokens_per_s"] = None
     rows = best(changed(report, tmp_path, cells=cells, recommendations=recommended))
-    assert rows["llama-3.1-8b-instruct, chat", "a100-sxm-80gb"][2].startswith("vllm: ")
+    assert ("llama-3.1-8b-instruct, chat", "a100-sxm-80gb") in rows
     assert "l40s" not in {gpu for _, gpu in rows}
+
+
+def test_the_fastest_without_a_recommendation_is_what_intervals_show_and_a_load_is_no_setting(report, tmp_path, cells):
+    nothing, intervals = in_table(report, "recommendations").head(0), in_table(report, "intervals")
+    values = intervals.index + 100.0
+    for ends, verdict in (((0.5, 2), "No difference shown"), ((1, 1), "(of ")):
+        now = intervals.assign(value=values, low=values * ends[0], high=values * ends[1])
+        rows = best(changed(report, tmp_path / verdict[:2], intervals=now, recommendations=nothing))
+        assert verdict in rows["llama-3.1-8b-instruct, chat", "h200"][0]
+    loaded = cells.assign(knob_request_rate_per_s=4.0)
+    assert best_settings(changed(report, tmp_path / "load", cells=loaded)) is None
 
 
 def test_changes_are_ranked_and_told_with_interval_margin_and_what_is_undecided(report, tmp_path):

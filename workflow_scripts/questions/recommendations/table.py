@@ -161,7 +161,8 @@ def _of_place(
     memory = [name for name in _RESERVES if name in place]
     # What costs nothing, in this order: a larger KV cache (of steps of 1 %), fewer sequences, smaller blocks.
     kv_cache = np.log(numbers(place["kv_cache_tokens"])).round(2)
-    costs = place.assign(kv_cache=-kv_cache)[["kv_cache", "max_concurrency_allowed", "block_size_effective", "knobs"]]
+    costs = place.assign(kv_cache=-kv_cache)
+    cheapest = ["kv_cache", "max_concurrency_allowed", "block_size_effective", "knobs"]
 
     def row(cell: int, role: str, **more: object) -> Row:
         settings = settings_of(cells[cell], models)
@@ -173,7 +174,7 @@ def _of_place(
         others = np.flatnonzero(among & (place.index != highest))
         tied = [highest, *others[~is_higher(compare(samples, sample[[highest]], sample[others]))]]
         close = [cell for cell in tied if rate[cell] >= rate[highest] + np.log(CLOSE_TO_HIGHEST)]
-        cell = int(costs.loc[close].sort_values(list(costs), kind="stable").index[0])
+        cell = int(costs.loc[close].sort_values(cheapest, kind="stable").index[0])
         ties = ", ".join(place.loc[sorted({*tied} - {cell}), "knobs"]) or None
         return row(cell, role, ties=ties, chosen_among_ties=cell != highest, eligible=among.sum(), **more)
 
