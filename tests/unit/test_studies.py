@@ -19,7 +19,7 @@ from workflow_scripts.workloads.workload_kinds import ShareGptWorkload
 CHECKOUT = Path(__file__).parents[2]
 STUDIES = CHECKOUT / "config" / "studies"
 # The demo is a CPU study itself; the others are about devices and numbers that they name.
-WITHOUT_CUT = {"demo", "h200_later", "paged_attention", "two_gpus", "what_if"}
+WITHOUT_CUT = {"demo", "h200_later", "paged_attention", "slurm_h100", "two_gpus", "what_if"}
 # Sweeps that take too long on a CPU, as the cuts' own comments say.
 LEFT_OUT = {"parallelism": ["both"]}
 # Sweeps that only a cut has because the knob `room_tokens` is for CPUs.

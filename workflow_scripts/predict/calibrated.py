@@ -5,9 +5,11 @@ prediction always names what it used. The rates of a device, measured or else of
 calibration where its steps alone cannot tell two kinds of work apart. docs/plan.md says where the shares come from.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Literal, cast
 
@@ -49,6 +51,11 @@ NOT_AHEAD = LaunchCosts(steps=1.0e-3, sequences=0.4e-3, eager_layers=0.525e-3, a
 # HuggingFace's kernels move activations three times as often as fused ones: a norm alone casts, squares, averages and
 # scales in separate kernels, most of them in 32 bits.
 UNFUSED = 3.0
+# FP8 by a 16-bit calibration: what a byte of weights and an operation take beside those of 16 bits, as an H100 was
+# calibrated with both, and the error of 90 % of the FP8 passes (docs/plan.md). FP8 KV needs no factor.
+IN_FP8 = re.compile(r"-?(?:quant|kv)fp8\w*")
+OF_FP8_WEIGHTS = {"weight_bytes": 1.2, "matrix_flops": 0.66}
+FROM_16_BIT_PCT = 30.0
 UNCALIBRATED = "uncalibrated"
 
 Source = Literal["calibrated", "project file", "measured rates", "data sheet"]
@@ -115,19 +122,31 @@ def speed_for(wanted: Wanted, calibrations: Path | None, project_files: Path = P
 
 def _candidates(wanted: Wanted, calibrations: Path | None, project_files: Path) -> Iterator[tuple[Source, Path]]:
     """Records of the model itself, then those of other models. After those of the engine itself come, on a GPU, those
-    of an engine with the same core: a server's client does not share the cores of its host."""
+    of an engine with the same core: a server's client does not share the cores of its host. Last come those in 16 bits
+    for FP8."""
     folders: list[tuple[Source, Path]] = [("project file", project_files / wanted.gpu.name)]
     if calibrations is not None:
         folders.insert(0, ("calibrated", calibrations / wanted.gpu.name))
-    name, knobs = f"{wanted.variant}.json", get_engine(wanted.engine).knobs
+    knobs, in_16_bit = get_engine(wanted.engine).knobs, _in_16_bit(wanted.variant)
+    variants = [wanted.variant, *([in_16_bit] if in_16_bit != wanted.variant and wanted.gpu.kind != "cpu" else [])]
     same_core = [entry.name for entry in load_engines().values() if issubclass(knobs, entry.knobs) and entry.predicted]
     others = [engine for engine in same_core if engine != wanted.engine and wanted.gpu.kind != "cpu"]
     # Steps of other versions cost about the same, so the default one's calibration is the next best.
     of_environments = [f"@{wanted.environment}", ""] if wanted.environment else [""]
-    for engine in (f"{engine}{at}" for at in of_environments for engine in (wanted.engine, *others)):
-        candidates = [(source, path) for source, at in folders for path in sorted((at / engine).glob(f"*/{name}"))]
+    engines = [f"{engine}{at}" for at in of_environments for engine in (wanted.engine, *others)]
+    for name, engine in product(variants, engines):
+        candidates = [(source, path) for source, at in folders for path in sorted((at / engine).glob(f"*/{name}.json"))]
         # The sort is stable: sources stay in their order.
         yield from sorted(candidates, key=lambda candidate: candidate[1].parent.name != wanted.model)
+
+
+def _in_16_bit(variant: str) -> str:
+    """The variant without weights and KV cache in FP8.
+
+    >>> _in_16_bit("quantfp8-kvfp8_e4m3-eager1"), _in_16_bit("kvfp8"), _in_16_bit("quantawq")
+    ('eager1', 'default', 'quantawq')
+    """
+    return IN_FP8.sub("", variant).lstrip("-") or "default"
 
 
 def _why_unusable(record: CalibrationRecord, wanted: Wanted) -> str | None:
@@ -172,6 +191,11 @@ def _speed(fit: StepFit, record: CalibrationRecord, dtype: Dtype, wanted: Wanted
         "number of ranks": wanted.ranks > 1,
     }
     other = [what for what, is_other in differs.items() if is_other]
+    from_16_bit, costs, error_pct = record.variant != wanted.variant, fit.costs, _pct(fit.band.throughput)
+    if from_16_bit:
+        factors = OF_FP8_WEIGHTS if "quantfp8" in wanted.variant else {}
+        costs = costs.model_copy(update={kind: factor * getattr(costs, kind) for kind, factor in factors.items()})
+        error_pct = FROM_16_BIT_PCT
     by_rates = wanted.gpu.kind != "cpu" and (record.rates or wanted.rates)
     used = f"{fit.steps} steps in {fit.passes} of {fit.measured_passes} passes of {record.model} in {dtype}"
     how = f"fitted to {used}, {record.engine_version}, on {record.host}, {record.measured_at}"
@@ -182,15 +206,17 @@ def _speed(fit: StepFit, record: CalibrationRecord, dtype: Dtype, wanted: Wanted
         how += f", at {len(record.starts)} of 2 depths ({_in_a_line(record.failure)})"
     if other:
         how = f"{UNCALIBRATED} for this: {how}, which is another {' and '.join(other)}"
+    elif from_16_bit:
+        how += f"; 16-bit kernels, of which FP8 differs by up to {FROM_16_BIT_PCT:g} %"
     elif fit.band.throughput is None:
         how = f"{UNCALIBRATED}: {how}, with {fit.band.points} held-out points, too few for a band"
     # Costs for another type: times of operations are scaled by the device's rates; those of bytes stay.
     peak, wanted_peak = (peak_flop_per_s(wanted.gpu, precision, wanted.rates) for precision in (dtype, wanted.dtype))
     return Speed(
-        costs=_at_rates(fit.costs, 1.0, peak, wanted_peak),
+        costs=_at_rates(costs, 1.0, peak, wanted_peak),
         source=source,
-        error_pct=None if other else _pct(fit.band.throughput),
-        ttft_error_pct=None if other else _pct(fit.band.ttft),
+        error_pct=None if other else error_pct,
+        ttft_error_pct=None if other else error_pct if from_16_bit else _pct(fit.band.ttft),
         error_s=fit.band.wall_s,
         ttft_error_s=fit.band.ttft_s,
         repeat_sd=fit.repeat_sd,

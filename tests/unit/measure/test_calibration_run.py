@@ -10,7 +10,14 @@ from tests.unit.predict.planned import study, sweep
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.device.device_check import WrongDeviceError
 from workflow_scripts.measure import calibration_run
-from workflow_scripts.measure.calibration_run import CalibrationRun, CalibrationRunError, RefusedError, order, shallower
+from workflow_scripts.measure.calibration_run import (
+    CalibrationRun,
+    CalibrationRunError,
+    RefusedError,
+    order,
+    planned_starts,
+    shallower,
+)
 from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.definition import Definition, cell_definition, model_key, resolved_models
 from workflow_scripts.study.grid import expand
@@ -72,6 +79,17 @@ def test_every_point_that_was_reached_is_passed_twice(points):
     # Two starts that get through half of the points reach all of them.
     half = 2 * ((points + 1) // 2)
     assert {*order(range(points))[:half], *order(range(points), backwards=True)[:half]} == {*range(points)}
+
+
+def test_a_gpu_starts_each_engine_once_with_half_of_the_layers(tmp_path):
+    knobs = {"max_num_seqs": 16, "kv_cache_dtype": ["auto", "fp8"]}
+    on_cpu = sweep(name="cpu", gpu="cpu-all", knobs={"block_size": 32, "enforce_eager": [True, False]})
+    planned = study(tmp_path, sweeps=[sweep(gpu=["h200", "l40s"], knobs=knobs), on_cpu])
+    starts = planned_starts([*calibrations_of(planned, expand(planned)).values()])
+    whole = {name: [is_whole for is_whole, _ in of] for name, of in starts.items()}
+    for gpu in ("h200", "l40s"):
+        assert sorted(of for name, of in whole.items() if name.startswith(gpu)) == [[True], [True, False]]
+    assert [of for name, of in whole.items() if name.startswith("cpu")] == [[True, False, True]] * 2
 
 
 def test_a_node_with_another_gpu_is_noted_for_the_next_attempt(tmp_path, monkeypatch, capsys):

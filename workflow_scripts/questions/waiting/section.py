@@ -48,7 +48,7 @@ def waiting_by_repeat(tables: Tables) -> Plot:
     waiting = tables.need("waiting")
     is_measured = waiting["waiting_share"].notna() & waiting["driver_idle_share"].notna()
     rows = waiting[is_measured].merge(tables.measured[[*REPEAT, *tables.knobs]], on=REPEAT).sort_values(REPEAT)
-    require(rows, "no engine reported its steps on a GPU with measured rates")
+    require(rows, "no engine reported its steps on a GPU whose rates are known")
     mean = rows.groupby(["gpu", "cell_id"])["waiting_share"].mean().sort_values(ascending=False)
     most = mean.groupby(level="gpu").head(MOST_CELLS).reset_index()
     cells = most[["cell_id"]].merge(rows.drop_duplicates("cell_id"), on="cell_id")

@@ -30,6 +30,8 @@ from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, re
 # Prompts are computed at this share of the measured rate of large matrix products: steps of more than 3,000 tokens ran
 # at 0.84 to 0.98 of it on an H200 and an H100, the lower end where the power limit lowered the clocks.
 PROMPT_SHARE_OF_RATE = 0.85
+# Measured rates of operations and of reading over those of the data sheet, on both: for GPUs that were not measured.
+OF_DATA_SHEET = 0.79, 0.88
 # A step whose work takes longer hides every launch; launches of steps without graphs took up to 40 ms.
 LONGEST_LAUNCH_S = 0.05
 # The driver reports its utilization for the last fraction of a second; with fewer samples a repeat has no mean of it.
@@ -51,7 +53,8 @@ SCHEMA = table_schema(
     NUMBER(
         "device_s",
         "expected work of the GPU. A decode step counts as the median of those with as many sequences; a step with "
-        f"prompts as that or, if longer, as its operations at {PROMPT_SHARE_OF_RATE:g} of the measured rate. A step of "
+        f"prompts as that or, if longer, as its operations at {PROMPT_SHARE_OF_RATE:g} of the measured rate, or of "
+        f"{OF_DATA_SHEET[0]:g} of the data sheet's. A step of "
         f"more than {1000 * LONGEST_LAUNCH_S:g} ms counts whole",
     ),
     NUMBER("launch_s", "waiting before and in steps with prompts; slightly negative if none"),
@@ -75,7 +78,7 @@ WITHOUT_WAITING = {
 
 
 def waiting(cells: pd.DataFrame, parsed: Path, devices: Path) -> pd.DataFrame:
-    """The table for all GPUs of a study; `parsed` holds a folder for each GPU, `devices` their measured rates."""
+    """The table for all GPUs of a study; `parsed` holds a folder for each GPU, `devices` rates that were measured."""
     gpus = {name for name, gpu in load_gpus().items() if gpu.kind != "cpu"}
     rows = comparable_rows(cells)
     rows = rows[rows["gpu"].isin(gpus) & rows["repeat"].notna() & rows["source"].ne(IMPORTED)]
@@ -93,7 +96,7 @@ def waiting(cells: pd.DataFrame, parsed: Path, devices: Path) -> pd.DataFrame:
 
 
 def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, devices: Path) -> pd.DataFrame:
-    """The columns `_OF_STEPS` of all repeats on a GPU whose rates were measured and whose engine reports its steps."""
+    """The columns `_OF_STEPS` of all repeats on a GPU whose rates are known and whose engine reports its steps."""
     costs = _prompt_costs(rows.drop_duplicates("cell_id").set_index("cell_id"), rates_of(get_gpu(gpu), devices))
     steps = read_parsed(parsed, gpu, "steps", [*REPEAT, "time_s", "prompt_tokens", "generation_tokens", "prefix_hits"])
     # Records without tokens are of the scheduler only; readings of a server's queues have no tokens either.
@@ -102,17 +105,19 @@ def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, devices: Path) -> pd.Dat
 
 
 def _prompt_costs(cells: pd.DataFrame, rates: Sequence[Rates]) -> pd.DataFrame:
-    """By cell, the time of a prompt's token (`token_s`) and of reading all weights (`weights_s`), at measured rates."""
-    measured = next((of_source for of_source in rates if of_source.source == "measured"), None)
+    """By cell, the time of a prompt's token (`token_s`) and of reading all weights (`weights_s`), at measured rates or,
+    without them, at shares of the data sheet's."""
+    best = rates[-1] if rates else None
+    of_operations, of_reading = OF_DATA_SHEET if best and best.source == "datasheet" else (1.0, 1.0)
     costs = pd.DataFrame(index=cells.index, columns=["token_s", "weights_s"], dtype=float)
     for names, part in cells.groupby(["model", "dtype", "quantization"]):
         model, dtype, method = map(str, names)
-        if measured and (facts := known_facts(model, dtype, method or None)):
+        if best and (facts := known_facts(model, dtype, method or None)):
             # Each data-parallel engine computes its own prompts.
             ranks = as_applied(part, "tensor_parallel_size") * as_applied(part, "pipeline_parallel_size")
-            flop_per_s = PROMPT_SHARE_OF_RATE * measured.flop_per_s(facts, "auto") * ranks
+            flop_per_s = PROMPT_SHARE_OF_RATE * of_operations * best.flop_per_s(facts, "auto") * ranks
             costs.loc[part.index, "token_s"] = 2 * facts.layer_matmul_parameters / flop_per_s
-            bytes_per_s = measured.memory_bandwidth_bytes_per_s * ranks
+            bytes_per_s = of_reading * best.memory_bandwidth_bytes_per_s * ranks
             costs.loc[part.index, "weights_s"] = facts.decode_weight_bytes / bytes_per_s
     return costs.dropna(how="all")
 

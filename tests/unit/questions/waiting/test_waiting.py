@@ -5,8 +5,13 @@ import pandas as pd
 import pytest
 
 from tests.unit.questions.synthetic_cells import cell, table
-from workflow_scripts.questions.waiting.table import divided, waiting, with_device_ratio
+from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
+from workflow_scripts.physics.model_facts import read_model_facts
+from workflow_scripts.questions.limits.ceilings import rates_of
+from workflow_scripts.questions.waiting.table import _prompt_costs, divided, waiting, with_device_ratio
 from workflow_scripts.tables.typed_tables import write_table
+
+LLAMA = "llama-3.1-8b-instruct"
 
 
 def steps(*rows, repeat=0, hits=0):
@@ -61,6 +66,16 @@ def test_a_step_with_many_prompts_hides_every_launch_and_cached_tokens_are_not_c
     assert one["device_s"] == pytest.approx(2 + 4.1 + 2 + 2 + 100 + 2)  # no step has one sequence alone
     cached = milliseconds(REPEAT.assign(prefix_hits=REPEAT["prompt_tokens"])).loc[("c", 1, 0)]
     assert cached["device_s"] == pytest.approx(1 + 2 + 2 + 2 + 2 + 2 + 2 + 1 + 1)
+
+
+def test_the_data_sheet_stands_in_for_rates_that_were_not_measured(tmp_path):
+    cells = pd.DataFrame({"model": [LLAMA], "dtype": ["bfloat16"], "quantization": [""]}, index=["c"])
+    cells = cells.assign(knob_tensor_parallel_size=1, knob_pipeline_parallel_size=1)
+    (costs,) = _prompt_costs(cells, rates_of(get_gpu("h200"), tmp_path)).itertuples()
+    facts = read_model_facts(get_model(LLAMA).config, "bfloat16")
+    # An H200 was measured at 786.5 TFLOP/s and 4.24 TB/s.
+    assert costs.token_s == pytest.approx(2 * facts.layer_matmul_parameters / (0.85 * 786.5e12), rel=0.01)
+    assert costs.weights_s == pytest.approx(facts.decode_weight_bytes / 4.24e12, rel=0.01)
 
 
 @pytest.mark.parametrize(("ratio", "rate", "only_waiting"), [(1.1, 101, True), (1.1, 109, False), (1.01, 101, False)])
