@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
@@ -15,7 +16,7 @@ from workflow_scripts.catalog.published import PROMPT_SHARES
 from workflow_scripts.common.columns import Column, column
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_handles, ratio_axis
 from workflow_scripts.page.series import Group, ends_in_words, groups_varying, repeats_of
-from workflow_scripts.page.style import COLOURS, INK, OUTCOMES, LineStyle, Mark, marks
+from workflow_scripts.page.style import COLOURS, INK, MUTED, OUTCOMES, LineStyle, Mark, marks
 from workflow_scripts.physics.rate_ceiling import at_least
 from workflow_scripts.study.setting_words import knob_axis, knob_name
 from workflow_scripts.tables.parsed_facts import REPEAT
@@ -29,8 +30,9 @@ CEILINGS: Mapping[str, tuple[LineStyle, str]] = {
 }
 # A column of rows whose measure is the rate while the engine is full: the cell's rate over whole repeats.
 WHOLE = "over_whole_repeats"
-# A column of rows: the value of the row's cell over all its repeats.
-VALUE = "value"
+# Columns of rows: the value of the row's cell over all its repeats, and the ends of its 95 % interval.
+ENDS = ("value", "low", "high")
+VALUE, LOW, HIGH = ENDS
 WHOLE_LINE: Mapping[str, Any] = {"marker": "o", "markerfacecolor": "none", "linestyle": (0, (2, 1.5)), "linewidth": 0.9}
 # The same sign that invalid cells have in the figure of outcomes.
 INVALID: Mapping[str, Any] = {"marker": f"${OUTCOMES['invalid'][1]}$", "linestyle": "none"}
@@ -105,10 +107,12 @@ class _Lines:
         rows = rows.merge(self.published, left_on="cell_id", right_index=True)
         for colour, of_one in rows.groupby("colour", sort=False):
             at = of_one.groupby("x")["published"].median()
-            ax.plot(at.index, at, color=self.colours[str(colour)].color, **PUBLISHED)
+            if colour == rows["colour"].iloc[0]:
+                draw_published(ax, at, color=self.colours[str(colour)].color)
+            else:
+                ax.plot(at.index, at, color=self.colours[str(colour)].color, **PUBLISHED)
         first = rows[rows["colour"] == rows["colour"].iloc[0]].groupby("x")[list(self.published)].median()
-        low, high = (first["published"] * (1 - share) for share in PROMPT_SHARES)
-        ax.fill_between(first.index, low, high, color=INK, alpha=0.15, linewidth=0)
+        low = first["published"] * (1 - max(PROMPT_SHARES))
         x, share = first["published_prompt_share"].idxmax(), first["published_prompt_share"].max()
         if share > 0:
             place, side = ((4, -3), "left") if x < first.index.max() else ((-4, -3), "right")
@@ -127,9 +131,10 @@ def plot_by_knob(
     """The figure of a measure, one panel per group; `published` has rates by others for some cells, by their ids, and
     the share of prompt tokens that they need."""
     name, shown = knob_name(knob), column(measure)
-    names = (*REPEAT, "gpu", "source", "x", "colour", "style", measure, VALUE, WHOLE)
-    of_cells = tables.value(measure)
-    groups = [replace(group, rows=_in_unit(_with_value(group.rows, of_cells).filter(names), shown)) for group in groups]
+    names = (*REPEAT, "gpu", "source", "x", "colour", "style", measure, *ENDS, WHOLE)
+    of_all = [group.rows if VALUE in group.rows else with_ends(tables, group.rows, measure) for group in groups]
+    of_all = [_in_unit(rows.filter(names), shown) for rows in of_all]
+    groups = [replace(group, rows=rows) for group, rows in zip(groups, of_all, strict=True)]
     rows = pd.concat([group.rows for group in groups])
     require(rows[measure].dropna(), f"{measure} is known for no cell")
     colours = marks(tables.devices if set(rows["colour"]) <= set(tables.devices) else rows["colour"])
@@ -142,13 +147,12 @@ def plot_by_knob(
     lines = _Lines(measure, colours, styles, ceilings, published, limits)
     handles = mark_handles({name: colours[name] for name in dict.fromkeys(rows["colour"])})
     handles += [key(name, linestyle=style) for name, style in styles.items() if name]
+    handles.append(key("mean, 95 % interval; a repeat is a dot", MUTED, linewidth=1.5))
     handles += [key(name, linestyle=style) for style, name in (CEILINGS[str(rates)] for rates in ceilings)]
     if WHOLE in rows:
         handles.append(key("over whole repeats, with filling and drain", **WHOLE_LINE))
     if len(published):
-        handles.append(key("published by others, if all are output tokens", **PUBLISHED))
-        shares = " to ".join(f"{100 * share:g}" for share in PROMPT_SHARES)
-        handles.append(Patch(label=f"if {shares} % are prompt tokens", color=INK, alpha=0.15, linewidth=0))
+        handles += published_handles()
     if any(map(len, invalid)):
         handles.append(key("invalid, not compared", **INVALID))
     beside = ["predicted"] * (not ceilings.empty) + ["published"] * (not published.empty)
@@ -168,12 +172,28 @@ def plot_by_knob(
     )
 
 
-def _with_value(rows: pd.DataFrame, of_cells: "pd.Series[float]") -> pd.DataFrame:
-    return rows if VALUE in rows else rows.assign(**{VALUE: rows["cell_id"].map(of_cells)})
+def draw_published(ax: Axes, at: "pd.Series[float]", **look: Any) -> None:
+    """Draw published tokens/s by the value of a knob, and what they are in output tokens at a range of mixes."""
+    ax.plot(at.index, at, **{**PUBLISHED, **look})
+    low, high = (at * (1 - share) for share in PROMPT_SHARES)
+    ax.fill_between(at.index, low, high, color=INK, alpha=0.15, linewidth=0)
+
+
+def published_handles(**look: Any) -> list[Artist]:
+    shares = " to ".join(f"{100 * share:g}" for share in PROMPT_SHARES)
+    return [
+        key("published by others, if all are output tokens", **{**PUBLISHED, **look}),
+        Patch(label=f"if {shares} % are prompt tokens", color=INK, alpha=0.15, linewidth=0),
+    ]
+
+
+def with_ends(tables: Tables, rows: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """The rows, each with the value of its cell and the ends of the value's interval."""
+    return rows.drop(columns=[*ENDS], errors="ignore").join(tables.intervals_of(measure), on="cell_id")
 
 
 def _in_unit(rows: pd.DataFrame, shown: Column) -> pd.DataFrame:
-    return rows.assign(**{of: shown.scaled(rows[of]) for of in (shown.name, VALUE, WHOLE) if of in rows})
+    return rows.assign(**{of: shown.scaled(rows[of]) for of in (shown.name, *ENDS, WHOLE) if of in rows})
 
 
 def _invalid(tables: Tables, group: Group, knob: str, measure: str) -> pd.DataFrame:
@@ -190,11 +210,11 @@ def _highest(rows: pd.DataFrame, ceiling: "pd.Series[float]") -> "pd.Series[floa
 
 
 def _draw_line(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineStyle) -> None:
-    """Draw each repeat as a faint dot, and the mean as a mark with a bar from the lowest to the highest repeat."""
-    at = rows.groupby("x")[rate].agg(["min", "max"])
+    """Draw each repeat as a faint dot, and the mean as a mark with its 95 % interval as a bar."""
+    at = rows.groupby("x")[[*ENDS]].median()
     ax.plot(rows["x"], rows[rate], linestyle="none", marker=".", color=mark.color, alpha=0.35, markersize=4)
-    ax.vlines(at.index, at["min"], at["max"], color=mark.color, linewidth=1.5)
-    ax.plot(at.index, rows.groupby("x")[VALUE].median(), color=mark.color, marker=mark.marker, linestyle=style)
+    ax.vlines(at.index, at[LOW], at[HIGH], color=mark.color, linewidth=1.5)
+    ax.plot(at.index, at[VALUE], color=mark.color, marker=mark.marker, linestyle=style)
     if WHOLE in rows:
         whole = rows.groupby("x")[WHOLE].median()
         ax.plot(whole.index, whole, color=mark.color, **WHOLE_LINE)

@@ -18,7 +18,7 @@ from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from workflow_scripts.common.files import write_bytes
 from workflow_scripts.page.style import DARK, GRID, INK, MUTED, PAPER, LineStyle, Mark
@@ -132,7 +132,17 @@ def plain_log_axis(ax: Axes, which: Literal["x", "y"], low: float, high: float, 
         ticks = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
         if len(ticks) <= most:
             break
-    set_ticks(ax.xaxis if which == "x" else ax.yaxis, ticks, "{:,.10g}")
+    axis = ax.xaxis if which == "x" else ax.yaxis
+    set_ticks(axis, ticks, "{:,.10g}")
+    log_ticks(axis, low, high)
+
+
+def log_ticks(axis: Axis, low: float, high: float) -> None:
+    """Ticks without labels at 1 to 9 of each decade, which get closer as on any logarithmic scale."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    axis.set_minor_locator(FixedLocator([step * 10.0**decade for decade in decades for step in range(1, 10)]))
+    axis.set_tick_params(which="minor", length=3, width=0.6, color=MUTED, left=True, bottom=True)
+    axis.set_minor_formatter(NullFormatter())
 
 
 def log2_axis(ax: Axes, values: Iterable[float]) -> None:

@@ -11,7 +11,17 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from workflow_scripts.common.columns import Column, column
-from workflow_scripts.page.plot import LINE_IN, Panel, Plot, hide_y, key, mark_handles, set_ticks, write_label
+from workflow_scripts.page.plot import (
+    LINE_IN,
+    Panel,
+    Plot,
+    hide_y,
+    key,
+    log_ticks,
+    mark_handles,
+    set_ticks,
+    write_label,
+)
 from workflow_scripts.page.series import evenly, repeats_in_words, repeats_of
 from workflow_scripts.page.style import INK, MUTED, LineStyle, Mark
 from workflow_scripts.tables.results import records
@@ -142,6 +152,7 @@ def _ratio_axis(ax: Axes, low: float, high: float) -> None:
         if low <= tick <= high and all(abs(math.log(tick / other)) > apart for other in ticks):
             ticks.append(tick)
     set_ticks(ax.xaxis, ticks)
+    log_ticks(ax.xaxis, low, high)
     ax.axvline(1, color=MUTED, linewidth=0.8, zorder=0)
 
 

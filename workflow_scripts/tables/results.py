@@ -23,7 +23,7 @@ class MissingError(InputError):
 
 Rows = TypeVar("Rows", bound=Sized)
 # Rates of cells: over whole repeats, while the engine is full, and with prompt tokens.
-RATE, STEADY, TOTAL = "output_tokens_per_s", "steady_output_tokens_per_s", "total_tokens_per_s"
+RATE, STEADY = "output_tokens_per_s", "steady_output_tokens_per_s"
 
 # The meaning of a table without rows.
 EMPTY = {

@@ -59,9 +59,13 @@ def test_what_was_refused_stays_with_its_reason_and_what_is_missing_is_predicted
 
 def test_published_rates_have_rows_of_their_own_and_imported_ones_are_labelled(report, tables, tmp_path, cells):
     found = rows(tables["max_num_seqs"][TOTAL], **{"Other settings": "block size 16"})
-    assert [row["Device / max-num-seqs"] for row in found] == ["h200", "h200 (published)"]
+    assert [row["Device / max-num-seqs"] for row in found] == [
+        "h200",
+        "h200 (published, if 75 to 0 % are prompt tokens)",
+    ]
     assert [row["Workload"] for row in found][1] == "the source's own"
-    assert found[1]["4"] == "100,000"
+    low, high = (float(end.replace(",", "")) for end in found[1]["4"].split("\u00a0to\u00a0"))
+    assert high == 4 * low
     imported = dict(knob_tables(changed(report, tmp_path, cells=cells.assign(source="imported")).tables))
     devices = {row["Device / batch size"] for row in rows(imported["batch_size"][RATES])}
     assert devices == {"h200 (imported)", "l40s (imported)"}

@@ -5,6 +5,7 @@ import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
@@ -115,6 +116,19 @@ def test_cells_with_other_requests_are_drawn_while_full_beside_whole_repeats(res
         assert (whole in [handle.get_label() for handle in plot.handles]) == unequal
         ax = axes_of(plot)
         assert any(line.get_markerfacecolor() == "none" for line in ax.lines) == unequal
+
+
+def test_a_mark_has_its_interval_and_its_repeats_on_an_axis_whose_ticks_show_its_scale(results, axes_of):
+    tables = results.tables
+    ax = axes_of(FIGURES["throughput"].plot(tables))
+    ends = {tuple(path.vertices[:, 1]) for lines in ax.collections for path in lines.get_paths() if len(path) == 2}
+    known = tables.intervals_of("output_tokens_per_s")[["low", "high"]].itertuples(index=False, name=None)
+    assert ends
+    assert ends <= set(known)
+    dots = np.concatenate([line.get_ydata() for line in ax.lines if line.get_marker() == "."])
+    assert set(dots) <= set(tables.measured["output_tokens_per_s"])
+    apart = np.diff(np.log(ax.yaxis.get_minorticklocs()[:10]))
+    assert len({round(gap, 6) for gap in apart}) > 5
 
 
 def test_two_figures_of_the_same_cells_have_their_own_values(results, axes_of):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from workflow_scripts.catalog.published import PROMPT_SHARES
 from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import plural
 from workflow_scripts.page.blocks import UNKNOWN, Block, Fold, Table, outcome_words, shown, with_intervals
@@ -13,13 +14,13 @@ from workflow_scripts.page.report import MOST_ROWS, PLACE_HEADINGS, Report, Subj
 from workflow_scripts.questions.cells.section import MOST_LETTERS
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, setting_phrase, settings_in_words
-from workflow_scripts.tables.results import RATE, STEADY, TOTAL, Tables, records, require
+from workflow_scripts.tables.results import RATE, STEADY, Tables, records, require
 
 KNOBS = ("max_num_seqs", "block_size", "batch_size")
 OVER: Mapping[str, str] = {RATE: "whole repeats", STEADY: "steady part"}
 MEMORY = ("num_gpu_blocks", "waste_pct", "memory_used_bytes_max")
 BEST, PERHAPS_BEST = "★", "☆"
-PUBLISHED = f"{column(TOTAL).axis}, beside published ones,"
+PUBLISHED = f"{column(RATE).axis}, beside published ones,"
 SETTINGS, WHY = "Other settings", "Why there is no rate"
 
 
@@ -86,14 +87,17 @@ def _rates(tables: Tables) -> Mapping[tuple[str, str, str], str]:
     """Texts of rates by source, cell and measure: those measured with their intervals."""
     texts: dict[tuple[str, str, str], str] = {}
     intervals = tables.get("intervals", "cell_id", "measure", "value", "low", "high")
-    of_rates = intervals[intervals["measure"].isin([RATE, STEADY, TOTAL])]
+    of_rates = intervals[intervals["measure"].isin([RATE, STEADY])]
     for row in records(with_intervals(of_rates.rename(columns={"low": "value_low", "high": "value_high"}))):
         # A line may break before an interval, and not inside it.
         texts["measured", row["cell_id"], row["measure"]] = shown(row["value"]).replace(" to ", "\u00a0to\u00a0")
     predictions = tables.get("predictions", "predicted", "published")
     for source in ("predicted", "published"):
         for row in records(predictions.dropna(subset=source)):
-            texts[source, row["cell_id"], row["quantity"]] = shown(row[source])
+            # Others do not state which tokens they count.
+            shares = PROMPT_SHARES if source == "published" else (0,)
+            ends = (shown(row[source] * (1 - share)) for share in shares)
+            texts[source, row["cell_id"], row["quantity"]] = "\u00a0to\u00a0".join(ends)
     return texts
 
 
@@ -141,13 +145,17 @@ def _marks(lines: Sequence[Line], effects: pd.DataFrame) -> str:
 def _published(
     part: pd.DataFrame, names: Mapping[str, str], rates: Mapping[tuple[str, str, str], str]
 ) -> Iterator[Line]:
-    """A row of measured total rates and one of those that others published, if there are any."""
+    """A row of measured rates and one of those that others published, if there are any, at a range of mixes."""
     at = dict(zip(part["cell_id"], part["x"], strict=True))
-    if any(("published", cell, TOTAL) in rates for cell in at):
+    if any(("published", cell, RATE) in rates for cell in at):
         # Others published rates of their own requests.
-        own = {"Device": f"{names['Device']} (published)", PLACE_HEADINGS["workload"]: "the source's own"}
+        shares = " to ".join(f"{100 * share:g}" for share in PROMPT_SHARES)
+        own = {
+            "Device": f"{names['Device']} (published, if {shares} % are prompt tokens)",
+            PLACE_HEADINGS["workload"]: "the source's own",
+        }
         for source, called in (("measured", names), ("published", {**names, **own})):
-            yield Line(called, {x: rates.get((source, cell, TOTAL), UNKNOWN) for cell, x in at.items()})
+            yield Line(called, {x: rates.get((source, cell, RATE), UNKNOWN) for cell, x in at.items()})
 
 
 def _table(

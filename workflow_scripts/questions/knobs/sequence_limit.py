@@ -12,11 +12,11 @@ from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.by_knob import (
     NO_CEILINGS,
     NOTHING_PUBLISHED,
-    VALUE,
     WHOLE,
     ceilings_of,
     compared,
     plot_by_knob,
+    with_ends,
 )
 from workflow_scripts.page.plot import Plot
 from workflow_scripts.page.report import FigurePart, Part, Report, Subject
@@ -51,8 +51,8 @@ def _while_full(tables: Tables, groups: list[Group], knob: str, published: pd.Da
     for group in groups:
         rows = group.rows
         if rate_of(group) == STEADY:
-            whole, value = (rows["cell_id"].map(tables.value(name)) for name in (RATE, STEADY))
-            rows = rows.assign(**{WHOLE: whole, VALUE: value, RATE: rows[STEADY]})
+            whole = rows["cell_id"].map(tables.value(RATE))
+            rows = with_ends(tables, rows, STEADY).assign(**{WHOLE: whole, RATE: rows[STEADY]})
         shown.append(replace(group, rows=rows))
     ceilings = NO_CEILINGS if all(WHOLE in group.rows for group in shown) else ceilings_of(tables, groups)
     return plot_by_knob(tables, shown, knob, RATE, ceilings, NOTHING_PUBLISHED if published is None else published)

@@ -6,19 +6,22 @@ from functools import partial
 from typing import Any
 
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
+from workflow_scripts.catalog.published import PROMPT_SHARES
 from workflow_scripts.common.columns import column, heading
 from workflow_scripts.common.wording import plural
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.page.blocks import Block, Finding
+from workflow_scripts.page.by_knob import draw_published, published_handles
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, plain_log_axis
 from workflow_scripts.page.ratio_plot import plot_ratios
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
 from workflow_scripts.page.series import PLACES, ends_in_words
 from workflow_scripts.page.style import COLOURS, INK, marks
 from workflow_scripts.study.setting_words import knob_axis
-from workflow_scripts.tables.results import RATE, TOTAL, MissingError, Tables, records, require
+from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require
 
 # Values that are only predicted have hollow marks on a broken line; each workload of a panel has its own line.
 LINES: Sequence[Mapping[str, Any]] = [
@@ -58,7 +61,7 @@ def predicted_by_max_num_seqs(tables: Tables) -> Plot:
     cells = tables.rows.drop_duplicates("cell_id")
     if "knob_max_num_seqs" not in cells:
         raise MissingError("no cell sets max-num-seqs")
-    rows = table[(table["quantity"] == TOTAL) & table["predicted"].notna() & (table["engine"] == VLLM.name)]
+    rows = table[(table["quantity"] == RATE) & table["predicted"].notna() & (table["engine"] == VLLM.name)]
     rows = rows.merge(cells[["cell_id", "knob_max_num_seqs"]], on="cell_id").dropna(subset=["knob_max_num_seqs"])
     rows = rows[rows.groupby(PLACES)["knob_max_num_seqs"].transform("nunique") > 1]
     require(rows, "no prediction over several values of max-num-seqs")
@@ -68,10 +71,13 @@ def predicted_by_max_num_seqs(tables: Tables) -> Plot:
     named = styles if in_a_panel else {"": LINES[0]}
     looks = {"measured": MEASURED, "published": PUBLISHED}
     looks = {name: style for name, style in looks.items() if rows[name].notna().any()}
+    handles: list[Artist] = [key(name, **style) for name, style in looks.items()]
+    if "published" in looks:
+        handles[-1:] = published_handles(**PUBLISHED)
     several = len(named) > 1
     lines = [key(f"predicted{f': {name}' * several}, with its band", **style) for name, style in named.items()]
     return Plot(
-        title=f"{column(TOTAL).label}, against max-num-seqs, as predicted",
+        title=f"{column(RATE).label}, against max-num-seqs, as predicted",
         alt=" ".join(
             ends_in_words(
                 f"{', '.join(map(str, names))}, predicted:", part.groupby("knob_max_num_seqs")["predicted"].median()
@@ -85,12 +91,9 @@ def predicted_by_max_num_seqs(tables: Tables) -> Plot:
         ],
         panels_are="devices, models and workloads",
         x_label=knob_axis("max_num_seqs"),
-        y_label=column(TOTAL).axis,
-        handles=[*lines, *(key(name, **style) for name, style in looks.items())],
-        notes=[
-            "if several cells of a line have the same max-num-seqs, a mark is their median",
-            *(["the sources do not say whether published rates include prompt tokens"] if "published" in looks else []),
-        ],
+        y_label=column(RATE).axis,
+        handles=[*lines, *handles],
+        notes=["if several cells of a line have the same max-num-seqs, a mark is their median"],
     )
 
 
@@ -104,9 +107,9 @@ def _draw_sweep(ax: Axes, part: pd.DataFrame, styles: Mapping[str, Mapping[str, 
         ax.plot(by.index, by["measured"], **MEASURED)
     published = part.groupby("knob_max_num_seqs")["published"].median().dropna()
     if len(published):
-        ax.plot(published.index, published, **PUBLISHED)
+        draw_published(ax, published, **PUBLISHED)
     log2_axis(ax, part["knob_max_num_seqs"].unique())
-    ends = part[columns]
+    ends = part[columns].assign(published_low=part["published"] * (1 - max(PROMPT_SHARES)))
     plain_log_axis(ax, "y", ends.min().min() / 1.3, ends.max().max() * 1.3, most=6)
 
 

@@ -45,12 +45,10 @@ WAITS: Mapping[str, tuple[str, str]] = {
 
 
 def waiting_by_repeat(tables: Tables) -> Plot:
-    waiting = tables.need("waiting")
-    is_measured = waiting["waiting_share"].notna() & waiting["driver_idle_share"].notna()
-    rows = waiting[is_measured].merge(tables.measured[[*REPEAT, *tables.knobs]], on=REPEAT).sort_values(REPEAT)
-    require(rows, "no engine reported its steps on a GPU whose rates are known")
-    mean = rows.groupby(["gpu", "cell_id"])["waiting_share"].mean().sort_values(ascending=False)
-    most = mean.groupby(level="gpu").head(MOST_CELLS).reset_index()
+    waiting = sampled(tables.need("waiting"))
+    rows = waiting.merge(tables.measured[[*REPEAT, *tables.knobs]], on=REPEAT).sort_values(REPEAT)
+    require(rows, "no GPU was sampled while it ran")
+    most = shares_by_cell(rows).groupby("gpu").head(MOST_CELLS)[["gpu", "cell_id", "waits"]]
     cells = most[["cell_id"]].merge(rows.drop_duplicates("cell_id"), on="cell_id")
     named = cells[told_apart(cells, COORDINATES[1:], [])].assign(settings=labels(cells, tables.knobs))
     titles = dict(zip(cells["cell_id"], named.agg(", ".join, axis=1), strict=True))
@@ -92,7 +90,13 @@ def _draw(ax: Axes, cells: Sequence[tuple[str, pd.DataFrame]]) -> None:
         ax.plot(100 * by_driver / (1 - by_driver), y, marker="|", color=INK, linestyle="none")
         top = y[-1] + 0.5
     ax.set_ylim(top, 0)
+    ax.set_xlim(left=0)
     hide_y(ax)
+
+
+def sampled(waiting: pd.DataFrame) -> pd.DataFrame:
+    """The repeats that were long enough to be sampled."""
+    return waiting.dropna(subset="driver_idle_share")
 
 
 def shares_by_cell(waiting: pd.DataFrame) -> pd.DataFrame:
@@ -110,7 +114,7 @@ def shares_by_cell(waiting: pd.DataFrame) -> pd.DataFrame:
 
 def much_waiting(report: Report) -> Iterator[Block]:
     """The cells whose GPU waits for much of the time, and for what; not those that are too short to be sampled."""
-    cells = shares_by_cell(report.tables.need("waiting")).dropna(subset="driver_idle_share")
+    cells = shares_by_cell(sampled(report.tables.need("waiting")))
     much = cells[cells["waits"] > MUCH_WAITING]
     if much.empty:
         sentence = f"In none of {len(cells)} cells does the GPU wait for its host for {_pct(MUCH_WAITING)} of the time."
