@@ -14,14 +14,13 @@ function sortBy(table, heading, column) {
   table.tBodies[0].append(...(down ? rows.reverse() : rows));
 }
 
-// `whole(column)`, if some rows are left out, shows them and sorts instead.
-export function makeSortable(table, whole = null) {
+export function makeSortable(table) {
   table.querySelectorAll("thead th").forEach((heading, column) => {
     const button = document.createElement("button");
     button.type = "button";
     button.append(...heading.childNodes);
     heading.append(button);
-    button.addEventListener("click", () => (whole ? whole(column) : sortBy(table, heading, column)));
+    button.addEventListener("click", () => sortBy(table, heading, column));
   });
 }
 

@@ -29,6 +29,7 @@ PRETENDED = "Pretended GPU"
 
 FlopDtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+LinkType = Literal["nvlink2", "nvlink3", "nvlink4", "nvlink5", "pcie3", "pcie4", "pcie5", "infinity_fabric"]
 ModelDtype = Dtype | Literal["native"]
 Positive = Annotated[float, Field(gt=0)]
 
@@ -50,6 +51,7 @@ class Gpu(Record):
 
     `nvml_names` are regular expressions, matched against the whole product name that NVML reports.
     `usable_memory_bytes` is what the driver gives to programs (`cudaMemGetInfo`), less than is installed.
+    `link`: how the GPUs of a node reach each other as they are usually sold; its rate is in config/calibration.
     `simulated`: a GPU faked by a test's NVML, with the engine on a CPU; results measured on it say nothing about a GPU.
     """
 
@@ -63,6 +65,7 @@ class Gpu(Record):
     memory_bandwidth_bytes_per_s: Positive | None = None
     dense_flop_per_s: dict[FlopDtype, Positive] | None = None
     tdp_w: Positive | None = None
+    link: LinkType | None = None
     cpu_cores: Annotated[int, Field(gt=0)] | None = None
     compute_capability: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]$")] | None = None
     simulated: bool = False

@@ -26,7 +26,7 @@ AnyFloats = npt.NDArray[np.floating[Any]] | float
 # Kinds of work, in the order of all arrays and of the fields of `StepCosts`.
 READING = ("weight_bytes", "kv_bytes")
 COMPUTING = ("matrix_flops", "attention_flops")
-OVERHEAD = ("steps", "layers", "activation_bytes", "sequences", "prompts", "requests")
+OVERHEAD = ("steps", "layers", "activation_bytes", "sequences", "prompts", "requests", "reductions", "reduced_bytes")
 # Layers that the host launches one by one: as captured pieces around attention, or kernel by kernel.
 LAUNCHED = ("piecewise_layers", "eager_layers")
 KINDS = (*READING, *COMPUTING, *OVERHEAD, *LAUNCHED)
@@ -67,6 +67,7 @@ class StepCosts(Record):
     `activation_bytes`: per byte that norms, residuals and activations move; they overlap with nothing.
     `sequences`: per sequence in a step, for scheduling and sampling. `prompts`: per prompt, or part of one, in a step.
     `requests`: per request that an idle engine takes in before its first step, if nothing is launched.
+    `reductions`, `reduced_bytes`: per all-reduce of tensor ranks, and per byte of the vectors that each rank puts in.
     `overlap`: whether reading and computing overlap, as on a GPU, or add up, as on a CPU.
     `launch`: what the host of a GPU needs to launch a step; None if it costs nothing beside the above.
     """
@@ -81,6 +82,8 @@ class StepCosts(Record):
     sequences: float = _Cost
     prompts: float = _Cost
     requests: float = _Cost
+    reductions: float = _Cost
+    reduced_bytes: float = _Cost
     overlap: bool = True
     launch: LaunchCosts | None = None
 

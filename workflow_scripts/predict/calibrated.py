@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Literal, cast
 
+from workflow_scripts.catalog.environments import version_of
 from workflow_scripts.catalog.gpus_and_models import CONFIG, CatalogError, Dtype, Gpu, get_model
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.common.records import Record
@@ -20,9 +21,11 @@ from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.engines.registry import get_engine, load_engines
 from workflow_scripts.engines.steps import UnpredictableError
-from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
+from workflow_scripts.engines.vllm.knobs import VLLM
+from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.physics.step_time import COMPUTING, READING, LaunchCosts, StepCosts
 from workflow_scripts.predict.pipeline_fit import GUIDED, GUIDED_BY_DATA_SHEET, GUIDED_WITHIN
+from workflow_scripts.predict.public_costs import CURRENT, Beyond, generation_of, public_costs
 from workflow_scripts.predict.schedule import ScheduleError
 from workflow_scripts.predict.step_fit import LEAST_ERROR, FitError, StepFit, fit_calibration
 from workflow_scripts.study.calibrations import CalibrationRecord, identity
@@ -66,6 +69,7 @@ class Speed(Record):
 
     `error_pct`, `ttft_error_pct`: the band of times and rates, and of TTFT; None if nothing was held out to show it.
     `error_s`, `ttft_error_s`: what comes on top, for a time of any length and independent of the share.
+    `client_s`: from when a client sends a request until the engine's core has it, and back for the first token.
     `covered`: the largest work of a step that the costs were fitted to, by kinds whose cost only the steps show.
     """
 
@@ -75,6 +79,7 @@ class Speed(Record):
     ttft_error_pct: float | None = None
     error_s: float = 0.0
     ttft_error_s: float = 0.0
+    client_s: float = 0.0
     repeat_sd: float | None = None
     covered: Mapping[str, float] | None = None
     how: str
@@ -94,6 +99,7 @@ class Wanted:
     ahead: bool = True
     ranks: int = 1
     environment: str = ""
+    facts: ModelFacts | None = None
 
 
 def speed_for(wanted: Wanted, calibrations: Path | None, project_files: Path = PROJECT_FILES) -> Speed | None:
@@ -112,12 +118,33 @@ def speed_for(wanted: Wanted, calibrations: Path | None, project_files: Path = P
                 guide = baseline.costs if baseline else None, GUIDED_WITHIN if rates else GUIDED_BY_DATA_SHEET
                 fit = _fitted(path, path.stat().st_mtime_ns, wanted.gpu.kind == "cpu", *guide)
                 speed = _speed(fit, record, record.dtype, wanted, source)
-                return speed.model_copy(update={"how": speed.how + unused})
+                return _with_public_costs(speed.model_copy(update={"how": speed.how + unused}), wanted, record)
             except (FitError, ModelFactsError, ScheduleError, UnpredictableError) as e:
                 why = f"is of no use: {e}"
         if record.model == wanted.model and not unused:
             unused = f"; its calibration {why}"
-    return default and default.model_copy(update={"how": default.how + unused})
+    return default and _with_public_costs(default.model_copy(update={"how": default.how + unused}), wanted, None)
+
+
+def _with_public_costs(speed: Speed, wanted: Wanted, record: CalibrationRecord | None) -> Speed:
+    """Costs with what the calibration does not have, or the data sheet: see `public_costs`."""
+    engine, kind = get_engine(wanted.engine), wanted.gpu.kind
+    if kind == "cpu" or VLLM.name not in engine.packages:
+        return speed
+    served = engine.serves and not (record and get_engine(record.engine).serves)
+    of_version = record is not None and record.environment == wanted.environment
+    beyond = Beyond(
+        gpu=wanted.gpu,
+        generation=CURRENT if of_version else generation_of(version_of(wanted.environment)),
+        ranks=wanted.ranks,
+        served=served,
+        facts=wanted.facts,
+        calibrated=None if record is None else read_model_facts(get_model(record.model).config, weights=False),
+        amd=kind == "rocm" and record is None,
+    )
+    client_s = public_costs().server_s if served else 0.0
+    update = {"costs": beyond.costs(speed.costs), "how": speed.how + beyond.how, "client_s": client_s}
+    return speed.model_copy(update=update)
 
 
 def _candidates(wanted: Wanted, calibrations: Path | None, project_files: Path) -> Iterator[tuple[Source, Path]]:

@@ -31,7 +31,7 @@ from workflow_scripts.predict.block_trace import trace_of_study
 from workflow_scripts.predict.calibrated import PROJECT_FILES, UNCALIBRATED
 from workflow_scripts.predict.capacity_of_cells import predict_published, predict_study
 from workflow_scripts.predict.prediction_record import FIELDS, KV_BLOCKS, PROMPTS, TEXTS, TOKEN_BUDGET
-from workflow_scripts.predict.predictions import predict_cells
+from workflow_scripts.predict.predictions import VLLM_VERSION, at_version, predict_cells
 from workflow_scripts.study.grid import COORDINATES, Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
@@ -226,6 +226,7 @@ def _print_costs(terminal: Terminal, study: Study, table: pd.DataFrame) -> None:
     STUDY,
     RESULTS,
     option("--project-files", type=Path, default=PROJECT_FILES, help="folder with calibrations (%(default)s)"),
+    VLLM_VERSION,
     PROCESSES,
     *GPU_NUMBERS,
     option("--quiet", action="store_true", help="write the files and print nothing"),
@@ -236,7 +237,7 @@ def main(args: Namespace) -> None:
     if own := own_gpu(args):
         sweeps = [sweep.model_copy(update={"gpu": [own.name]}) for sweep in study.sweeps]
         study = study.model_copy(update={"name": f"{study.name}_{own.name}", "sweeps": sweeps})
-    cells = expand(study)
+    cells = at_version(expand(study), args.vllm_version)
     paths = StudyPaths(args.results, study.name)
     if args.written:
         table = read_parquet(paths.plan / "plan.parquet")

@@ -24,7 +24,7 @@ from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.predict.calibrated import PROJECT_FILES
 from workflow_scripts.predict.prediction_record import Band, Prediction
-from workflow_scripts.predict.predictions import predict_cells
+from workflow_scripts.predict.predictions import VLLM_VERSION, at_version, predict_cells
 from workflow_scripts.study.grid import COORDINATES, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study, StudyError, study_of
@@ -111,6 +111,7 @@ def _rounded(value: JsonValue) -> JsonValue:
     option("--prompt-tokens", type=positive, help="prompt tokens of every request, without a study"),
     option("--output-tokens", type=positive, help="output tokens of every request, without a study"),
     option("--num-prompts", type=positive, help="requests per repeat (default: the workload's, or 300)"),
+    VLLM_VERSION,
     option("--repeats", type=positive, default=3, help="default: %(default)s"),
     RESULTS,
     option("--project-files", type=Path, default=PROJECT_FILES, help="folder with calibrations (%(default)s)"),
@@ -121,5 +122,5 @@ def main(args: Namespace) -> None:
         raise StudyError("give either --study and --workload, or --prompt-tokens and --output-tokens")
     study = one_cell(args)
     prepared = StudyPaths(args.results, load_study(args.study).name).prepared if args.study else None
-    (record,) = predict_cells(study, expand(study), prepared, args.project_files)
+    (record,) = predict_cells(study, at_version(expand(study), args.vllm_version), prepared, args.project_files)
     print(json.dumps(answer(record), indent=2))

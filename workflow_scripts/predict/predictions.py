@@ -14,12 +14,15 @@ from typing import Any
 import numpy as np
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
+from workflow_scripts.common.command import option
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.engines.predictions import capacity_of, steps_of
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.engines.steps import EngineSteps, StaticBatches, UnpredictableError
+from workflow_scripts.engines.vllm.knobs import VLLM
+from workflow_scripts.engines.vllm.memory import EngineSettings
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
 from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict.calibrated import PROJECT_FILES, Speed, Wanted, scaled, speed_for
@@ -38,6 +41,7 @@ from workflow_scripts.workloads.request import Vocabulary, WorkloadError
 from workflow_scripts.workloads.workload_kinds import Workload
 
 CHARACTERS_PER_TOKEN = 4
+VLLM_VERSION = option("--vllm-version", help="of vLLM's cells, such as 0.10.1 (default: of their environment)")
 
 
 def predict_cells(
@@ -77,6 +81,15 @@ def tasks_of(
             groups.setdefault(key, (requests, []))[1].append(task)
     tasks = [Task(requests, key[2], tuple(of_group)) for key, (requests, of_group) in groups.items()]
     return tasks, unpredictable
+
+
+def at_version(cells: Sequence[Cell], version: str | None) -> list[Cell]:
+    """The cells, those of vLLM's engines as if they ran this version. Raises CapacityError if it is not a version."""
+    if version is None:
+        return list(cells)
+    EngineSettings(vllm_version=version).version  # noqa: B018 - raises
+    of_vllm = [VLLM.name in get_engine(cell.engine).packages for cell in cells]
+    return [replace(c, environment=f"vllm-{version}") if vllm else c for c, vllm in zip(cells, of_vllm, strict=True)]
 
 
 class _Inputs:
@@ -165,10 +178,10 @@ class _Inputs:
             steps = replace(steps, decides=replace(steps.decides, batch_size=rows))
         prompts, outputs = int(requests.prompt_tokens.sum()), int(requests.output_tokens.sum())
         record = replace(record, lengths=kind, prompt_tokens=prompts, output_tokens=outputs)
-        ahead = steps.decides.async_scheduling
+        ahead = steps.decides.async_scheduling or VLLM.name in get_engine(cell.engine).packages
         # The rest of `Wanted`.
         ranks = knobs.ranks // steps.engines
-        wanted = (cell.engine, cell.model, facts.dtype, variant(knobs), ahead, ranks, cell.environment)
+        wanted = (cell.engine, cell.model, facts.dtype, variant(knobs), ahead, ranks, cell.environment, facts)
         # What a prediction leaves out, so that it has no band.
         unmodelled = ["the server around this engine is not modelled"] if record.engine != cell.engine_at else []
         unmodelled += ["engines are assumed to take turns with equal requests"] if steps.engines > 1 else []

@@ -49,6 +49,7 @@ WAITS_FROM = 0.05
 
 # A step with this many times more work of a kind than any step of the calibration is beyond the calibration.
 BEYOND = 1.5
+_FIXED = ("steps", "layers", "sequences", "prompts", "reductions", "reduced_bytes")
 RANGES = {"sequences": "sequences", "kv_bytes": "bytes of KV", "matrix_flops": "operations"}
 
 
@@ -221,9 +222,10 @@ def _with_times(record: Prediction, speed: Speed, timed: Timed, fastest: Timed |
     """Rates and latencies with their bands; no band exceeds what the device's data sheet allows. Without a band only
     that upper limit of speed is given, if the data sheet has one."""
     error_pct = _error_pct(speed.error_pct, speed.error_s, timed.wall_s)
-    ttft_error_pct = _error_pct(speed.ttft_error_pct, speed.ttft_error_s, float(np.median(timed.ttft_s)))
+    ttft_s = timed.ttft_s + speed.client_s
+    ttft_error_pct = _error_pct(speed.ttft_error_pct, speed.ttft_error_s, float(np.median(ttft_s)))
     wall = _band(timed.wall_s, fastest.wall_s if fastest else 0.0, error_pct)
-    ttft = _bands(timed.ttft_s, fastest.ttft_s if fastest else None, ttft_error_pct)
+    ttft = _bands(ttft_s, fastest.ttft_s if fastest else None, ttft_error_pct)
     tpot = _bands(timed.tpot_s, fastest.tpot_s if fastest else None, error_pct)
     output = record.output_tokens or 0
     total = output + (record.prompt_tokens or 0)
@@ -298,7 +300,7 @@ def _with_shares(record: Prediction, work: StepWork, costs: StepCosts, timed: Ti
         "weights_share": parts["weight_bytes"],
         "kv_share": parts["kv_bytes"],
         "operations_share": parts["matrix_flops"] + parts["attention_flops"] + parts["activation_bytes"],
-        "fixed_share": sum(parts[kind] for kind in ("steps", "layers", "sequences", "prompts")),
+        "fixed_share": sum(parts[kind] for kind in _FIXED),
         "launch_share": timed.launch_s + arrival_s,
     }
     busy_s = sum(shares.values())

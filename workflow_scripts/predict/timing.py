@@ -28,7 +28,7 @@ def step_work(
 
     A step reads all weights, but of the experts only those that its tokens are expected to use, the KV of the earlier
     tokens that its own tokens attend to, and the states of its sequences, which it also writes. Logits are computed
-    once per sequence, even if its prompt is not complete. Communication between devices takes no time here.
+    once per sequence, even if its prompt is not complete. Several devices sum their results twice per layer.
 
     `steps`: how the engine forms them. With `one_mask`, as in HuggingFace's continuous batching, all tokens of a step
     attend to the KV of all its sequences, and a mask hides most of it. That KV is read and written to be put together,
@@ -71,6 +71,9 @@ def step_work(
             "activation_bytes": tokens * activation_bytes_per_token(facts, ranks),
             "sequences": sequences.astype(float),
             "prompts": segments.prefill_seqs.astype(float),
+            # Each half of a layer ends with the sum of what the ranks found.
+            "reductions": 2.0 * facts.layers * (ranks > 1),
+            "reduced_bytes": tokens * (2.0 * facts.layers * facts.hidden * facts.kv_dtype_bytes() * (ranks > 1)),
             "requests": np.where(at_once & (later | bool(graphs)), 0.0, taken_in),
             **(graphs.launched(tokens, segments.prefill_seqs, facts.layers) if graphs else {}),
         },

@@ -24,6 +24,8 @@ GIB = 2**30
 MIB = 2**20
 
 # vLLM versions at which the profiled memory changed, according to release notes, source and published logs.
+V1 = (0, 8)  # the core of today by default; before, prompts had steps of their own
+ASYNC_SCHEDULING = (0, 14)  # a step is planned while the one before runs (vllm-project/vllm#27614)
 _FUSED_SAMPLER = (0, 17)  # top-k and top-p without sorting the vocabulary
 _MORE_LIBRARIES = (0, 18)
 _COUNTS_GRAPHS = (0, 21)  # the estimate of CUDA graphs is subtracted from the budget
@@ -98,11 +100,11 @@ class EngineSettings:
         return tuple(int(part) for part in match[1].split("."))
 
     def caches_prefixes(self, facts: ModelFacts) -> bool:
-        """Whether prefixes are cached: as set, else by vLLM's default, which excluded models with states before 0.28.
-        (vllm-project/vllm#50991)"""
+        """Whether prefixes are cached: as set, else by vLLM's default, which excluded models with states before 0.28
+        (vllm-project/vllm#50991), and all before 0.8."""
         if self.enable_prefix_caching is not None:
             return self.enable_prefix_caching
-        return self.version >= _CACHES_STATES or not any(facts.of_kind(State))
+        return self.version >= _CACHES_STATES or (self.version >= V1 and not any(facts.of_kind(State)))
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,10 @@ def batch_of(settings: EngineSettings, facts: ModelFacts, gpu: Gpu) -> Batch:
     if gpu.kind == "cpu":
         ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
         seqs, tokens = (256 * ranks, 4096 * ranks) if offline else (128 * ranks, 2048 * ranks)
+    elif settings.version < V1:  # a step takes whole prompts, so at least one of any length
+        # Long prompts were computed in parts of 512 tokens, but only if they could be longer than 32,768.
+        length = settings.max_model_len or facts.max_positions
+        seqs, tokens = 256, max(2048, length) if length <= 32768 else 512
     elif memory_gib >= 160:
         seqs, tokens = 1024, 16384
     elif memory_gib >= 70 and "a100" not in gpu.name:

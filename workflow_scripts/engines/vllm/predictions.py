@@ -15,7 +15,14 @@ from workflow_scripts.engines.vllm.knobs import (
     why_block_size_is_refused,
 )
 from workflow_scripts.engines.vllm.kv_groups import kv_pool
-from workflow_scripts.engines.vllm.memory import GIB, CapacityError, EngineSettings, batch_of, capture_sizes
+from workflow_scripts.engines.vllm.memory import (
+    ASYNC_SCHEDULING,
+    GIB,
+    CapacityError,
+    EngineSettings,
+    batch_of,
+    capture_sizes,
+)
 from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
 
@@ -157,7 +164,7 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "")
         max_model_len=batch.max_model_len,
         enable_prefix_caching=engine.caches_prefixes(facts),
         enable_chunked_prefill=knobs.enable_chunked_prefill is not False,
-        async_scheduling=gpu.kind != "cpu",  # vLLM turns it off there
+        async_scheduling=gpu.kind != "cpu" and engine.version >= ASYNC_SCHEDULING,  # vLLM turns it off on a CPU
         pool=pool,
     )
     graphs = None

@@ -1,0 +1,160 @@
+"""Costs that no calibration of one GPU has: of old hosts, of links between ranks, of servers, and of AMD's GPUs.
+
+`config/calibration/public_runs.yaml` holds them, fitted to runs that others published; docs/plan.md says how well they
+hold for runs that they were not fitted to.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from pydantic import Field
+
+from workflow_scripts.catalog.gpus_and_models import CONFIG, Gpu
+from workflow_scripts.common.records import Record, read_yaml, validated
+from workflow_scripts.engines.vllm.memory import ASYNC_SCHEDULING, V1, EngineSettings
+from workflow_scripts.physics.layers import Attention
+from workflow_scripts.physics.model_facts import ModelFacts
+from workflow_scripts.physics.step_time import COMPUTING, READING, StepCosts
+
+PUBLIC_COSTS = CONFIG / "calibration/public_runs.yaml"
+GPUS_OF_A_NODE = 8
+CURRENT, SYNCHRONOUS, OLD_CORE = "current", "synchronous", "v0"
+
+
+class HostCosts(Record):
+    """Seconds per step, and per sequence in it, in which the device waits for a host that plans one step after the
+    other; `ranks`: per step if there are several."""
+
+    steps: float
+    sequences: float
+    ranks: float = 0.0
+
+
+class Link(Record):
+    """`bytes_per_s`: of one GPU in one direction, by the data sheet. `latency_s`: of an all-reduce, by the number of
+    ranks; the next larger number counts, or the largest."""
+
+    bytes_per_s: float
+    latency_s: Mapping[int, float]
+
+    def latency_of(self, ranks: int) -> float:
+        sizes = sorted(self.latency_s)
+        return self.latency_s[next((size for size in sizes if size >= ranks), sizes[-1])]
+
+
+class Amd(Record):
+    """Factors on the times of reading and, by generation of the engine, computing; seconds per step and sequence."""
+
+    reading: float
+    computing: Mapping[str, float]
+    steps: float
+    sequences: float
+
+
+class PublicCosts(Record):
+    """`link_share`: of a link's rate that all-reduces reach. `server_steps`, `server_s`: what a server adds to each
+    step, and to the time to the first token. `multi_head_reading`: factor on reading KV if query heads share none.
+    `kernel_share`: of the time to read the matrices of a layer of `layer_parameters`, what does not depend on their
+    size."""
+
+    version: int
+    hosts: Mapping[str, HostCosts]
+    links: Mapping[str, Link]
+    link_share: float = Field(gt=0, le=1)
+    server_steps: float
+    server_s: float
+    multi_head_reading: float
+    kernel_share: float
+    layer_parameters: float
+    amd: Amd
+
+
+@cache
+def public_costs(path: Path = PUBLIC_COSTS) -> PublicCosts:
+    return validated(PublicCosts, read_yaml(path), str(path))
+
+
+def generation_of(version: str) -> str:
+    """How vLLM of a version plans steps; an empty one is the current version.
+
+    >>> [generation_of(version) for version in ("0.6.3.post1", "0.10", "0.14.0", "")]
+    ['v0', 'synchronous', 'current', 'current']
+    """
+    if not version:
+        return CURRENT
+    numbers = EngineSettings(vllm_version=version).version
+    return OLD_CORE if numbers < V1 else SYNCHRONOUS if numbers < ASYNC_SCHEDULING else CURRENT
+
+
+def _is_multi_head(facts: ModelFacts | None) -> bool:
+    heads = [(part.heads, part.kv_heads) for part, _ in facts.of_kind(Attention)] if facts else []
+    return bool(heads) and all(of_queries == of_keys for of_queries, of_keys in heads)
+
+
+def parameters_of_a_layer(facts: ModelFacts) -> float:
+    return facts.layer_matrix_parameters / facts.layers
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """In what a prediction differs from a GPU that was calibrated: the generation of vLLM, or the current one if the
+    calibration is of that version; ranks; whether times are those of a server's clients; the model
+    and the one that was calibrated, if any; whether it is an AMD GPU without a calibration."""
+
+    gpu: Gpu
+    generation: str
+    ranks: int
+    served: bool
+    facts: ModelFacts | None
+    calibrated: ModelFacts | None
+    amd: bool
+
+    def costs(self, costs: StepCosts) -> StepCosts:
+        """Costs of one GPU's steps with what comes on top."""
+        public, more = public_costs(), dict.fromkeys(("steps", "sequences"), 0.0)
+        factors = dict.fromkeys((*READING, *COMPUTING), 1.0)
+        if host := public.hosts.get(self.generation):
+            more["steps"] += host.steps + host.ranks * (self.ranks > 1)
+            more["sequences"] += host.sequences
+        if self.served:
+            more["steps"] += public.server_steps
+        if self.amd:
+            more["steps"] += public.amd.steps
+            more["sequences"] += public.amd.sequences
+            factors |= dict.fromkeys(READING, public.amd.reading)
+            factors |= dict.fromkeys(COMPUTING, public.amd.computing[self.generation])
+        if _is_multi_head(self.facts) and not _is_multi_head(self.calibrated):
+            factors["kv_bytes"] *= public.multi_head_reading
+        if self.facts:
+            # A kernel takes some time to begin and to end, so that large matrices are read at a higher rate.
+            usual = parameters_of_a_layer(self.calibrated) if self.calibrated else public.layer_parameters
+            smaller = usual / parameters_of_a_layer(self.facts) * self.ranks
+            factors["weight_bytes"] *= 1 + public.kernel_share * (smaller - 1)
+        if self.ranks > 1 and self.gpu.link:
+            link = public.links[self.gpu.link]
+            more["reductions"] = link.latency_of(self.ranks)
+            # Each rank sends and gets its vectors once in parts, but for its own part, and once as sums.
+            more["reduced_bytes"] = 2 * (self.ranks - 1) / self.ranks / (link.bytes_per_s * public.link_share)
+        scaled = {kind: getattr(costs, kind) * factor for kind, factor in factors.items()}
+        return costs.model_copy(update=scaled | {kind: getattr(costs, kind) + cost for kind, cost in more.items()})
+
+    @property
+    def how(self) -> str:
+        """What was added, in words; empty if nothing was."""
+        parts = {
+            {
+                SYNCHRONOUS: "a host that plans no step ahead (before vLLM 0.14)",
+                OLD_CORE: "the host of vLLM before 0.8",
+            }.get(self.generation, ""): self.generation in public_costs().hosts,
+            f"all-reduces of {self.ranks} ranks over {self.gpu.link}": self.ranks > 1 and self.gpu.link,
+            "all-reduces over an unknown link are left out": self.ranks > 1 and not self.gpu.link,
+            f"more than the {GPUS_OF_A_NODE} GPUs of a node: the network between nodes is not modelled": (
+                self.ranks > GPUS_OF_A_NODE
+            ),
+            "a server": self.served,
+            "AMD's reachable rates": self.amd,
+        }
+        named = ", ".join(part for part, applies in parts.items() if applies)
+        return f"; with costs from public runs of {named}" if named else ""
