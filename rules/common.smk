@@ -29,7 +29,7 @@ from workflow_scripts.study.progress import may_grow
 from workflow_scripts.common.checkout import CHECKOUT, own_or_of_checkout
 from workflow_scripts.common.records import read_yaml
 from workflow_scripts.common.sources import sources as sources_of
-from workflow_scripts.study.study_file import load_study, store_configs, study_file
+from workflow_scripts.study.study_file import load_study, store_configs, study_file, without_tokenizer
 from workflow_scripts.common.faults import InputError
 
 # A module of another workflow has only the keys that this gives it.

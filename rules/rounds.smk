@@ -75,7 +75,9 @@ def begun():
 
 @cache
 def tell_what_is_measured():
-    """Log which cells are left out or repeated, and why; stop if a cluster has none of the devices."""
+    """Log models without a tokenizer, and which cells are left out or repeated; stop if a cluster has no device."""
+    for note in without_tokenizer(STUDY):
+        logger.warning(note)
     if CELLS_PER_JOB and MEASURING.left:
         raise WorkflowError(MEASURING.why_left)
     if MEASURING.why_left:

@@ -29,11 +29,14 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 @pytest.fixture(scope="session")
 def two_gpus_evidence(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the study two_gpus with what one H200 and one H100 measured; read-only, for all tests."""
-    results = tmp_path_factory.mktemp("two_gpus")
-    archive = Path(__file__).parents[1] / "config/reference/two_gpus/evidence.tar.xz"
-    with tarfile.open(archive) as packed:
+    return evidence_of("two_gpus", tmp_path_factory.mktemp("two_gpus"))
+
+
+def evidence_of(study: str, results: Path) -> Path:
+    """Unpack what a study of config/reference/ has measured, into a folder of results; its own folder there."""
+    with tarfile.open(Path(__file__).parents[1] / f"config/reference/{study}/evidence.tar.xz") as packed:
         packed.extractall(results, filter="data")
-    return results / "two_gpus"
+    return results / study
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ GROUPS = {
         "trace-blocks": "predict.block_trace",
     },
     "A study, before and after it is measured": {
-        "check": "study.study_file",
+        "check": "study.check",
         "check-engines": "predict.check_study",
         "plan": "predict.plan",
         "sbatch": "cluster.site",

@@ -6,6 +6,7 @@ import { drawAxis, scaleOf } from "./scale.js";
 import { sheet } from "./sheet.js";
 
 const NEAR_PX = 24;
+const MOST_WITH_REPEATS = 200;
 
 // `pick(point)` is called when a point is chosen; `describe(point)` gives its lines of text.
 export class Chart {
@@ -53,7 +54,7 @@ export class Chart {
     const ink = inkOf();
     const points = this.points;
     const area = { left: 62, right: width - 16, top: 28, bottom: height - 44 };
-    const across = scaleOf(points.flatMap((p) => [p.x, p.xLow ?? p.x, p.xHigh ?? p.x]), this.x?.isLog, area.left, area.right);
+    const across = scaleOf(points.flatMap((p) => [p.x, p.xLow ?? p.x, p.xHigh ?? p.x, this.x.limit ?? p.x]), this.x?.isLog, area.left, area.right);
     const up = scaleOf(points.flatMap((p) => [p.y, p.yLow ?? p.y, p.yHigh ?? p.y]), this.y?.isLog, area.bottom, area.top);
     if (!points.length) {
       context.fillStyle = ink.muted;
@@ -78,6 +79,8 @@ export class Chart {
     }
     context.globalAlpha = points.length > 500 ? 0.5 : 1;
     for (const p of points) this.drawPoint(context, p, across, up, radius, ink);
+    context.fillStyle = ink.ink;
+    if (this.x.limit) context.fillRect(across.place(this.x.limit) - 1, area.top, 2, area.bottom - area.top);
     context.globalAlpha = 1;
   }
 
@@ -105,6 +108,7 @@ export class Chart {
       context.moveTo(across.place(p.xLow), p.py);
       context.lineTo(across.place(p.xHigh), p.py);
     }
+    for (const value of this.points.length <= MOST_WITH_REPEATS ? p.repeats() : []) if (up.shows(value)) context.rect(p.px - 5, up.place(value), 10, 0.1);
     context.stroke();
     mark(context, shape, p.px, p.py, radius);
     context.fillStyle = p.hollow ? ink.paper : colour;

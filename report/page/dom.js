@@ -1,4 +1,5 @@
 // Elements. Text always enters as text nodes, so nothing in a log or a name can become markup.
+import { makeSortable } from "./static.js";
 import { csvOf, download, latexOf, markdownOf, numericOf, slug, textsOf } from "./save.js";
 
 const ROWS_AT_ONCE = 50;
@@ -84,13 +85,15 @@ export function tableOf(caption, headings, rows, numeric = [], whole = null) {
   );
 }
 
-// A table that shows more rows when asked, and saves all; `rows` are functions that give the row.
+// A table that shows more rows when asked, and sorts and saves all; `rows` are functions that give the row.
 export function longTable(caption, headings, rows, numeric = []) {
   const box = el("div");
   const table = (most) => tableOf(caption, headings, rows.slice(0, most).map((row) => row()), numeric, most < rows.length ? () => table(rows.length) : null);
-  const draw = (count) => {
+  const draw = (count, by = null) => {
     const more = el("button", { type: "button", class: "plain", onclick: () => draw(count + ROWS_AT_ONCE) }, `Show ${ROWS_AT_ONCE} more`);
     box.replaceChildren(table(count), ...(rows.length > count ? [el("p", { class: "note" }, `${count} of ${rows.length.toLocaleString("en")} rows are shown. `, more)] : []));
+    makeSortable(box.querySelector("table"), rows.length > count ? (column) => draw(rows.length, column) : null);
+    if (by !== null) box.querySelectorAll("thead button")[by].click();
   };
   draw(ROWS_AT_ONCE);
   return box;

@@ -153,7 +153,7 @@ export async function openCell(id) {
   changeAddress({ cell: id });
   const content = await contentOf(cell, data);
   drawer.replaceChildren(
-    el("header", {}, el("h2", { id: "drawer-title" }, `${cell.gpu}: ${cell.settings}`), el("button", { type: "button", class: "plain", onclick: () => drawer.close() }, "Close")),
+    el("header", {}, el("h2", { id: "drawer-title" }, `${cell.gpu}, ${cell.engine}, ${cell.model}, ${cell.workload}: ${cell.settings}`), el("button", { type: "button", class: "plain", onclick: () => drawer.close() }, "Close")),
     ...content,
   );
   if (!drawer.isConnected) document.body.append(drawer);

@@ -39,7 +39,8 @@ function valueOf(cell, axis) {
 // A cell as a point of a chart, with whiskers where an axis is a measure.
 export function pointOf(cell, x, y, series, hollow) {
   const [across, up] = [valueOf(cell, x), valueOf(cell, y)];
-  return { cell, x: across.value, xLow: across.low, xHigh: across.high, y: up.value, yLow: up.low, yHigh: up.high, series, hollow };
+  const repeats = () => cell.repeats.map((repeat) => repeat[y.metric]).filter(Number.isFinite).map((value) => value * COLUMNS[y.metric].factor);
+  return { cell, repeats, x: across.value, xLow: across.low, xHigh: across.high, y: up.value, yLow: up.low, yHigh: up.high, series, hollow };
 }
 
 // A cell's measure in lines of text: value, interval or range, number of repeats and scope.
@@ -88,7 +89,9 @@ function countsOf(cells) {
 
 function resultsTable(cells, metric, store) {
   const { label } = COLUMNS[metric];
-  const hasScope = cells.some((cell) => cell.scope && cell.statistic(metric)?.interval);
+  const several = (of) => new Set(cells.map(of)).size > 1;
+  const [hasScope, hasOutcome] = [several((cell) => cell.scope ?? ""), several((cell) => cell.outcome)];
+  const places = store.differing.filter((id) => several((cell) => cell[id]));
   const rows = cells.map((cell) => () => {
     const found = cell.statistic(metric);
     const range = found && (found.interval ?? (found.n > 1 ? found : null));
@@ -97,12 +100,12 @@ function resultsTable(cells, metric, store) {
       found ? shown(metric, found.value) : "–",
       range ? `${shown(metric, range.low)} to ${shown(metric, range.high)}${found.interval ? " (95 %)" : ""}` : "–",
       found ? String(found.n) : "–",
-      ...store.differing.map((id) => cell[id]),
+      ...places.map((id) => cell[id]),
       ...(hasScope ? [(found?.interval && cell.scope) || "–"] : []),
-      cell.outcome === "ok" ? OUTCOMES.ok : `${OUTCOMES[cell.outcome] ?? cell.outcome}${cell.reason ? `: ${cell.reason.slice(0, 80)}` : ""}`,
+      ...(hasOutcome ? [`${OUTCOMES[cell.outcome] ?? cell.outcome}${cell.outcome !== "ok" && cell.reason ? `: ${cell.reason.slice(0, 80)}` : ""}`] : []),
     ];
   });
-  const headings = ["Settings", heading(metric), "Range or interval", "Repeats", ...store.differing.map((id) => PLACES[id]), ...(hasScope ? ["Interval covers"] : []), "Outcome"];
+  const headings = ["Settings", heading(metric), "Range or interval", "Repeats", ...places.map((id) => PLACES[id]), ...(hasScope ? ["Interval covers"] : []), ...(hasOutcome ? ["Outcome"] : [])];
   return longTable(`Cells by ${label}`, headings, rows, headings.map((_, i) => i > 0 && i < 4));
 }
 
@@ -110,6 +113,15 @@ function ordered(cells, metric) {
   const sign = COLUMNS[metric].more ? -1 : 1;
   const rank = new Map(cells.map((cell) => [cell, sign * (cell.statistic(metric)?.value ?? sign * Infinity)]));
   return [...cells].sort((a, b) => rank.get(a) - rank.get(b));
+}
+
+// Where the reader has chosen nothing yet: the engine, model and workload of the most cells.
+function firstChoice(store, facets) {
+  const names = store.differing.filter((id) => id !== "gpu");
+  if (facets.some(({ id }) => current().has(id))) return {};
+  const places = Map.groupBy(store.cells, (cell) => JSON.stringify(names.map((id) => cell[id])));
+  const [first] = [...places.values()].reduce((most, of) => (of.length > most.length ? of : most));
+  return Object.fromEntries(names.map((id) => [id, first[id]]));
 }
 
 // Fill the panel; `store` holds the data.
@@ -187,7 +199,7 @@ export function showExplore(panel, store) {
   const logBox = (axis, words) => el("label", {}, el("input", { type: "checkbox", value: axis, onchange: toggleLog }), " ", words);
   const logBoxes = el("div", { class: "choice", role: "group", "aria-label": "Logarithmic axes" }, el("span", {}, "Logarithmic"), el("span", { class: "boxes" }, logBox("x", "across"), logBox("y", "up")));
   controls.append(logBoxes);
-  const now = update();
+  const now = update(firstChoice(store, facets));
   controls.prepend(
     choice("Show", metrics.map((name) => [name, COLUMNS[name].label]), now.metric, (value) => update({ y: value, log: null })),
     choice("Against", axes.map((axis) => [axis.id, axis.label]), now.x.id, (value) => update({ x: value, log: null })),
@@ -210,7 +222,7 @@ export function showExplore(panel, store) {
     el(
       "p",
       { class: "note" },
-      "A point is the value of a cell. Its bar is the 95 % interval, or the range of the repeats if no interval is known. Lines join cells that differ only in the setting below the chart. Points of the same setting stand side by side, so that they do not hide each other. Hollow points failed a check. Click a point or the settings in a row to open the cell.",
+      "A point is the value of a cell. Its bar is the 95 % interval, or the range of the repeats if no interval is known; of up to 200 cells, short lines across it are the repeats. Lines join cells that differ only in the setting below the chart. Points of the same setting stand side by side, so that they do not hide each other. Hollow points failed a check. Click a point or the settings in a row to open the cell.",
     ),
     table,
   );

@@ -10,7 +10,8 @@ import { heading, number, plural, shown } from "./words.js";
 
 const RATE = "output_tokens_per_s";
 const ENERGY = "energy_j_per_output_token";
-const GOALS = new Map([["rate", COLUMNS[RATE].label], ["perPrice", "Tokens per unit of money"], ["energy", COLUMNS[ENERGY].label]]);
+const GOALS = new Map([["rate", COLUMNS[RATE].label], ["price", "Price per million output tokens"], ["energy", COLUMNS[ENERGY].label]]);
+const FEW_ABOVE = 5;
 const BOUNDS = { ttft: "ttft_s", tpot: "tpot_s", e2e: "e2e_s" };
 
 // Inputs whose values are in the address.
@@ -57,15 +58,20 @@ export function paretoFront(points) {
   return front;
 }
 
-// Why a cell breaks the bounds (in seconds, null is no bound) in its worst repeat; null if it keeps them.
+// Which of the bounds (in seconds, null is no bound) a cell breaks most in its worst repeat: words, and how many times
+// the bound it takes; null if it keeps them.
 export function brokenBound(cell, bounds, percentile) {
-  for (const [id, bound] of Object.entries(bounds)) {
-    if (bound === null) continue;
-    const found = cell.statistic(`${BOUNDS[id]}_p${percentile}`);
-    if (!found) return `${COLUMNS[BOUNDS[id]].label} not known`;
-    if (found.high > bound) return `${COLUMNS[BOUNDS[id]].label} too long`;
-  }
-  return null;
+  const broken = Object.entries(bounds).filter(([, bound]) => bound !== null).flatMap(([id, bound]) => {
+    const [found, { label }] = [cell.statistic(`${BOUNDS[id]}_p${percentile}`), COLUMNS[BOUNDS[id]]];
+    if (!found) return [{ words: `${label} not known`, times: Infinity }];
+    return found.high > bound ? [{ words: `${label} ${shown(BOUNDS[id], found.high)} ${COLUMNS[BOUNDS[id]].unit}`, times: found.high / bound }] : [];
+  });
+  return broken.sort((a, b) => b.times - a.times)[0] ?? null;
+}
+
+// Whether so few requests lie above a percentile that it is about the slowest one.
+function isOfFew(cell, percentile) {
+  return (cell.statistic("num_requests")?.value ?? 0) * (1 - percentile / 100) < FEW_ABOVE;
 }
 
 function scored(cell, prices) {
@@ -73,7 +79,7 @@ function scored(cell, prices) {
   const range = rate.interval ?? rate;
   const price = prices.get(cell.gpu);
   const energy = cell.statistic(ENERGY)?.value ?? null;
-  return { cell, rate: rate.value, low: range.low, high: range.high, perPrice: price ? cell.output_tokens_per_device_hour / price : null, energy };
+  return { cell, rate: rate.value, low: range.low, high: range.high, price: price ? (1e6 * price) / cell.output_tokens_per_device_hour : null, energy };
 }
 
 export function showLimits(panel, store) {
@@ -98,14 +104,16 @@ export function showLimits(panel, store) {
     goal: choiceInput("Order by", "best", [...GOALS], "rate", changed),
     axis: choiceInput("Latency in the chart", "lat", Object.entries(BOUNDS).map(([id, column]) => [id, COLUMNS[column].label]), "tpot", changed),
   };
-  const prices = devices.map((device) => ({ device, ...numberInput(`Price of an hour of ${device}`, `price.${device}`, changed) }));
+  const prices = devices.map((device) => ({ device, ...numberInput(`Price of one ${device} for an hour`, `price.${device}`, changed) }));
   const chart = new Chart(box, {
     pick: (point) => openCell(point.cell.cell_id),
     describe: (point) => [cellWords(point.cell), ...toldOf(point.cell, RATE), ...toldOf(point.cell, axisColumn())],
   });
+  // The latency that the reader limits, unless another was chosen.
+  const axis = () => (current().has("lat") ? null : Object.keys(BOUNDS).find((id) => inputs[id].value() !== null)) ?? inputs.axis.value();
   const axisColumn = () => {
-    const wanted = `${BOUNDS[inputs.axis.value()]}_p${inputs.percentile.value()}`;
-    return COLUMNS[wanted] && store.repeats[wanted] ? wanted : `${BOUNDS[inputs.axis.value()]}_p50`;
+    const wanted = `${BOUNDS[axis()]}_p${inputs.percentile.value()}`;
+    return COLUMNS[wanted] && store.repeats[wanted] ? wanted : `${BOUNDS[axis()]}_p50`;
   };
 
   const draw = (candidates, keeps) => {
@@ -117,7 +125,7 @@ export function showLimits(panel, store) {
     });
     const series = devices.map((device, i) => ({ name: device, colour: store.colours[i % store.colours.length], shape: i }));
     const front = paretoFront(points.filter((point) => !point.hollow));
-    chart.show({ points, lines: front.length > 1 ? [front] : [], series, x: { label: heading(column), isLog: true }, y: { label: heading(RATE), isLog: isWide(points.map((point) => point.y), MANY_TIMES) }, label: `Throughput against latency, ${plural(points.length, "cell")}, ${front.length} on the Pareto front.` });
+    chart.show({ points, lines: front.length > 1 ? [front] : [], series, x: { label: `${heading(column)}${inputs[axis()].value() ? "; the line is your limit" : ""}`, isLog: true, limit: inputs[axis()].value() }, y: { label: heading(RATE), isLog: isWide(points.map((point) => point.y), MANY_TIMES) }, label: `Throughput against latency, ${plural(points.length, "cell")}, ${front.length} on the Pareto front.` });
     legend.replaceChildren(...legendOf(series, hidden, (device) => {
       if (!hidden.delete(device)) hidden.add(device);
       changeAddress({ hide: [...hidden] });
@@ -134,30 +142,33 @@ export function showLimits(panel, store) {
     const known = new Map(prices.map(({ device, value }) => [device, value()]));
     const candidates = works.get(inputs.work.value());
     const goal = inputs.goal.value();
-    const sign = goal === "energy" ? 1 : -1;
     const ranked = candidates
       .map((cell) => ({ ...scored(cell, known), broken: brokenBound(cell, bounds, percentile) }))
-      .sort((a, b) => Boolean(a.broken) - Boolean(b.broken) || (a[goal] === null) - (b[goal] === null) || sign * (a[goal] - b[goal]));
+      .sort((a, b) => Boolean(a.broken) - Boolean(b.broken) || (a[goal] === null) - (b[goal] === null) || (goal === "rate" ? -1 : 1) * (a[goal] - b[goal]));
     const keeping = ranked.filter(({ broken }) => broken === null).map(({ cell }) => cell);
-    out.textContent = `${keeping.length} of ${plural(candidates.length, "measured cell")} keep the limits in every repeat.`;
+    const nearest = ranked.filter(({ broken }) => broken && broken.times < Infinity).sort((a, b) => a.broken.times - b.broken.times)[0];
+    out.textContent = [
+      `${keeping.length} of ${plural(candidates.length, "measured cell")} keep the limits in every repeat.`,
+      ...(nearest && !keeping.length ? [`The nearest takes ${number(nearest.broken.times)} times its limit: ${nearest.cell.gpu}, ${nearest.cell.label} (${nearest.broken.words}).`] : []),
+      ...(candidates.some((cell) => isOfFew(cell, percentile)) ? [`* Fewer than ${FEW_ABOVE} requests of a repeat took longer than this percentile, so it is about the slowest ones.`] : []),
+    ].join(" ");
     const front = draw(candidates, new Set(keeping));
     const columns = Object.values(BOUNDS).map((column) => `${column}_p${percentile}`).filter((column) => COLUMNS[column] && store.repeats[column]);
-    const cost = ranked.some((one) => one.perPrice !== null);
-    const energy = ranked.some((one) => one.energy !== null);
-    const headings = ["Settings", "Device", "Engine", "Within the limits", heading(RATE), "Range or interval", ...columns.map(heading), ...(cost ? ["Tokens per unit of money"] : []), ...(energy ? [heading(ENERGY)] : []), "Pareto front"];
-    const rows = ranked.map(({ cell, broken, rate, low, high, perPrice, energy: joules }) => () => [
+    const [cost, energy] = ["price", "energy"].map((name) => ranked.some((one) => one[name] !== null));
+    const headings = ["Settings", "Within the limits", heading(RATE), "Range or interval", ...(cost ? [GOALS.get("price")] : []), ...(energy ? [heading(ENERGY)] : []), ...columns.map(heading), "Device", "Engine", "Pareto front"];
+    const rows = ranked.map(({ cell, broken, rate, low, high, price, energy: joules }) => () => [
       el("button", { type: "button", class: "link", onclick: () => openCell(cell.cell_id) }, cell.label),
-      cell.gpu,
-      cell.engine,
-      broken ?? "yes",
+      broken ? `no: ${broken.words}` : "yes",
       number(rate),
       `${number(low)} to ${number(high)}`,
-      ...columns.map((column) => shown(column, cell.statistic(column)?.value)),
-      ...(cost ? [number(perPrice)] : []),
+      ...(cost ? [number(price)] : []),
       ...(energy ? [number(joules)] : []),
+      ...columns.map((column) => `${shown(column, cell.statistic(column)?.value)}${isOfFew(cell, percentile) ? " *" : ""}`),
+      cell.gpu,
+      cell.engine,
       front.has(cell) ? "yes" : "no",
     ]);
-    const numeric = headings.map((_, i) => i > 3 && i < headings.length - 1);
+    const numeric = headings.map((_, i) => i > 1 && i < headings.length - 3);
     table.replaceChildren(longTable(`Settings by ${GOALS.get(goal)}, those within the limits first`, headings, rows, numeric));
   };
   panel.replaceChildren(

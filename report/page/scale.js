@@ -28,7 +28,7 @@ export function scaleOf(values, isLog, from, to) {
 // At most about `most` round values between the ends of a scale.
 export function ticksOf(scale, most) {
   if (scale.isLog) {
-    for (const steps of [[1, 2, 5], [1, 3], [1]]) {
+    for (const steps of [[1, 1.5, 2, 3, 4, 5, 6, 8], [1, 2, 5], [1, 3], [1]]) {
       const ticks = [];
       for (let power = Math.floor(Math.log10(scale.low)); power <= Math.ceil(Math.log10(scale.high)); power += 1) {
         for (const step of steps) ticks.push(step * 10 ** power);

@@ -14,13 +14,14 @@ function sortBy(table, heading, column) {
   table.tBodies[0].append(...(down ? rows.reverse() : rows));
 }
 
-export function makeSortable(table) {
+// `whole(column)`, if some rows are left out, shows them and sorts instead.
+export function makeSortable(table, whole = null) {
   table.querySelectorAll("thead th").forEach((heading, column) => {
     const button = document.createElement("button");
     button.type = "button";
     button.append(...heading.childNodes);
     heading.append(button);
-    button.addEventListener("click", () => sortBy(table, heading, column));
+    button.addEventListener("click", () => (whole ? whole(column) : sortBy(table, heading, column)));
   });
 }
 

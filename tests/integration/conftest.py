@@ -10,8 +10,10 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from filelock import FileLock
 
 from tests.browser import browser
+from tests.conftest import evidence_of
 from tests.integration import served_study
 from tests.pretended_gpu import build
 from tests.unit.made_studies import fixed, study_content
@@ -138,13 +140,33 @@ def outcome_of(results: Path, cell: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def two_gpus(two_gpus_evidence, tmp_path_factory, snakemake):
-    """The folder of the study two_gpus with its tables and its report, drawn once (a minute) for all tests."""
-    results = tmp_path_factory.mktemp("drawn")
-    shutil.copytree(two_gpus_evidence, results / "two_gpus")
-    done = snakemake(CHECKOUT / "config/studies/two_gpus.yaml", results, "partial_report")
-    assert done.returncode == 0, done.stderr
-    return results / "two_gpus"
+def drawn(tmp_path_factory, snakemake):
+    """Draw the report of a study of config/reference/, a minute, once for all processes of this run; its folder."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+    def draw(study: str) -> Path:
+        folder = shared / "drawn" / study
+        with FileLock(shared / f"{study}.lock"):
+            if not (folder / "report.html").exists():
+                evidence_of(study, folder.parent)
+                done = snakemake(CHECKOUT / f"config/studies/{study}.yaml", folder.parent, "partial_report")
+                assert done.returncode == 0, done.stderr
+        return folder
+
+    return draw
+
+
+@pytest.fixture(scope="session")
+def two_gpus(drawn):
+    """The folder of the study two_gpus with its tables and its report."""
+    return drawn("two_gpus")
+
+
+@pytest.fixture(scope="session")
+def h200_later(drawn):
+    """The folder of the study h200_later with its tables and its report."""
+    return drawn("h200_later")
 
 
 @pytest.fixture(scope="session")

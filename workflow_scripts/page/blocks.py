@@ -142,6 +142,7 @@ def table_of(
     Values and headings have the units of their columns. An interval, from the columns `*_low` and `*_high`, is written
     into the column of its value. Names that are the same in all rows appear only once, in the note.
     """
+    numbers = {c for c in rows if pd.api.types.is_numeric_dtype(rows[c]) and not pd.api.types.is_bool_dtype(rows[c])}
     rows = with_intervals(rows)
     columns = {name: heading(name, words) for name, words in (columns or dict.fromkeys(map(str, rows), "")).items()}
     used = {c: heading for c, heading in columns.items() if c in rows and rows[c].notna().any()}
@@ -150,7 +151,7 @@ def table_of(
     ]
     if same:
         note = f"All rows: {', '.join(f'{used.pop(c)} {rows[c].iloc[0]}' for c in same)}. {note}".strip()
-    numeric = [pd.api.types.is_numeric_dtype(rows[c]) and not pd.api.types.is_bool_dtype(rows[c]) for c in used]
+    numeric = [c in numbers for c in used]
     body = [
         [value if isinstance(value, Link) else shown(value, c) for c, value in row.items()]
         for row in records(rows[list(used)])

@@ -11,14 +11,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_json, write_text
 from workflow_scripts.physics.model_facts import vocabulary_and_context
-from workflow_scripts.study.study import as_list
+from workflow_scripts.workloads.byte_tokens import CHAT_TEMPLATE, plain_ids, special_ids
 from workflow_scripts.workloads.request import Messages, Vocabulary
-
-# Roles and contents as plain text: the vocabulary need not have special tokens for them.
-CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
-)
 
 
 def build_tokenizer(vocab_size: int, special_tokens: Mapping[int, str]) -> Tokenizer:
@@ -33,18 +27,13 @@ def build_tokenizer(vocab_size: int, special_tokens: Mapping[int, str]) -> Token
     >>> tokenizer.encode("ab").ids, tokenizer.decode([65, 66, 280])
     ([65, 66], 'ab<|filler-280|>')
 
-    Raises InputError if `vocab_size` has no room for the bytes and the special tokens.
+    Raises InputError as `plain_ids` does.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    if max(special_tokens, default=0) >= vocab_size or vocab_size < len(alphabet) + len(special_tokens):
-        raise InputError(
-            f"a vocabulary of {vocab_size} tokens has no room for {len(alphabet)} bytes "
-            f"and special tokens at {sorted(special_tokens)}"
-        )
-    plain_ids = [i for i in range(vocab_size) if i not in special_tokens]
+    plain = plain_ids(vocab_size, special_tokens)
     tokens = dict(special_tokens)
-    tokens |= dict(zip(plain_ids, alphabet, strict=False))
-    tokens |= {i: f"<|filler-{i}|>" for i in plain_ids[len(alphabet) :]}
+    tokens |= dict(zip(plain, alphabet, strict=False))
+    tokens |= {i: f"<|filler-{i}|>" for i in plain[len(alphabet) :]}
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in tokens.items()}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -55,8 +44,7 @@ def build_tokenizer(vocab_size: int, special_tokens: Mapping[int, str]) -> Token
 def write_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json` for a model's config, with the special tokens at its ids. If
     several tokens end a sequence, the tokenizer uses the first."""
-    named = {role: as_list(config.get(f"{role}_token_id")) for role in ("bos", "eos", "pad")}
-    ids = {role: [i for i in some if i is not None] for role, some in named.items()}
+    ids = special_ids(config)
     special_tokens = {i: f"<|special-{i}|>" for role in ids for i in ids[role]}
     # transformers' class for Qwen models looks for its own tokens under this name, regardless of the settings; without
     # it the class would append them to the vocabulary.

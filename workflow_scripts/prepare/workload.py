@@ -9,7 +9,7 @@ the requests really are, where they are from, and how long they are. docs/worklo
 """
 
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,27 +18,11 @@ from workflow_scripts.common.command import STUDY, command, option, out, positiv
 from workflow_scripts.common.files import write_json, write_jsonl
 from workflow_scripts.physics.model_facts import read_config, vocabulary_and_context
 from workflow_scripts.prepare.tokenizer import load_vocabulary
-from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import MANIFEST, WARMUP
+from workflow_scripts.study.requests import requests_of
 from workflow_scripts.study.study import StudyError
 from workflow_scripts.study.study_file import load_study
-from workflow_scripts.workloads.make_requests import make_requests, make_warmup
-from workflow_scripts.workloads.request import Request, WorkloadError
-
-
-def check_fits(requests: Iterable[Request], cells: Iterable[Cell], max_positions: int) -> None:
-    """Raise WorkloadError, naming request and cell, if a request does not fit the shortest context of its cells."""
-
-    def context(cell: Cell) -> int:
-        return cell.knobs.longest_request or max_positions
-
-    longest = max(requests, key=lambda request: request.total_tokens)
-    tightest = min(cells, key=context)
-    if longest.total_tokens > context(tightest):
-        raise WorkloadError(
-            f"a request of {len(longest.prompt_token_ids)} prompt and {longest.output_tokens} output tokens does not "
-            f"fit the max_model_len {context(tightest)} of cell {tightest.id}: shorten the workload or raise the knob"
-        )
 
 
 def statistics(counts: Sequence[int]) -> dict[str, float]:
@@ -73,15 +57,9 @@ def main(args: Namespace) -> None:
     if not cells:
         raise StudyError(f"study {study.name!r}: no cell has the workload {workload!r} and the model {model!r}")
     spec = study.workloads[workload]
-    count = args.num_prompts or max(spec.prompts_for(cell.knobs.max_concurrency) for cell in cells)
-    vocabulary_size, max_positions = vocabulary_and_context(read_config(args.model_dir))
-    vocabulary = load_vocabulary(args.model_dir, vocabulary_size)
-    try:
-        requests, stream = make_requests(spec, vocabulary, count)
-        warmup = make_warmup(spec, vocabulary, requests)
-        check_fits([*requests, *warmup], cells, max_positions)
-    except WorkloadError as e:
-        raise WorkloadError(f"workload {workload!r}: {e}") from None
+    config = read_config(args.model_dir)
+    vocabulary = load_vocabulary(args.model_dir, vocabulary_and_context(config)[0])
+    requests, stream, warmup = requests_of(workload, spec, cells, vocabulary, config, args.num_prompts)
     manifest = {
         **{"schema_version": 1, "workload": workload, "model": model, "kind": stream.kind, "seed": spec.seed},
         **stream.details,

@@ -4,7 +4,8 @@
 
 The archive is a complete checkout: after unpacking, `snakemake --cores all partial_report --config study=study.yaml`
 draws the report again from its cells. `sha256sum --check` checks `manifest-sha256.txt`, and
-`ro-crate-metadata.json` describes the content to programs (RO-Crate, https://w3id.org/ro/crate).
+`ro-crate-metadata.json` describes content and runs to programs, as a Workflow Run RO-Crate
+(https://w3id.org/ro/wfrun/workflow).
 """
 
 import hashlib
@@ -35,6 +36,10 @@ CODE = (
     *("profiles", "slurm", "envs", "report"),
 )
 MANIFEST, METADATA, STUDY_FILE = "manifest-sha256.txt", "ro-crate-metadata.json", "study.yaml"
+# The profiles of runs, and the version of RO-Crate that they build on.
+PROFILES = {f"https://w3id.org/ro/wfrun/{kind}/0.5": f"{kind.title()} Run Crate" for kind in ("process", "workflow")}
+PROFILES["https://w3id.org/workflowhub/workflow-ro-crate/1.0"] = "Workflow RO-Crate"
+RO_CRATE = "1.1"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that zip can store; a fixed time makes equal contents equal archives
 
 
@@ -79,46 +84,54 @@ def description(study: Study, paths: StudyPaths, files: Mapping[str, Path]) -> d
     read = ((cell, outcome_in(path)) for cell in expand(study) for path in paths.outcomes(cell).values())
     outcomes = [(cell, outcome) for cell, outcome in read if outcome is not None]
     results = f"results/{study.name}"
-    crate = ROCrate()
+    crate = ROCrate(version=RO_CRATE)
     crate.name = f"kvsweep study {study.name}"
     crate.description = study.question
     crate.license = "https://spdx.org/licenses/Apache-2.0"
     # The time of the last measurement, not of packing: equal contents give equal archives.
     crate.root_dataset["datePublished"] = _last_end(outcome.provenance for _, outcome in outcomes)
 
-    def add_file(name: str, title: str, **properties: str) -> Any:
-        return crate.add_file(files.get(name), name, properties={"name": title, **properties})
+    for url, title in PROFILES.items():
+        properties = {"@type": "CreativeWork", "name": title, "version": url.rpartition("/")[2]}
+        crate.root_dataset.append_to("conformsTo", crate.add(ContextEntity(crate, url, properties=properties)))
 
-    study_entity = add_file(STUDY_FILE, "the study", encodingFormat="text/yaml")
-    add_file(f"{results}/report.html", "report", encodingFormat="text/html")
-    add_file(MANIFEST, "SHA-256 of every file", encodingFormat="text/plain")
+    def add_file(name: str, title: str, encoding: str = "text/plain") -> Any:
+        return crate.add_file(files.get(name), name, properties={"name": title, "encodingFormat": encoding})
+
+    def add_action(name: str, title: str, ended: str, **properties: str) -> Any:
+        properties = {"@type": "CreateAction", "name": title, "endTime": ended, **properties}
+        action = crate.add(ContextEntity(crate, name, properties=properties))
+        crate.root_dataset.append_to("mentions", action)
+        action["object"] = study_entity
+        return action
+
+    study_entity = add_file(STUDY_FILE, "the study", "text/yaml")
+    drawn = [add_file(f"{results}/report.html", "report", "text/html")]
+    add_file(MANIFEST, "SHA-256 of every file")
     for name in sorted(name for name in files if name.startswith("envs/") and name.endswith(".txt")):
         add_file(name, f"lock {Path(name).stem}")
     for name, title in (("tables", "tables of results"), ("figures", "figures"), ("prepared", "models and requests")):
         if any(file.startswith(f"{results}/{name}/") for file in files):
-            crate.add_directory(dest_path=f"{results}/{name}/", properties={"name": title})
-    pipeline = _software(crate, "kvsweep", __version__)
+            drawn.append(crate.add_directory(dest_path=f"{results}/{name}/", properties={"name": title}))
+    about = {"name": "kvsweep", "version": __version__}
+    pipeline = crate.add_workflow(files["Snakefile"], "Snakefile", main=True, lang="snakemake", properties=about)
     commit, dirty = commit_of(CHECKOUT)
     if commit:
         pipeline["identifier"] = f"{commit}-dirty" if dirty else commit
+    run = add_action("#run", f"the study {study.name}", crate.root_dataset["datePublished"])
+    run["instrument"], run["result"] = pipeline, drawn
     for gpu in dict.fromkeys(cell.gpu for cell, _ in outcomes):
         where = [outcome.provenance for cell, outcome in outcomes if cell.gpu == gpu]
         cells = {cell.id for cell, _ in outcomes if cell.gpu == gpu}
-        properties = {
-            "@type": "CreateAction",
-            "name": f"measuring {len(cells)} cells on {gpu}",
-            "description": "hosts: " + ", ".join(sorted({str(p.get("host")) for p in where})),
-            "endTime": _last_end(where),
-        }
-        action = crate.add(ContextEntity(crate, f"#measuring-{gpu}", properties=properties))
-        action["object"] = study_entity
+        hosts = "hosts: " + ", ".join(sorted({str(p.get("host")) for p in where}))
+        title = f"measuring {len(cells)} cells on {gpu}"
+        action = add_action(f"#measuring-{gpu}", title, _last_end(where), description=hosts)
         evidence = {"name": f"evidence measured on {gpu}"}
         action["result"] = crate.add_directory(dest_path=f"{results}/cells/{gpu}/", properties=evidence)
         engines = sorted({engine for p in where if (engine := p.get("engine_version"))})
         locks = (crate.dereference(f"envs/{lock}") for lock in sorted({str(p.get("lock")) for p in where}))
         software = (_software(crate, *engine.partition(" ")[::2]) for engine in engines)
         action["instrument"] = [pipeline, *software, *filter(None, locks)]
-        crate.root_dataset.append_to("mentions", action)
     metadata: dict[str, Any] = crate.metadata.generate()
     return metadata
 
@@ -147,7 +160,11 @@ def main(args: Namespace) -> None:
 
         for name, path in sorted(files.items()):
             add(name, path.read_bytes())
-        add(METADATA, json.dumps(description(study, paths, files), indent=2).encode())
+        described = description(study, paths, files)
+        for folder in sorted(entity["@id"] for entity in described["@graph"] if entity["@type"] == "Dataset"):
+            if folder != "./":  # programs that check the description look for entries of folders
+                archive.writestr(zipfile.ZipInfo(folder, _EPOCH), b"")
+        add(METADATA, json.dumps(described, indent=2).encode())
         add(MANIFEST, "".join(f"{digest}  {name}\n" for name, digest in sorted(hashes.items())).encode())
     write_bytes(args.out, buffer.getvalue())
     print(f"{args.out}: {len(hashes)} files")

@@ -1,12 +1,6 @@
-"""Check a study file and count its cells.
-
-    kvsweep check config/studies/demo.yaml
-
-`study.py` defines what a study file holds.
-"""
+"""Read and check a study file; `study.py` defines what it holds."""
 
 import os
-from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,16 +9,11 @@ from workflow_scripts.catalog.any_model import model_of_folder, model_of_hub
 from workflow_scripts.catalog.checkpoint import FILES
 from workflow_scripts.catalog.gpus_and_models import MODELS, Model, load_gpus, study_gpus, study_models
 from workflow_scripts.common.checkout import CHECKOUT, own_or_of_checkout
-from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_bytes
 from workflow_scripts.common.records import read_yaml
-from workflow_scripts.study.calibrations import calibrations_of, check_calibrations
 from workflow_scripts.study.definition import json_sha256
-from workflow_scripts.study.gpus_here import unmeasurable
-from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study, StudyError, study_of
-from workflow_scripts.workloads.workload_kinds import FileWorkload, ShareGptWorkload
 
 
 def load_study(path: Path, results: Path | None = None) -> Study:
@@ -87,27 +76,10 @@ def _keys(path: Path) -> set[str]:
     return set(content) if isinstance(content, dict) else set()
 
 
-def check_files(study: Study) -> Iterator[str]:
-    """A note for each workload that its fallback makes, because its file is missing, and for each model's folder
-    without a tokenizer. Raises StudyError if a file that is needed is missing, or its content differs from its
-    sha256."""
-    for name, entry in study.models.items():
-        if entry.folder is not None and study_models[name].files is None:
-            yield f"model {name!r}: {entry.folder} has no tokenizer; each byte of a text is one token"
-    for name, workload in study.workloads.items():
-        if not isinstance(workload, FileWorkload):
-            continue
-        if fault := workload.file_fault():
-            raise StudyError(f"study {study.name!r}, workload {name!r}: {fault}")
-        if isinstance(workload, ShareGptWorkload) and not workload.path.is_file():
-            yield f"workload {name!r}: {workload.file} is not there; its fallback makes the requests"
-
-
-@command("check", option("study", type=Path, help="the study's YAML file"))
-def main(args: Namespace) -> None:
-    study = load_study(args.study)
-    cells = expand(study)
-    check_calibrations(study, calibrations_of(study, cells))
-    print(f"{args.study}: {len(cells)} cells on {', '.join(sorted({c.gpu for c in cells}))}")
-    for note in filter(None, [*check_files(study), unmeasurable(study, cells)]):
-        print(f"note: {note}")
+def without_tokenizer(study: Study) -> list[str]:
+    """A note for each model whose folder has no tokenizer."""
+    return [
+        f"model {name!r}: {entry.folder} has no tokenizer; each byte of a text is one token"
+        for name, entry in study.models.items()
+        if entry.folder is not None and study_models[name].files is None
+    ]

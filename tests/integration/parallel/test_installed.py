@@ -1,7 +1,5 @@
 """kvsweep installed into an empty environment, from each form in which it is given away; called from other folders."""
 
-import os
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -10,26 +8,11 @@ import pytest
 
 from benchmarks.start import CALLS
 from tests.integration.conftest import CHECKOUT
+from tests.integration.installing import run, uv
+from workflow_scripts import __version__
 from workflow_scripts.__main__ import GROUPS
 
 TOOLS = CHECKOUT / "envs" / "tools.txt"
-
-
-def run(*command: str | Path, cwd: Path = CHECKOUT) -> str:
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def uv(*words: str | Path) -> str:
-    """Call uv with the packages of pip's settings, which it does not read."""
-    settings = {}
-    for line in run(sys.executable, "-m", "pip", "config", "list").splitlines():
-        key, _, value = line.partition("=")
-        settings[key.rpartition(".")[2]] = value.strip("'")
-    index = ["--default-index", settings["index-url"]] if "index-url" in settings else []
-    return run(Path(sys.executable).with_name("uv"), *words, *index)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +54,11 @@ def test_each_form_installs_the_same(empty, tmp_path, form):
     for folder in ("kvsweep", "kvsweep/config/schemas", "kvsweep/workflow_scripts/deploy/templates", "kvsweep/report"):
         names = [{path.name for path in (root / folder).iterdir()} for root in (tmp_path / form, of_wheel)]
         assert names[0] == names[1] - {"__pycache__"}
+
+
+def test_uvx_runs_a_command_from_a_folder(empty, tmp_path):
+    said = uv("tool", "run", "--constraints", TOOLS, "--from", CHECKOUT, "kvsweep", "--version", cwd=tmp_path)
+    assert said == f"kvsweep {__version__}\n"
 
 
 def test_the_api_and_its_types_are_installed(empty, tmp_path):

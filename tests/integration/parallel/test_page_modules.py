@@ -156,5 +156,8 @@ def test_a_limit_must_be_kept_in_every_repeat(in_page):
     cell = f"{{statistic: (measure) => ({json.dumps(highest)})[measure] ?? null}}"
     bounds = [[0.5, 0.02], [0.3, None], [None, 0.005], [None, None]]
     script = f"{json.dumps(bounds)}.map(([ttft, tpot]) => m.brokenBound({cell}, {{ttft, tpot}}, 99))"
-    assert in_page("limits.js", script) == [None, "TTFT too long", "TPOT too long", None]
-    assert in_page("limits.js", f"m.brokenBound({cell}, {{e2e: 1}}, 99)") == "End-to-end latency not known"
+    times = in_page("limits.js", script)
+    assert [of and (of["words"], round(of["times"], 3)) for of in times] == [
+        *(None, ("TTFT 400 ms", 1.333), ("TPOT 10 ms", 2), None)
+    ]
+    assert in_page("limits.js", f"m.brokenBound({cell}, {{e2e: 1}}, 99).words") == "End-to-end latency not known"

@@ -1,14 +1,12 @@
 """Tables and pages of whole studies, read as a proof-reader would: what is stated twice is stated alike."""
 
 import re
-import tarfile
 from html.parser import HTMLParser
 from itertools import product
 
 import pandas as pd
 import pytest
 
-from tests.integration.conftest import CHECKOUT
 from workflow_scripts.common.columns import unit_of
 from workflow_scripts.common.wording import number
 from workflow_scripts.physics.rate_ceiling import MeanLengths, judge_rate
@@ -54,17 +52,6 @@ class Page(HTMLParser):
     def handle_data(self, data):
         if self._into is not None:
             self._into[-1] += data
-
-
-@pytest.fixture(scope="module")
-def h200_later(tmp_path_factory, snakemake):
-    """The folder of the study h200_later with its tables and its report."""
-    results = tmp_path_factory.mktemp("later")
-    with tarfile.open(CHECKOUT / "config/reference/h200_later/evidence.tar.xz") as packed:
-        packed.extractall(results, filter="data")
-    done = snakemake(CHECKOUT / "config/studies/h200_later.yaml", results, "partial_report")
-    assert done.returncode == 0, done.stderr
-    return results / "h200_later"
 
 
 @pytest.fixture(params=["two_gpus", "h200_later", "report"])

@@ -12,6 +12,7 @@ from workflow_scripts.common.files import read_json
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.prepare.tokenizer import build_tokenizer, load_vocabulary, write_tokenizer
 from workflow_scripts.study.study import as_list
+from workflow_scripts.workloads.byte_tokens import vocabulary_of_bytes
 
 
 @st.composite
@@ -60,6 +61,7 @@ def test_special_tokens_lie_where_each_catalogued_model_expects_them(model, tmp_
     assert pad in (None, tokenizer.pad_token_id)
     text_ids = load_vocabulary(tmp_path, vocab).text_ids
     assert {*text_ids.tolist()} == {*range(vocab)} - {*ends, bos, pad}
+    assert vocabulary_of_bytes(config).text_ids.tolist() == text_ids.tolist()
 
 
 def test_random_prompts_need_no_torch(model_dir):

@@ -8,8 +8,12 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
-from workflow_scripts.common.files import read_json, read_jsonl
+from tests.unit import made_studies
+from workflow_scripts.catalog.gpus_and_models import get_model
+from workflow_scripts.common.files import read_json, read_jsonl, sha256_of, write_json
+from workflow_scripts.prepare.model import main as prepare_model
 from workflow_scripts.prepare.workload import main, statistics
+from workflow_scripts.study.check import main as check
 from workflow_scripts.workloads.make_requests import GENERATORS
 from workflow_scripts.workloads.workload_kinds import SharedTextWorkload, Workload
 
@@ -105,6 +109,37 @@ def test_what_cannot_be_prepared_is_one_message(fails, prepare, write_study, mod
     assert "no tokenizer there" in fails(study, folder=folder)
     (tmp_path / "made").write_text("a file")
     assert prepare(study) == 2
+
+
+def test_check_says_the_same_before_anything_is_prepared(fails, write_study, tmp_path, capsys):
+    """A text has as many tokens as bytes, also in a chat."""
+    for chat, lines, told in (
+        (False, "über\n", "3 requests are needed"),
+        (True, "ü" * 20 + "\nb\nc", "58 prompt and 8"),
+    ):
+        (tmp_path / "texts.txt").write_text(lines)
+        source = {"file": str(tmp_path / "texts.txt"), "sha256": sha256_of(tmp_path / "texts.txt")}
+        texts = {"kind": "prompts", "num_prompts": 3, "output_tokens": 8, "chat": chat, **source}
+        study = write_study(texts, {"max_model_len": 64})
+        said = fails(study)
+        assert told in said
+        assert check([str(study)]) == 2
+        assert capsys.readouterr().err.partition("workload 'load'")[1:] == said.partition("workload 'load'")[1:]
+
+
+def test_check_refuses_special_tokens_beyond_the_vocabulary_as_prepare_does(tmp_path, capsys):
+    config = read_json(get_model("tiny-llama-57m").config) | {"pad_token_id": 4096, "vocab_size": 4096}
+    write_json(tmp_path / "model/config.json", config)
+    sweep = {"gpu": "cpu-all", "model": "mine"}
+    study = str(made_studies.write_study(tmp_path, sweep, models={"mine": {"folder": str(tmp_path / "model")}}))
+    assert (check([study]), prepare_model(["--study", study, "--model", "mine", "--out", str(tmp_path / "o")])) == (
+        2,
+        2,
+    )
+    assert capsys.readouterr().err.count("a vocabulary of 4096 tokens has no room") == 2
+    # With a tokenizer of its own, how many tokens a text has is known when it is prepared.
+    (tmp_path / "model/tokenizer.json").write_text("{}")
+    assert check([study]) == 0
 
 
 PAGE = (Path(__file__).parents[3] / "docs" / "workloads.md").read_text()

@@ -18,11 +18,12 @@ from workflow_scripts.parse.imported_runs import read_runs
 from workflow_scripts.predict.predictions import predict_cells
 from workflow_scripts.prepare.model import main as prepare_model
 from workflow_scripts.prepare.tokenizer import build_tokenizer
+from workflow_scripts.study.check import main
 from workflow_scripts.study.definition import definitions_sha256, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Measure, StudyError
-from workflow_scripts.study.study_file import check_files, load_study, main, store_configs, study_file
+from workflow_scripts.study.study_file import load_study, store_configs, study_file, without_tokenizer
 
 GOOD = study_content(
     {"name": "a", "gpu": "cpu-all", "model": "tiny-llama-57m", "knobs": {"block_size": [32, 64], "max_num_seqs": 4}},
@@ -273,7 +274,7 @@ def checkpoint(folder):
 def test_tokenizer_and_weights_of_a_folder_are_those_of_the_model(write_own, checkpoint, tmp_path):
     path, paths = write_own({"folder": str(checkpoint), "load_format": "auto"}), StudyPaths(tmp_path / "results", "own")
     study = load_study(path)
-    assert not list(check_files(study))
+    assert not without_tokenizer(study)
     store_configs(study, paths)
     seen = {hash_of := resolved_models(study)["mine"].files_sha256}
     for name, content in (("model.safetensors", b"others!"), ("tokenizer.json", b"{}")):
@@ -300,7 +301,7 @@ def test_a_folder_without_a_tokenizer_is_told_and_without_weights_refused(write_
             load_study(write_own({"folder": str(checkpoint), "load_format": "auto"}))
         (checkpoint / missing).write_bytes(content)
     (checkpoint / "tokenizer.json").unlink()
-    (note,) = check_files(load_study(write_own({"folder": str(checkpoint)})))
+    (note,) = without_tokenizer(load_study(write_own({"folder": str(checkpoint)})))
     assert "no tokenizer" in note
     with pytest.raises(StudyError, match="load_format auto needs `folder`"):
         load_study(write_own({"hub": "org/model", "revision": COMMIT, "load_format": "auto"}))

@@ -1,0 +1,70 @@
+"""docs/artifact.md as its reader follows it: every value that it states, and the archive as a research object."""
+
+import re
+from importlib import resources
+
+import numpy as np
+import pytest
+
+from tests.integration.conftest import CHECKOUT
+from tests.integration.installing import uv
+from workflow_scripts.study.archive import main as archive
+
+PAGE = (CHECKOUT / "docs/artifact.md").read_text(encoding="utf-8")
+CODE = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
+CLAIMS = re.findall(r"^\| (.+?) \| ([\d.,; ]+) \| ([\d.]+) \| `(.+)` \|$", PAGE, re.MULTILINE)
+CLAIMED_IN = "".join((CHECKOUT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/gpus.md"))
+# RO-Crate's terms are those of the package rocrate, without a network. Its edition is newer than the crate's, which has
+# the same terms but for the addresses of two.
+VALIDATE = """
+import sys
+from pathlib import Path
+from requests import Response
+from rocrate_validator import services
+from rocrate_validator.utils.http import HttpRequester
+
+terms, crate = sys.argv[1:]
+answer = Response()
+answer.status_code, answer.headers["Content-Type"] = 200, "application/ld+json"
+answer._content = Path(terms).read_bytes().replace(b"bioschemas.org/terms/", b"bioschemas.org/")
+HttpRequester.get = HttpRequester.head = lambda self, url, **_: answer
+asked = services.ValidationSettings(rocrate_uri=crate, profile_identifier="workflow-run-crate")
+for issue in services.validate(asked).get_issues():
+    print(issue.check.identifier, issue.message, issue.violatingEntity)
+"""
+
+
+@pytest.fixture(scope="module")
+def stated(two_gpus, h200_later):
+    """What the names of the page's code stand for."""
+    names: dict[str, object] = {}
+    with pytest.MonkeyPatch.context() as patched:
+        (two_gpus.parent / "results").symlink_to(two_gpus.parent)
+        patched.chdir(two_gpus.parent)
+        exec(CODE, names)
+        yield names
+
+
+@pytest.mark.parametrize(("claim", "values", "allowed_pct", "expression"), CLAIMS, ids=[claim[0] for claim in CLAIMS])
+def test_a_claim_holds_and_is_stated_as_here(stated, claim, values, allowed_pct, expression):
+    told = values.split("; ")
+    found = np.atleast_1d(np.asarray(eval(expression, stated), dtype=float))
+    expected = np.array([float(value.replace(",", "")) for value in told])
+    assert found == pytest.approx(expected, rel=float(allowed_pct) / 100)
+    assert [value for value in told if not re.search(rf"(?<![\d.,]){re.escape(value)}(?!\d|[.,]\d)", CLAIMED_IN)] == []
+
+
+def test_every_number_of_the_results_has_its_row():
+    table = re.search(r"\| max-num-seqs \|.*?\n\n", CLAIMED_IN, re.DOTALL)[0]
+    numbers = re.findall(r"(?<=\| )[\d.,]+(?= )", "".join(table.splitlines(keepends=True)[1:]))
+    assert len(numbers) == 35
+    assert set(numbers) <= {value for _, values, _, _ in CLAIMS for value in values.split("; ")}
+
+
+def test_the_archive_is_a_workflow_run_ro_crate(two_gpus, tmp_path):
+    packed = tmp_path / "two_gpus.zip"
+    study = ["--study", str(CHECKOUT / "config/studies/two_gpus.yaml"), "--results", str(two_gpus.parent)]
+    assert archive([*study, "--out", str(packed)]) == 0
+    terms = resources.files("rocrate") / "data/ro-crate.jsonld"
+    validator = ("--no-project", "--isolated", "--with", "roc-validator==0.13.0", "python", "-c", VALIDATE)
+    assert uv("run", *validator, str(terms), packed) == ""
