@@ -14,7 +14,7 @@ export PATH := $(abspath $(BIN)):$(PATH):$(abspath .venv-linters/bin)
 # Modules stay compiled between commands, which halves their start time, even if the machine's default differs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help gpu-report variation demo test test-all test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict bench-faults bench-hostile bench-replay bench-statistics bench-variance pictures mutants clean-env
+.PHONY: help gpu-report variation demo test test-all test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict bench-external bench-faults bench-hostile bench-replay bench-statistics bench-variance pictures mutants clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -108,6 +108,9 @@ pictures: $(VENV)/cpu.installed gpu-report ## take the pictures of README.md and
 
 bench-predict: $(VENV)/cpu.installed ## measure how well one minute of calibration per device predicts the demo's cells here
 	$(BIN)/python -m benchmarks.predict $(ARGS)
+
+bench-external: $(VENV)/cpu.installed ## predict public runs of others and compare, by group (RUNS=folder with runs.csv, ARGS="--out FILE")
+	$(BIN)/python -m benchmarks.external $(RUNS) $(ARGS)
 
 variation: $(VENV)/cpu.installed ## renew how much GPUs vary (config/variation.yaml) from all evidence in config/reference/
 	for study in $(notdir $(wildcard config/reference/*)); do $(BIN)/python -m tarfile -e config/reference/$$study/evidence.tar.xz results && \
