@@ -14,7 +14,9 @@ from workflow_scripts.common.wording import number
 
 # The last words of a column's name, apart from its statistic -> the unit that is shown, and the factor to it.
 _UNITS = {
-    **dict.fromkeys(("ttft_s", "tpot_s", "itl_s", "queue_s", "prefill_s", "decode_s", "step_s", "lag_s"), ("ms", 1e3)),
+    **dict.fromkeys(
+        ("ttft_s", "ttfa_s", "tpot_s", "itl_s", "queue_s", "prefill_s", "decode_s", "step_s", "lag_s"), ("ms", 1e3)
+    ),
     **dict.fromkeys(("tokens_per_s", "tokens_per_device_s"), ("tokens/s", 1)),
     **dict.fromkeys(("requests_per_s", "arrivals_per_s", "rate_per_s", "growth_per_s"), ("requests/s", 1)),
     **dict.fromkeys(
@@ -115,6 +117,7 @@ def _count(name: str, label: str, meaning: str) -> Column:
 
 _PER_REQUEST = (
     Column("ttft_s", "TTFT", "time to the first token, from being queued (servers: from the scheduled arrival)"),
+    Column("ttfa_s", "TTFA", "time to the first token of the answer after reasoning, as TTFT; null without reasoning"),
     Column("tpot_s", "TPOT", "mean time per output token after the first, per request"),
     Column("itl_s", "ITL", "time between two pieces of a streamed answer, over all requests"),
     Column("e2e_s", "End-to-end latency", "time to the last token"),

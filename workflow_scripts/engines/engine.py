@@ -23,8 +23,9 @@ class RequestRecord:
     `output_tokens` counts tokens that were generated for the request itself: no padding, nothing past its length.
     `queued_s` is the scheduled arrival; for a request to a server it may lie before `sent_s`. `itl_s` holds the times
     between the pieces of a streamed answer; a piece is one token, unless client or server falls behind.
-    A request with an `error` is not counted. `token_ids` and `text` are the answer, if the workload keeps answers and
-    the engine reports them.
+    `first_answer_s`: the first token after the reasoning that a server tells from its answer; None without reasoning,
+    and if nothing comes after it. A request with an `error` is not counted. `token_ids`, `text` and `reasoning` are the
+    tokens, the answer and what comes before it, if the workload keeps answers and the engine reports them.
     """
 
     request_id: str
@@ -41,6 +42,8 @@ class RequestRecord:
     error: str | None = None
     token_ids: list[int] | None = None
     text: str | None = None
+    first_answer_s: float | None = None
+    reasoning: str | None = None
 
 
 class Step(TypedDict, total=False):

@@ -50,7 +50,7 @@ from workflow_scripts.study.paths import (
 )
 
 # Columns of times, which the evidence has on the monotonic clock.
-_TIMES = ("time_s", "queued_s", "scheduled_s", "first_token_s", "last_token_s", "sent_s")
+_TIMES = ("time_s", "queued_s", "scheduled_s", "first_token_s", "last_token_s", "sent_s", "first_answer_s")
 
 # Readings of a counter between which its growth counts as even.
 _MOST_APART_S = 1.0

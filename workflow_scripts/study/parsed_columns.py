@@ -49,7 +49,7 @@ REQUEST_COLUMNS = {
     **ROW,
     "request_id": "string",
     **dict.fromkeys(("prompt_tokens", "output_tokens"), "Int64"),
-    **dict.fromkeys(("queued_s", "scheduled_s", "first_token_s", "last_token_s"), "Float64"),
+    **dict.fromkeys(("queued_s", "scheduled_s", "first_token_s", "last_token_s", "first_answer_s"), "Float64"),
     **dict.fromkeys(("preemptions", "cached_prompt_tokens"), "Int64"),
     "sent_s": "Float64",
     # A list of numbers per request, null if the engine does not report them.
@@ -58,6 +58,7 @@ REQUEST_COLUMNS = {
     # The answer, if the workload keeps answers: a list of numbers per request, and its text.
     "token_ids": "object",
     "text": "string",
+    "reasoning": "string",
 }
 _COUNTS = (
     *("prompt_tokens", "generation_tokens", "preempted", "prefix_queries", "prefix_hits", "recomputed_tokens"),

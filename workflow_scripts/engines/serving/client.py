@@ -192,9 +192,10 @@ async def stream_completion(
     headers = {**target.address.headers, "x-request-id": request.request_id}
     pieces_s: list[float] = []
     token_ids: list[int] = []
-    text = ""
+    text = reasoning = ""
     prompt_tokens = output_tokens = 0
     ended_s: float | None = None
+    first_answer_s: float | None = None
     error: str | None = None
     sent_s = time.monotonic()
     try:
@@ -211,7 +212,10 @@ async def stream_completion(
                 elif event.get("choices"):
                     ended_s = time.monotonic()
                 for choice in event.get("choices") or ():
-                    text += _text(choice)
+                    thought, told = _texts(choice)
+                    if told and reasoning and not text:
+                        first_answer_s = pieces_s[-1]
+                    reasoning, text = reasoning + thought, text + told
                     token_ids += choice.get("token_ids") or ()
                 if usage := event.get("usage"):
                     prompt_tokens, output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
@@ -236,6 +240,8 @@ async def stream_completion(
         error=error,
         token_ids=token_ids or None if target.keep_answers else None,
         text=text or None if target.keep_answers else None,
+        first_answer_s=first_answer_s if pieces_s else None,
+        reasoning=reasoning or None if target.keep_answers else None,
     )
 
 
@@ -273,14 +279,20 @@ def _is_piece(event: dict[str, Any]) -> bool:
     if not choices:
         return False
     delta = choices[0].get("delta")
-    return bool(_text(choices[0]) or not (event.get("usage") or delta == {} or (delta or {}).get("role")))
+    return bool(any(_texts(choices[0])) or not (event.get("usage") or delta == {} or (delta or {}).get("role")))
 
 
-def _text(choice: dict[str, Any]) -> str:
-    """The text that an event brings; in a chat, this includes the reasoning of a reasoning model."""
+def _texts(choice: dict[str, Any]) -> tuple[str, str]:
+    """The reasoning and the answer that an event brings. vLLM calls reasoning `reasoning`, and before 0.12, as others
+    do, `reasoning_content`.
+
+    >>> _texts({"delta": {"reasoning": "so", "reasoning_content": "so"}}), _texts({"text": "a"})
+    (('so', ''), ('', 'a'))
+    """
     delta = choice.get("delta") or {}
-    texts = (choice.get("text"), delta.get("reasoning_content"), delta.get("content"))
-    return "".join(text for text in texts if text)
+    return delta.get("reasoning") or delta.get("reasoning_content") or "", choice.get("text") or delta.get(
+        "content"
+    ) or ""
 
 
 def _words(text: str) -> str:

@@ -277,8 +277,10 @@ SUBJECT = Subject(
                 "load": "Kind of load",
                 "request_rate_per_s": "Sent",
                 "users": "Users",
-                **dict.fromkeys(("requests_per_s", "output_tokens_per_s", "ttft_s_p50", "ttft_s_p99", "itl_s_p50"), ""),
-                **dict.fromkeys(("tpot_s_p50", "e2e_s_p99", "goodput_requests_per_s", "running_peak"), ""),
+                **dict.fromkeys(
+                    ("requests_per_s", "output_tokens_per_s", "ttft_s_p50", "ttft_s_p99", "ttfa_s_p50"), ""
+                ),
+                **dict.fromkeys(("itl_s_p50", "tpot_s_p50", "e2e_s_p99", "goodput_requests_per_s", "running_peak"), ""),
                 "in_flight_peak": "Maximum requests at once (client)",
                 "memory_utilization": "Device memory in use",
                 **dict.fromkeys(("kv_cache_usage_peak", "preemptions"), ""),

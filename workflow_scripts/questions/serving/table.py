@@ -75,7 +75,7 @@ SCHEMA = table_schema(
 )
 
 # Columns with a geometric mean over the starts and its interval.
-MEANS = ("requests_per_s", "output_tokens_per_s", "ttft_s_p50", "tpot_s_p50", "itl_s_p50", "e2e_s_p50")
+MEANS = ("requests_per_s", "output_tokens_per_s", "ttft_s_p50", "ttfa_s_p50", "tpot_s_p50", "itl_s_p50", "e2e_s_p50")
 # The same for columns that depend on the arrivals so much that each start must have its own.
 TAILS = ("ttft_s_p99", "e2e_s_p99")
 # With fewer requests in a repeat, its 99th percentile is hardly more than its longest latency.
@@ -168,14 +168,16 @@ def summarise_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mappin
     `asked` has `request_rate_per_s`, `ramp_to_per_s` and `users`, null if the study does not set them.
     """
     r = requests.sort_values("queued_s", kind="stable")
-    queued, sent, first, last = (
-        r[name].to_numpy(dtype=float) for name in ("queued_s", "sent_s", "first_token_s", "last_token_s")
+    queued, sent, first, last, answer = (
+        r[name].to_numpy(dtype=float)
+        for name in ("queued_s", "sent_s", "first_token_s", "last_token_s", "first_answer_s")
     )
     outputs = r["output_tokens"].to_numpy(dtype=float)
     # An answer that came in one piece shows no time between tokens.
     in_pieces = (outputs > 1) & (last > first)
     latency = {
         "ttft_s": first - queued,
+        "ttfa_s": answer - queued,
         "tpot_s": np.divide(last - first, outputs - 1, out=np.full(len(r), np.nan), where=in_pieces),
         "itl_s": np.concatenate([np.asarray(gaps, dtype=float) for gaps in r["itl_s"].dropna()] or [np.empty(0)]),
         "e2e_s": last - queued,

@@ -157,6 +157,20 @@ def test_text_and_tokens_are_told_and_tokens_without_text_at_the_end(answer):
     assert record.first_token_s > record.sent_s
 
 
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_is_kept_apart_from_the_answer(answer, name):
+    thoughts, content = [delta(**{name: text}) for text in ("so ", "it is")], [delta(content=c) for c in ("b", "c")]
+    record, _ = answer(delta(**ASSISTANT, content=""), *thoughts, *content, USAGE, prompt=MESSAGES)
+    assert (record.reasoning, record.text, len(record.itl_s)) == ("so it is", "bc", 3)
+    assert record.first_answer_s == pytest.approx(record.first_token_s + sum(record.itl_s[:2]), abs=1e-6)
+    unfinished, _ = answer(*thoughts, USAGE, prompt=MESSAGES)
+    plain, _ = answer(*content, USAGE, prompt=MESSAGES)
+    assert [(r.reasoning, r.text, r.first_answer_s) for r in (unfinished, plain)] == [
+        ("so it is", None, None),
+        (None, "bc", None),
+    ]
+
+
 @pytest.mark.parametrize(
     ("events", "status", "error"),
     [

@@ -67,6 +67,12 @@ def test_an_answer_that_came_in_one_piece_has_no_time_between_tokens():
     assert np.isnan(summarise_pass(served(ARRIVALS, ARRIVALS + 1, ARRIVALS + 1), OPEN, {})["tpot_s_p50"])
 
 
+def test_the_first_token_of_the_answer_comes_after_reasoning():
+    assert np.isnan(summarise_pass(prompt_server(), OPEN, {})["ttfa_s_p50"])
+    found = summarise_pass(prompt_server(first_answer_s=ARRIVALS + 0.35), OPEN, {})
+    assert (found["ttft_s_p50"], found["ttfa_s_p50"]) == pytest.approx((0.1, 0.35))
+
+
 def test_the_steady_state_is_apart_from_ramp_and_tail():
     found = summarise_pass(prompt_server(), OPEN, {})
     # From the first end, at 0.6 s, to the last arrival, at 19.5 s; those that arrive at 0 and 0.5 s are the ramp.
