@@ -23,6 +23,7 @@ GROUPS = {
         "trace-blocks": "predict.block_trace",
     },
     "A study, before and after it is measured": {
+        "init": "study.first_study",
         "check": "study.check",
         "check-engines": "predict.check_study",
         "plan": "predict.plan",

@@ -19,7 +19,7 @@ from workflow_scripts.workloads.workload_kinds import Workload
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 MOST_NAME = 100  # names are joined into file names, which hold 255 bytes
-_NAMES = "a name has letters a to z, digits, '.', '_' and '-', and begins with a letter or digit"
+NAMES = "a name has letters a to z, digits, '.', '_' and '-', and begins with a letter or digit"
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=MOST_NAME)]
 
@@ -241,4 +241,4 @@ def check_known(names: Iterable[str], allowed: Collection[str], where: str) -> N
 
 def study_of(content: Any, where: str) -> Study:
     """A study from its content. Raises StudyError, beginning with `where`, if something in it is not allowed."""
-    return validated(Study, content, where, StudyError, {NAME_PATTERN: _NAMES})
+    return validated(Study, content, where, StudyError, {NAME_PATTERN: NAMES})

@@ -1,0 +1,37 @@
+"""`kvsweep init` writes a study for the GPUs that NVML finds, which `kvsweep check` takes."""
+
+import pytest
+
+from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.predict.capacity_of_cells import predict_study
+from workflow_scripts.study import first_study
+from workflow_scripts.study.check import main as check
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.study_file import load_study
+
+NAMED = {gpu: facts.nvml_names[0] for gpu, facts in load_gpus().items() if facts.nvml_names}
+
+
+OTHER, TWO = ["NVIDIA Unknown"], ["NVIDIA H200"] * 2
+
+
+@pytest.mark.parametrize(("here", "gpu"), [([], "cpu-all"), (OTHER, "cpu-all"), (TWO, "h200")])
+def test_the_study_is_for_what_is_here_and_passes_the_check(here, gpu, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(first_study, "gpus_here", lambda: here)
+    path = tmp_path / "mine.yaml"
+    assert first_study.main([str(path)]) == 0
+    assert ("note: NVIDIA Unknown" in capsys.readouterr().out) == (here == OTHER)
+    assert check([str(path)]) == 0
+    study = load_study(path)
+    assert (study.name, {cell.gpu for cell in expand(study)}) == ("mine", {gpu})
+    before = path.read_bytes()
+    assert (first_study.main([str(path)]), first_study.main([str(tmp_path / "a b.yaml")])) == (2, 2)
+    assert path.read_bytes() == before
+    assert not (tmp_path / "a b.yaml").exists()
+
+
+@pytest.mark.parametrize("gpu", NAMED)
+def test_its_model_fits_every_gpu_of_the_catalogue(gpu, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(first_study.first_study("mine", [NAMED[gpu]]))
+    assert [one.value("feasible") for one in predict_study(expand(load_study(path)))] == [True] * 4

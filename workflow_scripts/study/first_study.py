@@ -1,0 +1,79 @@
+"""Write a first study for this machine: four cells on its first GPU that the catalogue knows, or on its CPU.
+
+    kvsweep init my-study.yaml
+
+The name of the file is the name of the study. docs/studies.md says what else a study can hold.
+"""
+
+import re
+from argparse import Namespace
+from pathlib import Path
+
+from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.common.command import command, option
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import write_text
+from workflow_scripts.study.gpus_here import gpus_here
+from workflow_scripts.study.study import NAME_PATTERN, NAMES, StudyError
+
+# Models with random weights, and the memory of a GPU in GB that each needs at least; the first that fits is taken.
+MODELS = (("llama-3.1-8b-instruct", 40), ("qwen2.5-0.5b-instruct", 0))
+TEXT = """\
+# A first study: how the number of sequences at once changes throughput. docs/studies.md explains every key.
+schema_version: 1
+name: {name}
+question: How does max-num-seqs change throughput and KV-cache use on this {what}?
+# Each cell in two starts of its engine, in rounds of a random order.
+starts: 2
+repeats: 2
+cell_time_limit_s: 600
+
+workloads:
+  chat:
+    kind: synthetic
+    num_prompts: 32
+    prompt_tokens: {{median: {prompt}, sigma: 0.6, minimum: 8, maximum: {maximum}}}
+    output_tokens: {{median: {output}, sigma: 0.5, minimum: 4, maximum: {maximum}}}
+
+models:
+  {model}: {{load_format: dummy}} # random weights: the same work, and nothing is fetched
+
+engine_defaults:
+  vllm: {defaults}
+
+sweeps:
+  - name: max-num-seqs
+    gpu: {gpu} # other names: config/gpus.yaml
+    engine: vllm
+    model: {model}
+    workload: chat
+    knobs: {{max_num_seqs: [1, 4, 16, 64]}}
+"""
+ON_GPU = {"prompt": 150, "output": 100, "maximum": 512, "defaults": "{block_size: 16, max_model_len: 2048}"}
+ON_CPU = {"prompt": 20, "output": 8, "maximum": 48, "model": "tiny-llama-57m", "gpu": "cpu-all", "what": "CPU"}
+ON_CPU["defaults"] = "{block_size: 32, max_model_len: 128, enforce_eager: true, cpu_kv_cache_gib: 1}"
+
+
+def first_study(name: str, nvml_names: list[str]) -> str:
+    """The text of the study for a machine with these GPUs. Raises StudyError if a study cannot have this name."""
+    known = [(gpu, facts) for said in nvml_names for gpu, facts in load_gpus().items() if facts.is_called(said)]
+    values = ON_CPU
+    if known:
+        gpu, facts = known[0]
+        model = next(model for model, needed_gb in MODELS if (facts.memory_bytes or 0) >= needed_gb * 1e9)
+        values = ON_GPU | {"gpu": gpu, "model": model, "what": "GPU"}
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise StudyError(f"{name!r}: a study cannot have this name; {NAMES}")
+    return TEXT.format(name=name, **values)
+
+
+@command("init", option("study", type=Path, help="the file to write, such as my-study.yaml"))
+def main(args: Namespace) -> None:
+    if args.study.exists():
+        raise InputError(f"{args.study}: there is a file of this name; allowed: a new one")
+    here = gpus_here()
+    text = first_study(args.study.stem, here)
+    write_text(args.study, text)
+    if here and "gpu: cpu-all" in text:
+        print(f"note: {here[0]} is not in config/gpus.yaml (docs/extending.md), so the study is for the CPU")
+    print(f"{args.study}: now `kvsweep check {args.study}`, and `snakemake --cores all --configfile {args.study}`")
