@@ -47,3 +47,7 @@ class LoadByOthers(TypedDict, total=False):
     load_average_1m_after: float
     cpu_steal_pct: float
     cpu_others_pct: float
+
+
+# Above it, what was timed on a CPU may be too slow.
+NOISY_PCT = 5.0

@@ -12,6 +12,7 @@ import pandas as pd
 from workflow_scripts.catalog.published import times_at_mixes
 from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import listed, number, plural, sentence
+from workflow_scripts.device.device_record import NOISY_PCT
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.page.blocks import UNKNOWN, Figure, Finding, Fold, Table, outcome_words
 from workflow_scripts.page.report import Report
@@ -25,7 +26,7 @@ from workflow_scripts.questions.environments import section as environments_comp
 from workflow_scripts.questions.knobs import latency, sequence_limit
 from workflow_scripts.questions.knobs import section as other_settings
 from workflow_scripts.questions.predictions.measured_or_predicted import predicted_in_words
-from workflow_scripts.questions.trust.where_measured import NOISY_PCT, host_load
+from workflow_scripts.questions.trust.where_measured import host_load
 from workflow_scripts.study.progress import clock
 from workflow_scripts.study.setting_words import setting_phrase, settings_in_words, shortly
 from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables, records

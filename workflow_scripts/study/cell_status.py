@@ -31,7 +31,8 @@ class Run(NamedTuple):
 @dataclass(frozen=True)
 class CellStatus:
     """A start of a cell and its state. `reason` is one line; `log` is None if the start was never tried; `run` is None
-    unless the start has ended by the cell's present definition; `job` is the cluster and the number of its Slurm job.
+    unless the start has ended by the cell's present definition; `job` is the cluster and the number of its Slurm job;
+    `others_pct`: CPU that other programs and virtual machines used while it was timed, in per cent of all cores.
     """
 
     cell: Cell
@@ -44,6 +45,7 @@ class CellStatus:
     start: int = 1
     run: Run | None = None
     job: tuple[str, str] | None = None
+    others_pct: float = 0.0
 
 
 def status_of_starts(study: Study, paths: StudyPaths) -> dict[Cell, list[CellStatus]]:
@@ -102,6 +104,7 @@ def _status_of_start(study: Study, cell: Cell, paths: StudyPaths, definition: st
         start,
         run,
         (job[1], job[2]) if job else None,
+        max(record.host_load.get("cpu_others_pct", 0.0), record.host_load.get("cpu_steal_pct", 0.0)),
     )
 
 

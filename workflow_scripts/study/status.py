@@ -10,6 +10,9 @@ ended. Cells that have not ended are `missing`; those of an older protocol or an
 has accounting, a table says what it knows of the jobs on each node. Undecided comparisons and open questions are listed
 last.
 
+Starts that were timed while others used more than 5 % of the CPU are named. `--remeasure-loaded` sets their outcomes
+aside, as `loaded.json`, so that the next call of snakemake measures them again.
+
 `--watch` shows the progress and the counts again and again until all cells have ended; Ctrl-C ends it.
 """
 
@@ -28,6 +31,7 @@ from rich.text import Text
 
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, positive
 from workflow_scripts.common.terminal import Terminal
+from workflow_scripts.device.device_record import NOISY_PCT
 from workflow_scripts.study.accounting import NODE_HEADINGS, AccountedJob, accounted_jobs, by_node, fetch
 from workflow_scripts.study.cell_status import PREDICTED, CellStatus, status_of_cell, status_of_starts
 from workflow_scripts.study.outcome import OutcomeKind
@@ -81,6 +85,11 @@ def differences(statuses: Sequence[CellStatus]) -> Iterator[str]:
             for name, alike in groups.items():
                 where = ", ".join(sorted({f"{s.cell.gpu} on {s.host}" for s in alike}))
                 yield f"    {name}: {len({s.cell for s in alike})} cells, {where}"
+
+
+def loaded(statuses: Iterable[CellStatus]) -> list[CellStatus]:
+    """The starts that ended by their present definition while others used much of the CPU."""
+    return [s for s in statuses if s.run is not None and s.others_pct > NOISY_PCT]
 
 
 def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:
@@ -137,6 +146,7 @@ def _watch(study: Study, paths: StudyPaths, every_s: float) -> None:
         metavar="SECONDS",
         help="update every SECONDS (default: %(const)s), until all cells have ended",
     ),
+    option("--remeasure-loaded", action="store_true", help="let the next call measure starts on loaded hosts again"),
 )
 def main(args: Namespace) -> None:
     study = load_study(args.study)
@@ -156,5 +166,13 @@ def main(args: Namespace) -> None:
     fault = fetch(paths, statuses)
     if jobs := accounted_jobs(paths):
         terminal.print("", nodes(jobs), sep="\n")
-    for line in [*([fault] if fault else []), *failures(statuses), *differences(statuses), *rounds(study, paths)]:
+    disturbed = loaded(statuses)
+    of_load = [f"    {s.others_pct:.0f} %  {paths.start(s.cell, s.start)}" for s in disturbed]
+    if of_load:
+        of_load.insert(0, f"Others used more than {NOISY_PCT:g} % of the CPU (--remeasure-loaded measures again):")
+    notes = [fault] if fault else []
+    for line in [*notes, *failures(statuses), *of_load, *differences(statuses), *rounds(study, paths)]:
         terminal.print(line)
+    for s in disturbed if args.remeasure_loaded else ():
+        outcome = paths.outcome(s.cell, s.start)
+        outcome.replace(outcome.with_name("loaded.json"))

@@ -62,6 +62,21 @@ def cell(gpu: str, block_size: int, seqs: int = 1) -> str:
     return f"{gpu}/vllm/opt-125m/short/bs{block_size}-seqs{seqs}"
 
 
+def test_starts_on_a_loaded_host_are_named_and_measured_again_if_asked_for(seen, capsys):
+    busy, quiet, stolen = cell("h200", 16), cell("h200", 32), cell("l40s", 16)
+    loads = {busy: {"cpu_others_pct": 40.0}, quiet: {"cpu_others_pct": 5.0}, stolen: {"cpu_steal_pct": 7.0}}
+    for name, load in loads.items():
+        seen.end(name, host_load=load)
+    named = [
+        line.split()[0] for line in seen.printed(capsys).splitlines() if line.lstrip()[:1].isdigit() and "%" in line
+    ]
+    assert named == ["40", "7"]
+    assert main([*seen.options, "--remeasure-loaded"]) == 0
+    states = {of.id: starts[0].state for of, starts in status_of_starts(seen.study, seen.paths).items()}
+    assert [states[name] for name in loads] == ["missing", "ok", "missing"]
+    assert (seen.paths.cell(busy) / "loaded.json").exists()
+
+
 def test_counts_are_grouped_and_cells_with_one_reason_stand_together_each_with_its_log(seen, capsys):
     seen.end(cell("h200", 16))
     for seqs in (1, 2):

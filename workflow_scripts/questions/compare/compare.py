@@ -98,7 +98,7 @@ def sections(result: Comparison) -> list[Section]:
     of_measures: dict[str, list[tuple[str, ...]]] = {c.measure: [] for c in result.cells}
     for c in sorted(result.cells, key=lambda c: (c.verdict != CHANGES, -c.size)):
         values = (number(column(c.measure).scaled(value)) for value in (c.a, c.b))
-        of_measures[c.measure].append((c.cell, *values, ratio_text(c), c.scope or "", _verdict(c)))
+        of_measures[c.measure].append((c.cell, *values, ratio_text(c), c.scope or "", _verdict(c, result)))
     agrees = {True: "inside {}'s interval", False: "outside {}'s interval", None: "{} has no interval"}
     pairs = [
         (
@@ -146,10 +146,13 @@ def ratio_text(of: CellRatio | Found) -> str:
     return f"{number(of.ratio)} ({ends})"
 
 
-def _verdict(cell: CellRatio) -> str:
-    if cell.device_ratio is None or not cell.only_waiting:
-        return cell.verdict
-    return f"{cell.verdict}; only waiting for the host ({number(cell.device_ratio)} without)"
+def _verdict(cell: CellRatio, result: Comparison) -> str:
+    words = cell.verdict
+    if cell.device_ratio is not None and cell.only_waiting:
+        words += f"; only waiting for the host ({number(cell.device_ratio)} without)"
+    if pct := result.others_pct.get(cell.cell):
+        words += f"; others used up to {pct:.0f} % of the CPU"
+    return words
 
 
 def _places(result: Comparison) -> list[tuple[str, ...]]:

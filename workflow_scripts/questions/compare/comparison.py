@@ -12,6 +12,7 @@ import numpy as np
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.records import Record
+from workflow_scripts.device.device_record import NOISY_PCT
 from workflow_scripts.questions.compare.comparability import why_not
 from workflow_scripts.questions.compare.digest import Digest, DigestCell, Found, Mean
 from workflow_scripts.statistics.comparisons import CHANGES, FASTER, FLAT, SLOWER, log_margin, verdicts
@@ -91,7 +92,8 @@ class Comparison(Record):
 
     `began_a` and `began_b`: when the first repeat of each began, None if not known; `by_itself`: settings that took
     effect and differ, although a cell asks for the same in both; `start_s_a` and `start_s_b`: median time of a start of
-    the engine in seconds, over cells of which both know it.
+    the engine in seconds, over cells of which both know it; `others_pct`: compared cells during which others used much
+    of the CPU, with the larger share of both runs.
     """
 
     study_a: str
@@ -109,6 +111,7 @@ class Comparison(Record):
     by_itself: list[Different]
     start_s_a: float | None
     start_s_b: float | None
+    others_pct: dict[str, float]
     differences: list[Different]
 
     @property
@@ -156,6 +159,7 @@ def comparison(a: Digest, b: Digest, occasions_vary_pct: float | None = None) ->
         by_itself=by_itself((x.effective, y.effective) for x, y, _ in ended),
         start_s_a=median(start_s for start_s, _ in starts) if starts else None,
         start_s_b=median(start_s for _, start_s in starts) if starts else None,
+        others_pct={x.id: pct for x, y in compared if (pct := max(x.others_pct or 0, y.others_pct or 0)) > NOISY_PCT},
         differences=[
             *(Different(what=f"study: {d.path}", a=d.a, b=d.b, cells=0, others=0) for d in of_study),
             *counted(difference for x, y, _ in ended for difference in _of_cell(x, y)),

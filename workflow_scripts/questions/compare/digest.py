@@ -46,7 +46,7 @@ class DigestCell(StrictRecord):
     `comparable`: whether it was measured as its study defines it. `began`: when its first repeat began, UTC.
     `ceilings`: the highest output tokens/s that its device allows, by the source of the device's rates. `device_rate`:
     output tokens per second of the GPU's own work, by the table `waiting`; `start_s`: mean time of a start of the
-    engine. None if not known.
+    engine; `others_pct`: the most CPU that others used while it was timed, in per cent. None if not known.
     """
 
     id: str
@@ -62,6 +62,7 @@ class DigestCell(StrictRecord):
     ceilings: Annotated[dict[str, _Positive], Field(max_length=_MOST)]
     device_rate: _Positive | None = None
     start_s: _Positive | None = None
+    others_pct: Annotated[float, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
     def _one_mean_of_a_measure(self) -> "DigestCell":

@@ -23,7 +23,7 @@ from workflow_scripts.common.columns import column
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_text
 from workflow_scripts.common.markdown import cell, rows_of
-from workflow_scripts.common.wording import number
+from workflow_scripts.common.wording import number, plural
 from workflow_scripts.questions.compare.compare import (
     CELLS,
     DIFFERENT,
@@ -103,10 +103,22 @@ def _kv_tokens(cell: DigestCell) -> float | None:
     return float(blocks) * size if isinstance(blocks, int | float) and isinstance(size, int | float) else None
 
 
+def verdict_in_words(result: Comparison, worse: list[Regression], undecided: list[str]) -> str:
+    """The verdict, what it rests on, and what would decide what is open."""
+    margin, compared = f"{result.margin_pct:g} %", plural(len({c.cell for c in result.cells}), "compared cell")
+    if worse:
+        return f"{plural(len(worse), 'measure')} became worse by more than {margin} in {compared}"
+    if undecided:
+        return (
+            f"nothing is shown to be worse by more than {margin} in {compared}, but {plural(len(undecided), 'cell')} "
+            "may be, or cannot be compared; more starts decide, or less load on the machine"
+        )
+    return f"nothing became worse by more than {margin} in {compared}"
+
+
 def markdown(result: Comparison, worse: list[Regression], undecided: list[str], over: StepsOverTime) -> str:
     lines = [
-        f"**{verdict(worse, undecided)}**: {cell(result.study_b)}, {len({c.cell for c in result.cells})} cells "
-        f"compared within {result.margin_pct:g} %, {len(undecided)} not decided or not compared",
+        f"**{verdict(worse, undecided)}**: {cell(result.study_b)}: {verdict_in_words(result, worse, undecided)}.",
         *starts_in_words(result),
     ]
     if worse:

@@ -80,6 +80,7 @@ def digest_of(study: Study, cells: pd.DataFrame, table: Table) -> Digest:
                 ceilings=ceilings.get(cell.id, {}),
                 device_rate=_finite(device_rates.get(cell.id)),
                 start_s=_finite(rows.groupby("start")["start_s"].first().mean()),
+                others_pct=_finite(rows[["cpu_steal_pct", "cpu_others_pct"]].max().max()),
             )
         )
     return Digest(

@@ -6,6 +6,7 @@ import pandas as pd
 
 from workflow_scripts.common.wording import plural
 from workflow_scripts.device.device_check import FAULTS
+from workflow_scripts.device.device_record import NOISY_PCT
 from workflow_scripts.page.blocks import Absent, Block, Finding, Findings, Fold, Table, shown
 from workflow_scripts.page.report import MOST_ROWS, REPEAT_COLUMNS, Report, Subject, TablePart, several_starts
 from workflow_scripts.study.accounting import NODE_HEADINGS, accounted_jobs, by_node
@@ -14,7 +15,6 @@ from workflow_scripts.study.rounds import last_plan
 from workflow_scripts.tables.results import require
 from workflow_scripts.workloads.warmup import TOLERANCE
 
-NOISY_PCT = 5.0
 # Maximum number of cells in a sentence; a table has all of them.
 MOST_NAMED = 3
 

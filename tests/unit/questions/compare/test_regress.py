@@ -71,6 +71,15 @@ def test_fewer_kv_tokens_beyond_the_margin_are_a_regression(effective, ratio):
     assert [(w.measure, w.ratio) for w in worse] == ([(KV_TOKENS, ratio)] if ratio else [])
 
 
+@pytest.mark.parametrize(("pct", "told"), [(4.0, 0), (12.0, 1), (None, 0)])
+def test_a_verdict_says_how_much_of_the_cpu_others_used(pct, told, tmp_path, capsys):
+    cells = [cell("bs32", mean(100), others_pct=of) for of in (None, pct)]
+    for name, one in zip(("before", "now"), cells, strict=True):
+        digest(one, cell("bs64", mean(100))).write(tmp_path / f"{name}.json")
+    assert regress.main([str(tmp_path / f"{name}.json") for name in ("before", "now")]) == 0
+    assert capsys.readouterr().out.count("12 % of the CPU") == told
+
+
 def test_a_cell_that_does_not_run_any_more_is_a_regression():
     before, now = digest(cell("bs32", mean(100))), digest(cell("bs32", outcome="infeasible", reason="too small"))
     worse = regressions([before, now], [comparison(before, now)], [])
