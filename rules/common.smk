@@ -79,6 +79,20 @@ def sources(*modules):
     return [str(HOME / file) for file in sources_of(*modules)]
 
 
+def without_own_files(record):
+    """Let the message of a job count the files of this workflow among its inputs; they are hundreds."""
+    if inputs := getattr(record, "input", None):
+        others = [
+            file for file in inputs if not file.startswith((f"{HOME / 'workflow_scripts'}/", f"{HOME / 'report'}/"))
+        ]
+        count = len(inputs) - len(others)
+        record.input = [*others, f"{count} files of the workflow"] if count else inputs
+    return True
+
+
+logger.addFilter(without_own_files)
+
+
 def measures():
     """Whether what is drawn waits for measurements. Only for functions of inputs, params and resources: Snakemake knows
     its targets after reading the rules."""

@@ -92,6 +92,9 @@ def planned_again(finished: Path, *edited: str) -> dict[str, set[str]]:
     for module in modules:
         os.utime(finished / module, (1e9, 1e9))
     asked = dict(re.findall(r"^rule (\w+):\n(?:.*\n)*?    reason: (.*)$", planned, re.MULTILINE))
+    # The inputs of jobs are named, but for the files of the workflow, which are counted.
+    assert re.findall(r"^    input: .*\.(?:py|js)\b", planned, re.MULTILINE) == []
+    assert bool(re.search(r"^    input: .*parquet.*, \d+ files of the workflow$", planned, re.MULTILINE)) == bool(asked)
     return {rule: {name for name in edited if name in reason} for rule, reason in asked.items()}
 
 
