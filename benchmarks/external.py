@@ -15,10 +15,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from rich.console import Console
+from rich.table import Table
 
+from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.engines.vllm.capacity import predict_capacity
+from workflow_scripts.engines.vllm.memory import EngineSettings
+from workflow_scripts.physics.layers import Experts
+from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.predict.prediction_record import Band, Prediction
 from workflow_scripts.predict.predictions import at_version, predict_cells
+from workflow_scripts.predict.public_costs import CURRENT, OLD_CORE, SYNCHRONOUS, generation_of
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
 
@@ -30,6 +40,17 @@ MEASURED = {
     "total_tokens_per_s": ("total_tokens_per_s", 1.0),
 }
 
+KINDS = {"TPOT": "tpot_ms", "TTFT": "ttft_ms", "throughput": "rate"}
+# Median and 90th percentile of errors in per cent.
+GOALS = {
+    "TPOT from 0.15 on, calibrated GPU, TP 1 and 2": (3, 9),
+    "TPOT from 0.15 on, calibrated GPU, TP 4 and 8": (6, 12),
+    "TTFT from 0.15 on, calibrated GPU": (8, 20),
+    "TPOT of 0.10 to 0.11, dense models": (10, 30),
+    "throughput of V0 on NVIDIA": (15, 40),
+    "KV tokens": (1.5, 4),
+}
+console = Console(width=180)
 # Sources whose logs say that their GPUs do not reach each other's memory, which the name of a GPU does not tell:
 # https://github.com/dennislee22/vLLM-benchmarking, log/vllm-7B-2gpuA10080GB-0.5GRAM-same-node.log
 WITHOUT_NVLINK = ("dennislee22",)
@@ -68,8 +89,8 @@ def predictions(
 
 
 def compared(folder: Path, only: str = "") -> pd.DataFrame:
-    """One row per run: what was measured and predicted, errors in per cent of the measured value, and whether the band
-    holds it."""
+    """One row per run: what was measured and predicted, errors in per cent of the measured value, whether the band
+    holds it, and the group of its band."""
     runs = pd.read_csv(folder / "runs.csv").set_index("run_id")
     versions = {row.sweep: version_of(str(row.vllm)) for row in runs.itertuples()}
     sources = dict(zip(runs["sweep"], runs["source"], strict=True))
@@ -77,28 +98,125 @@ def compared(folder: Path, only: str = "") -> pd.DataFrame:
     rows = []
     for run in runs[runs["sweep"].isin(records)].itertuples():
         record = records[run.sweep]
-        row = {"run_id": run.Index, "how": record.how, "refused": record.infeasible or record.unknown}
+        row = {
+            **{"run_id": run.Index, "how": record.how, "refused": record.infeasible or record.unknown},
+            **{"speed_source": record.speed_source, "group": record.band_group or "own calibration"},
+            "generation": generation_of(versions[run.sweep]),
+            "experts": any(read_model_facts(get_model(record.model).config, weights=False).of_kind(Experts)),
+        }
         for column, (name, factor) in MEASURED.items():
             band, measured = getattr(record, name), getattr(run, column)
-            if isinstance(band, Band):
+            if isinstance(band, Band) and measured == measured:
                 row[f"predicted_{column}"] = factor * band.value
                 row[f"error_{column}"] = 100 * (factor * band.value / measured - 1)
-                if band.low is not None and band.high is not None and measured == measured:
+                if band.low is not None and band.high is not None:
                     row[f"held_{column}"] = factor * band.low <= measured <= factor * band.high
         rows.append(row)
-    return runs.join(pd.DataFrame(rows).set_index("run_id"), how="inner")
+    return told(runs.join(pd.DataFrame(rows).set_index("run_id"), how="inner"))
+
+
+def told(table: pd.DataFrame) -> pd.DataFrame:
+    """Without what a flag or a note calls unusable, and with one error of throughput: of output, or of all tokens."""
+    usable = table[table["flag"].isna() & table["refused"].isna()].reindex(
+        columns=[*table, *(f"{what}_{name}" for what in ("error", "held") for name in MEASURED if name not in table)]
+    )
+    usable = usable.loc[:, ~usable.columns.duplicated()]
+    no_ttft = usable["notes"].fillna("").str.contains("ttft unusable")
+    for what in ("error", "held"):
+        usable.loc[no_ttft, f"{what}_ttft_ms"] = np.nan
+        output, total = (usable[f"{what}_{name}_tokens_per_s"] for name in ("output", "total"))
+        usable[f"{what}_rate"] = output.where(output.notna(), total)
+    return usable
+
+
+def in_words(errors: pd.Series) -> str:
+    """Median, 90th percentile and worst error.
+
+    >>> in_words(pd.Series([1.0, -4.0, 2.0]))
+    '2.0 / 3.6 / -4'
+    """
+    sizes = errors.dropna().abs()
+    if sizes.empty:
+        return ""
+    return f"{sizes.median():.1f} / {sizes.quantile(0.9):.1f} / {errors[sizes.idxmax()]:+.0f}"
+
+
+def print_groups(table: pd.DataFrame) -> None:
+    shown = Table(
+        title="Errors in %: median / 90th percentile / worst; throughput +: too fast; then how many bands hold"
+    )
+    for heading in ("group of the band", "runs", *(f"{title}{held}" for title in KINDS for held in ("", " held"))):
+        shown.add_column(heading)
+    for group, part in table.groupby("group"):
+        cells = []
+        for name in KINDS.values():
+            held = part.loc[part[f"error_{name}"].notna(), f"held_{name}"]
+            cells += [
+                in_words(part[f"error_{name}"]),
+                f"{int(held.fillna(False).sum())} of {len(held)}" if len(held) else "",
+            ]
+        shown.add_row(str(group), str(len(part)), *cells)
+    console.print(shown)
+
+
+def print_goals(table: pd.DataFrame, kv: pd.Series) -> None:
+    now = (table["generation"] == CURRENT) & (table["speed_source"] == "project file")
+    chosen = {
+        "TPOT from 0.15 on, calibrated GPU, TP 1 and 2": table.loc[now & (table["tp"] <= 2), "error_tpot_ms"],
+        "TPOT from 0.15 on, calibrated GPU, TP 4 and 8": table.loc[now & (table["tp"] > 2), "error_tpot_ms"],
+        "TTFT from 0.15 on, calibrated GPU": table.loc[now, "error_ttft_ms"],
+        "TPOT of 0.10 to 0.11, dense models": table.loc[
+            (table["generation"] == SYNCHRONOUS) & ~table["experts"], "error_tpot_ms"
+        ],
+        "throughput of V0 on NVIDIA": table.loc[
+            (table["generation"] == OLD_CORE) & ~table["gpu"].str.startswith("mi"), "error_rate"
+        ],
+        "KV tokens": kv,
+    }
+    shown = Table("goal", "runs", "median / p90 / worst", "goal", "", title="Goals, in %")
+    for name, errors in chosen.items():
+        sizes, (median, p90) = errors.dropna().abs(), GOALS[name]
+        met = len(sizes) and sizes.median() <= median and sizes.quantile(0.9) <= p90
+        shown.add_row(name, str(len(sizes)), in_words(errors), f"{median:g} / {p90:g}", "met" if met else "missed")
+    console.print(shown)
+
+
+def kv_errors(path: Path) -> pd.Series:
+    """Errors of KV tokens or blocks in the rows of kv.csv that name a model of the catalogue or of the folder."""
+    errors = []
+    for row in pd.read_csv(path).itertuples() if path.exists() else ():
+        model = path.parent / "models" / str(row.model)
+        try:
+            facts = read_model_facts(model if model.is_dir() else get_model(str(row.model)).config)
+            settings = EngineSettings(
+                **{
+                    name: int(value)
+                    for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len")
+                    if (value := getattr(row, name)) == value
+                },
+                tensor_parallel_size=int(row.tp),
+                gpu_memory_utilization=row.gpu_memory_utilization,
+                vllm_version=version_of(str(row.vllm)),
+            )
+            terms = predict_capacity(facts, get_gpu(row.gpu), settings)
+        except InputError as e:
+            console.print(f"not predicted: {row.model}: {e}")
+            continue
+        errors.append(100 * (terms[{"blocks": "num_blocks"}.get(row.unit, "kv_cache_tokens")].value / row.logged - 1))
+    return pd.Series(errors, dtype=float)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--out", type=Path, help="CSV file with one row per run")
+    parser.add_argument("--only", default="", help="part of the name of the studies to predict")
     args = parser.parse_args()
     table = compared(args.folder, args.only)
     if args.out:
         table.to_csv(args.out)
-    print(table.filter(regex="^error").describe())
+    print_groups(table)
+    print_goals(table, kv_errors(args.folder / "kv.csv"))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.physics.step_time import COMPUTING, READING, LaunchCosts, StepCosts
 from workflow_scripts.predict.pipeline_fit import GUIDED, GUIDED_BY_DATA_SHEET, GUIDED_WITHIN
-from workflow_scripts.predict.public_costs import CURRENT, Beyond, generation_of, public_costs
+from workflow_scripts.predict.public_costs import CURRENT, Beyond, GroupBand, generation_of, public_costs
 from workflow_scripts.predict.schedule import ScheduleError
 from workflow_scripts.predict.step_fit import LEAST_ERROR, FitError, StepFit, fit_calibration
 from workflow_scripts.study.calibrations import CalibrationRecord, identity
@@ -70,6 +70,8 @@ class Speed(Record):
     `error_pct`, `ttft_error_pct`: the band of times and rates, and of TTFT; None if nothing was held out to show it.
     `error_s`, `ttft_error_s`: what comes on top, for a time of any length and independent of the share.
     `client_s`: from when a client sends a request until the engine's core has it, and back for the first token.
+    `of_group`: the band of such predictions by public runs. `band_group`: whose band this is, if it is not its own.
+    `tpot_error_pct`: of the time per output token, if it differs from that of rates.
     `covered`: the largest work of a step that the costs were fitted to, by kinds whose cost only the steps show.
     """
 
@@ -80,9 +82,21 @@ class Speed(Record):
     error_s: float = 0.0
     ttft_error_s: float = 0.0
     client_s: float = 0.0
+    tpot_error_pct: float | None = None
+    of_group: GroupBand | None = None
+    band_group: str | None = None
     repeat_sd: float | None = None
     covered: Mapping[str, float] | None = None
     how: str
+
+    def with_band_of_group(self) -> "Speed":
+        """The same without a band of its own: with that of its group, if there are public runs like it."""
+        band = self.of_group
+        errors = {"error_pct": band and band.error_pct, "ttft_error_pct": band and band.ttft_error_pct}
+        errors["tpot_error_pct"] = band and band.tpot_error_pct
+        errors |= dict.fromkeys(("error_s", "ttft_error_s"), 0.0)
+        how = f"; the band is that of {band.runs} public runs: {band.group}" if band and not self.band_group else ""
+        return self.model_copy(update={**errors, "band_group": band and band.group, "how": self.how + how})
 
 
 @dataclass(frozen=True)
@@ -141,10 +155,12 @@ def _with_public_costs(speed: Speed, wanted: Wanted, record: CalibrationRecord |
         facts=wanted.facts,
         calibrated=None if record is None else read_model_facts(get_model(record.model).config, weights=False),
         amd=kind == "rocm" and record is None,
+        same_model=record is not None and record.model == wanted.model,
     )
     client_s = public_costs().server_s if served else 0.0
     update = {"costs": beyond.costs(speed.costs), "how": speed.how + beyond.how, "client_s": client_s}
-    return speed.model_copy(update=update)
+    speed = speed.model_copy(update={**update, "of_group": beyond.band})
+    return speed.with_band_of_group() if speed.error_pct is None else speed
 
 
 def _candidates(wanted: Wanted, calibrations: Path | None, project_files: Path) -> Iterator[tuple[Source, Path]]:

@@ -81,6 +81,8 @@ class Prediction:
     speed_source: str | None = None
     error_pct: float | None = None
     ttft_error_pct: float | None = None
+    kv_error_pct: float | None = None
+    band_group: str | None = None
     how: str | None = None
     source: Literal["predicted"] = "predicted"
 

@@ -27,6 +27,7 @@ from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, fa
 from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict.calibrated import PROJECT_FILES, Speed, Wanted, scaled, speed_for
 from workflow_scripts.predict.prediction_record import Prediction
+from workflow_scripts.predict.public_costs import public_costs
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.speed import CellTask, Task, predict_task
 from workflow_scripts.predict.static_batches import batch_that_fits
@@ -125,7 +126,7 @@ class _Inputs:
             here, costs = rates(gpu), []
             for other in [name for name in devices if name != gpu and gpus[name].kind == gpus[gpu].kind]:
                 there, fitted = rates(other), speed(other, *wanted)
-                if here and there and fitted and fitted.error_pct is not None:
+                if here and there and fitted and fitted.error_pct is not None and not fitted.band_group:
                     costs.append(scaled(fitted.costs, there, here, wanted[2], (gpus[other], gpus[gpu])))
             return tuple(costs)
 
@@ -150,6 +151,7 @@ class _Inputs:
             asked = (get_engine(cell.engine), knobs, gpu, facts, cell.environment)
             capacity = capacity_of(*asked)
             blocks = capacity.value("num_blocks")
+            profiled = capacity.gpu_memory_utilization is not None and gpu.kind != "cpu"
             record = replace(
                 record,
                 infeasible=capacity.infeasible,
@@ -157,6 +159,7 @@ class _Inputs:
                 num_blocks=None if blocks is None else int(blocks),
                 kv_cache_tokens=capacity.value("kv_cache_tokens"),
                 max_concurrency=capacity.value("max_concurrency"),
+                kv_error_pct=public_costs().kv_error_pct if profiled else None,
             )
             if record.infeasible or record.unknown:
                 return record

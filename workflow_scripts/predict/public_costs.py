@@ -53,11 +53,24 @@ class Amd(Record):
     sequences: float
 
 
+class GroupBand(Record):
+    """Half widths of the band of predictions like those of `runs` public runs, in per cent: of rates and whole times,
+    of the time per output token, and of that to the first token. Nine of ten runs of sources that were left out of the
+    fit lie inside."""
+
+    group: str
+    error_pct: float
+    tpot_error_pct: float
+    ttft_error_pct: float
+    runs: int
+    sources: tuple[str, ...]
+
+
 class PublicCosts(Record):
     """`link_share`: of a link's rate that all-reduces reach. `server_steps`, `server_s`: what a server adds to each
     step, and to the time to the first token. `multi_head_reading`: factor on reading KV if query heads share none.
     `kernel_share`: of the time to read the matrices of a layer of `layer_parameters`, what does not depend on their
-    size."""
+    size. `bands`: by `Beyond.band`. `kv_error_pct`: of tokens in the KV cache, from logs."""
 
     version: int
     hosts: Mapping[str, HostCosts]
@@ -68,6 +81,8 @@ class PublicCosts(Record):
     multi_head_reading: float
     kernel_share: float
     layer_parameters: float
+    bands: Mapping[str, GroupBand]
+    kv_error_pct: float
     amd: Amd
 
 
@@ -101,7 +116,8 @@ def parameters_of_a_layer(facts: ModelFacts) -> float:
 class Beyond:
     """In what a prediction differs from a GPU that was calibrated: the generation of vLLM, or the current one if the
     calibration is of that version; ranks; whether times are those of a server's clients; the model
-    and the one that was calibrated, if any; whether it is an AMD GPU without a calibration."""
+    and the one that was calibrated, if any; whether it is an AMD GPU without a calibration; whether
+    the model itself was calibrated."""
 
     gpu: Gpu
     generation: str
@@ -110,6 +126,7 @@ class Beyond:
     facts: ModelFacts | None
     calibrated: ModelFacts | None
     amd: bool
+    same_model: bool = False
 
     def costs(self, costs: StepCosts) -> StepCosts:
         """Costs of one GPU's steps with what comes on top."""
@@ -139,6 +156,18 @@ class Beyond:
             more["reduced_bytes"] = 2 * (self.ranks - 1) / self.ranks / (link.bytes_per_s * public.link_share)
         scaled = {kind: getattr(costs, kind) * factor for kind, factor in factors.items()}
         return costs.model_copy(update=scaled | {kind: getattr(costs, kind) + cost for kind, cost in more.items()})
+
+    @property
+    def band(self) -> GroupBand:
+        """The band of the group that a prediction belongs to; what was seen to be worst decides."""
+        groups = {
+            "amd": self.gpu.kind == "rocm",
+            self.generation: self.generation in public_costs().hosts,
+            "data_sheet": self.calibrated is None,
+            "ranks": self.ranks > 1,
+            "calibrated": self.same_model,
+        }
+        return public_costs().bands[next((name for name, applies in groups.items() if applies), "other_model")]
 
     @property
     def how(self) -> str:

@@ -106,7 +106,7 @@ def _predict(cell: CellTask, task: Task, made: list[Schedule], with_longer_steps
         return replace(_with_counts(cell, schedule, work.steps, task), unknown=unknown)
     speed = cell.speed
     if why := _beyond(work, speed) + (f"; {cell.unmodelled}" if cell.unmodelled else ""):
-        speed = speed.model_copy(update={"error_pct": None, "ttft_error_pct": None, "how": speed.how + why})
+        speed = speed.model_copy(update={"how": speed.how + why}).with_band_of_group()
     timed = time_schedule(schedule, work, speed.costs, task.requests, cell.users)
     fastest = time_schedule(schedule, work, cell.ceiling, task.requests, cell.users) if cell.ceiling else None
     record = _with_counts(cell, schedule, timed.segment_s, task)
@@ -117,7 +117,7 @@ def _predict(cell: CellTask, task: Task, made: list[Schedule], with_longer_steps
         record = replace(record, scaled_output_tokens_per_s=record.output_tokens / geometric_mean(walls_s))
     record = _with_remedies(record, schedule, cell, task, with_longer_steps)
     record = _with_costs(record, cell, speed, task, timed)
-    return replace(record, speed_source=speed.source, how=speed.how)
+    return replace(record, speed_source=speed.source, band_group=speed.band_group, how=speed.how)
 
 
 def _with_remedies(
@@ -226,7 +226,8 @@ def _with_times(record: Prediction, speed: Speed, timed: Timed, fastest: Timed |
     ttft_error_pct = _error_pct(speed.ttft_error_pct, speed.ttft_error_s, float(np.median(ttft_s)))
     wall = _band(timed.wall_s, fastest.wall_s if fastest else 0.0, error_pct)
     ttft = _bands(ttft_s, fastest.ttft_s if fastest else None, ttft_error_pct)
-    tpot = _bands(timed.tpot_s, fastest.tpot_s if fastest else None, error_pct)
+    tpot_error_pct = error_pct if speed.tpot_error_pct is None else speed.tpot_error_pct
+    tpot = _bands(timed.tpot_s, fastest.tpot_s if fastest else None, tpot_error_pct)
     output = record.output_tokens or 0
     total = output + (record.prompt_tokens or 0)
     return replace(
@@ -288,7 +289,7 @@ def _beyond(work: StepWork, speed: Speed) -> str:
         for kind, name in RANGES.items()
         if kind in covered and most[KIND[kind]] > BEYOND * covered[kind]
     ]
-    return f"; beyond the calibration, so without a band: {', '.join(kinds)}" if kinds else ""
+    return f"; beyond the calibration, so without its band: {', '.join(kinds)}" if kinds else ""
 
 
 def _with_shares(record: Prediction, work: StepWork, costs: StepCosts, timed: Timed) -> Prediction:

@@ -85,8 +85,8 @@ def test_one_cell_of_a_studys_workload_is_what_the_plan_says(tmp_path, capsys):
     row = plan(planned, expand(planned), None, tmp_path / "none").set_index("cell_id").loc[told["cell_id"]]
     assert told["output_tokens_per_s"]["predicted"] == pytest.approx(row["output_tokens_per_s"], rel=1e-4)
     assert told["output_tokens_per_s"]["high"] == pytest.approx(row["output_tokens_per_s_high"], rel=1e-4)
-    # Nothing was calibrated: there is no band.
-    assert (told["output_tokens_per_s"]["low"], told["error_pct"]) == (None, None)
+    # Nothing was calibrated: the band is that of public runs on GPUs by their data sheet.
+    assert (told["error_pct"], told["band_group"]) == (row["error_pct"], "GPU by its data sheet")
     assert (told["bound_by"], told["source"]) == ("sequences", "predicted")
 
 

@@ -15,6 +15,7 @@ from workflow_scripts.predict import predictions, speed
 from workflow_scripts.predict.calibrated import Speed
 from workflow_scripts.predict.prediction_record import FIELDS
 from workflow_scripts.predict.predictions import lengths_of, predict_cells
+from workflow_scripts.predict.public_costs import public_costs
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
@@ -127,19 +128,25 @@ def test_engines_side_by_side_take_turns(tmp_path, monkeypatch):
     assert (users["running_peak"], users["wall_s"]) == (4, 2)
 
 
-def test_without_a_calibration_or_beyond_it_there_is_no_band(tmp_path, monkeypatch):
+def test_without_a_calibration_the_band_is_that_of_public_runs_like_it_and_beyond_it_there_is_none(
+    tmp_path, monkeypatch
+):
     record = one(tmp_path)
-    assert (record["speed_source"], record["error_pct"], record["ttft_error_pct"]) == ("data sheet", None, None)
+    band = public_costs().bands["data_sheet"]
+    errors = (record["error_pct"], record["ttft_error_pct"], record["band_group"])
+    assert (record["speed_source"], *errors) == ("data sheet", band.error_pct, band.ttft_error_pct, band.group)
+    assert f"the band is that of {band.runs} public runs: {band.group}" in record["how"]
+    assert record["kv_error_pct"] == public_costs().kv_error_pct
     assert record["how"].startswith("uncalibrated: ")
-    assert (record["output_tokens_per_s_low"], record["wall_s_high"], record["ttft_s_p50_high"]) == (None, None, None)
-    # What the data sheet allows is no band, and known all the same; a job asks for twice 40 % more time.
+    # No band exceeds what the data sheet allows; a job asks for twice the time at the slow end.
+    assert record["wall_s_high"] == pytest.approx((1 + band.error_pct / 100) * record["wall_s"])
     assert record["output_tokens_per_s"] < record["output_tokens_per_s_high"]
-    assert record["limit_s"] == 2 * 1.4 * record["cell_s"]
+    assert record["limit_s"] == pytest.approx(2 * (1 + band.error_pct / 100) * record["cell_s"])
     # A step has twice as many sequences as the costs were fitted to.
     known(monkeypatch, error_pct=25.0, ttft_error_pct=100.0, covered={"sequences": 0.5})
     record = one(tmp_path, knobs={"block_size": 16, "max_num_seqs": 1})
     assert (record["error_pct"], record["ttft_error_pct"], record["wall_s_high"]) == (None, None, None)
-    said = "by hand; beyond the calibration, so without a band: 1 sequences in a step, fitted up to 0.5"
+    said = "by hand; beyond the calibration, so without its band: 1 sequences in a step, fitted up to 0.5"
     assert record["how"] == said
 
 
@@ -187,7 +194,7 @@ def test_users_keep_as_many_requests_in_progress_and_wait_beyond_the_places(tmp_
     assert users["steps"] == slots["steps"]
     # Only the first four are taken in before the first step.
     assert 0.95 * slots["wall_s"] < users["wall_s"] < slots["wall_s"]
-    assert users["error_pct"] is None
+    assert users["band_group"] == public_costs().bands["data_sheet"].group
     # A user has a place at once; of 24 requests that are sent together, most wait for one.
     assert 0 < users["ttft_s_p50"] < 0.1 * slots["ttft_s_p50"]
     # Steps take 1 s; each request has 32. Of 12 users 4 run, so a request waits for 8 others: two batches of 4.

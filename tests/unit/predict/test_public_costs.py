@@ -13,9 +13,11 @@ from workflow_scripts.study.grid import expand
 ONE = {"one": {"kind": "fixed", "num_prompts": 1, "prompt_tokens": 16, "output_tokens": 64}}
 
 
-def record_of(tmp_path, version=None, engine="vllm", gpu="h100-sxm", **knobs):
+def record_of(tmp_path, version=None, engine="vllm", gpu="h100-sxm", model="llama-3.1-8b-instruct", **knobs):
     knobs = {"block_size": 16, "max_num_seqs": 64, "max_model_len": 1024, **knobs}
-    planned = study(tmp_path, workloads=ONE, sweeps=[sweep(gpu=gpu, engine=engine, workload="one", knobs=knobs)])
+    planned = study(
+        tmp_path, workloads=ONE, sweeps=[sweep(gpu=gpu, engine=engine, model=model, workload="one", knobs=knobs)]
+    )
     (record,) = predict_cells(planned, at_version(expand(planned), version))
     return record
 
@@ -70,3 +72,29 @@ def test_every_link_of_the_catalogue_has_a_rate():
     assert links == public_costs().links.keys()
     assert public_costs().links["nvlink4"].latency_of(3) == public_costs().links["nvlink4"].latency_s[4]
     assert [generation_of(version) for version in ("0.7.3", "0.13", "0.14.0")] == ["v0", "synchronous", "current"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "group"),
+    [
+        ({}, None),
+        ({"engine": "vllm-serve"}, "calibrated"),
+        ({"version": "0.20.0"}, "calibrated"),
+        ({"model": "qwen2-7b"}, "other_model"),
+        ({"tensor_parallel_size": 4}, "ranks"),
+        ({"gpu": "a100-sxm-80gb", "tensor_parallel_size": 4}, "data_sheet"),
+        ({"version": "0.11.0", "model": "qwen2-7b"}, "synchronous"),
+        ({"version": "0.6.3"}, "v0"),
+        ({"version": "0.6.3", "gpu": "mi300x"}, "amd"),
+    ],
+)
+def test_every_prediction_has_the_band_of_its_group_and_says_so(tmp_path, changes, group):
+    record = record_of(tmp_path, **changes)
+    if group is None:  # its own calibration's
+        assert (record.band_group, record.error_pct > 10) == (None, True)
+    else:
+        band = public_costs().bands[group]
+        assert (record.band_group, record.error_pct) == (band.group, band.error_pct)
+        assert record.tpot_s_p50.high == pytest.approx((1 + band.tpot_error_pct / 100) * record.tpot_s_p50.value)
+        assert f"public runs: {band.group}" in record.how
+    assert record.kv_error_pct == public_costs().kv_error_pct

@@ -15,6 +15,7 @@ from workflow_scripts.physics.step_time import KIND, device_s
 from workflow_scripts.predict import predictions
 from workflow_scripts.predict.calibrated import PROJECT_FILES, default_speed, scaled, speed_for
 from workflow_scripts.predict.predictions import predict_cells
+from workflow_scripts.predict.public_costs import public_costs
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.step_fit import fit_calibration, scheduled
 from workflow_scripts.predict.timing import time_schedule
@@ -76,7 +77,8 @@ def test_a_laptop_predicts_the_cells_of_both_gpus_from_the_projects_calibrations
         errors = np.abs(errors_pct(records, walls_s, gpu))
         assert len(errors) == cells
         assert (np.median(errors) <= 3, errors.max() <= 6) == (True, True), gpu
-    banded = [r for r in records.values() if r.error_pct is not None and r.cell_id in walls_s]
+    own = [r for r in records.values() if r.error_pct is not None and r.band_group is None]
+    banded = [r for r in own if r.cell_id in walls_s]
     within = [r.wall_s.low <= wall <= r.wall_s.high for r in banded for wall in walls_s[r.cell_id]]
     assert len(banded) == 20
     assert np.mean(within) >= 0.9
@@ -92,7 +94,7 @@ def test_cells_of_another_h200_and_another_day_are_predicted_before_they_were_kn
     records = predicted(CONFIG / "studies/h200_later.yaml")
     errors = np.abs(errors_pct(records, walls_s, "h200"))
     assert (len(errors), np.median(errors) <= 5, errors.max() <= 8) == (5, True, True)
-    banded = [r for r in records.values() if r.error_pct is not None]
+    banded = [r for r in records.values() if r.error_pct is not None and r.band_group is None]
     assert [r.wall_s.low <= wall <= r.wall_s.high for r in banded for wall in walls_s[r.cell_id]] == [True] * 10
     (other,) = (r for r in records.values() if r.model == "qwen2-7b")
     assert other.wall_s.value == pytest.approx(np.median(walls_s[other.cell_id]), rel=0.06)
@@ -183,6 +185,7 @@ def test_first_tokens_of_a_server_below_saturation_do_not_drift(tmp_path):
     (record,) = predict_cells(planned, expand(planned))
     # A step with one prompt takes some 27 ms to launch, of which the device's own work hides a part.
     assert (0.01 < record.ttft_s_p50.value < 0.04, record.ttft_s_p99.value < 0.06) == (True, True)
-    # The offline engine's calibration is used without a band.
-    assert (record.speed_source, record.error_pct) == ("project file", None)
+    # The offline engine's calibration is used with the band of servers.
+    band = public_costs().bands["calibrated"]
+    assert (record.speed_source, record.error_pct, record.band_group) == ("project file", band.error_pct, band.group)
     assert "another engine vllm" in record.how

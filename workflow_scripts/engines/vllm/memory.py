@@ -26,6 +26,7 @@ MIB = 2**20
 # vLLM versions at which the profiled memory changed, according to release notes, source and published logs.
 V1 = (0, 8)  # the core of today by default; before, prompts had steps of their own
 ASYNC_SCHEDULING = (0, 14)  # a step is planned while the one before runs (vllm-project/vllm#27614)
+_FLASHINFER_SAMPLER = ((0, 10), (0, 12))  # used where it is installed, as the log of 0.10.1.1 says
 _FUSED_SAMPLER = (0, 17)  # top-k and top-p without sorting the vocabulary
 _MORE_LIBRARIES = (0, 18)
 _COUNTS_GRAPHS = (0, 21)  # the estimate of CUDA graphs is subtracted from the budget
@@ -278,7 +279,9 @@ def activation(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank, 
     in_mlp = Term(round(forward), "bytes", f"{tokens} tokens in a layer's MLP, with four hidden states each")
     if not rank.last:
         return in_mlp
-    sampler: str = "sort" if settings.sampler == "auto" else settings.sampler
+    with_flashinfer = _FLASHINFER_SAMPLER[0] <= settings.version < _FLASHINFER_SAMPLER[1]
+    of_version = "fused" if with_flashinfer else "sort"
+    sampler: str = of_version if settings.sampler == "auto" else settings.sampler
     if settings.version >= _FUSED_SAMPLER:
         sampler = "in-place" if settings.version >= _IN_PLACE_SAMPLER else "fused"
     copies = _FLOAT32_COPIES[sampler]

@@ -67,7 +67,7 @@ GPT_OSS = {"gpu_memory_utilization": 0.65, "max_model_len": 131072, "vllm_versio
 PUBLISHED = {
     "one A100 80GB": (QWEN2_7B, "a100-pcie-80gb", A_QUARTER, 5.01),
     "two A100 80GB": (QWEN2_7B, "a100-pcie-80gb", A_QUARTER | TWO, 12.02),
-    "two A100 40GB without FlashInfer": (QWEN2_7B, "a100-pcie-40gb", A_HALF | TWO, 11.03),
+    "two A100 40GB without FlashInfer": (QWEN2_7B, "a100-pcie-40gb", A_HALF | TWO | {"sampler": "sort"}, 11.03),
     "eight MI300X": (LLAMA_2_7B, "mi300x", MI300X, 167700 * 16 * 65536 / GIB),
     "H100, 0.19": (LLAMA_8B, "h100-sxm", H100_TABLE | {"vllm_version": "0.19.0"}, 58.11),
     "H100, 0.16 sorts": (QWEN3_14B, "h100-sxm", H100_TABLE | {"vllm_version": "0.16.0"}, 41.94),
