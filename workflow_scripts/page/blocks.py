@@ -49,8 +49,19 @@ class Findings:
 
 
 @dataclass(frozen=True)
+class CellMark:
+    """The mark of a cell at a place of a figure in pixels: the address that opens the cell, and what it shows."""
+
+    href: str
+    text: str
+    x: float
+    y: float
+
+
+@dataclass(frozen=True)
 class Figure:
-    """A drawn figure: its images in page width and column width as data addresses, and its caption."""
+    """A drawn figure: its images in page width and column width as data addresses, with the marks of cells in them, and
+    its caption."""
 
     name: str
     wide: str
@@ -60,6 +71,8 @@ class Figure:
     alt: str
     caption: Sequence[tuple[str, str]]
     facts: str
+    wide_marks: Sequence[CellMark] = ()
+    narrow_marks: Sequence[CellMark] = ()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from workflow_scripts.catalog.published import PROMPT_SHARES
 from workflow_scripts.common.columns import Column, column
-from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_handles, ratio_axis
+from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_cells, mark_handles, ratio_axis
 from workflow_scripts.page.series import Group, ends_in_words, groups_varying, repeats_of
 from workflow_scripts.page.style import COLOURS, INK, MUTED, OUTCOMES, LineStyle, Mark, marks
 from workflow_scripts.physics.rate_ceiling import at_least
@@ -214,6 +214,8 @@ def _draw_line(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineS
     at = rows.groupby("x")[[*ENDS]].median()
     ax.plot(rows["x"], rows[rate], linestyle="none", marker=".", color=mark.color, alpha=0.35, markersize=4)
     ax.vlines(at.index, at[LOW], at[HIGH], color=mark.color, linewidth=1.5)
+    cells = rows.drop_duplicates("cell_id")
+    mark_cells(ax, cells["x"], cells[VALUE], cells["cell_id"])
     ax.plot(at.index, at[VALUE], color=mark.color, marker=mark.marker, linestyle=style)
     if WHOLE in rows:
         whole = rows.groupby("x")[WHOLE].median()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -27,6 +28,10 @@ from workflow_scripts.page.style import DARK, GRID, INK, MUTED, PAPER, LineStyle
 PAGE_WIDTH_IN, SINGLE_WIDTH_IN, COLUMN_WIDTH_IN = 10.4, 6.6, 3.75
 PNG_DPI, PX_PER_PT = 200, 96 / 72
 LINE_IN = 0.2
+# Of how many marks of a figure the page says the cell.
+MOST_MARKS = 100
+# The marks of axes, as x, y and cell.
+_MARKS: WeakKeyDictionary[Axes, list[tuple[float, float, str]]] = WeakKeyDictionary()
 MAX_PANELS = 12
 # A logarithmic axis whose ends differ by a smaller factor has closer ticks.
 SHORT_AXIS = 7
@@ -117,6 +122,23 @@ def hide_y(ax: Axes) -> None:
     ax.spines["left"].set_visible(False)
 
 
+def mark_cells(ax: Axes, x: Iterable[float], y: Iterable[float], cells: Iterable[str]) -> None:
+    """Say of which cells marks are, so that the page names and opens them."""
+    _MARKS.setdefault(ax, []).extend(zip(map(float, x), map(float, y), cells, strict=True))
+
+
+def _marks_of(figure: Any) -> list[tuple[str, float, float]]:
+    """Cells with the places of their marks, as shares of the figure's width and height from the top left."""
+    size = figure.bbox
+    found = []
+    for ax in figure.get_axes():
+        for x, y, cell in _MARKS.get(ax, ()):
+            across, up = ax.transData.transform((x, y))
+            if math.isfinite(across) and math.isfinite(up):
+                found.append((cell, round(across / size.width, 4), round(1 - up / size.height, 4)))
+    return found[:MOST_MARKS]
+
+
 def set_ticks(axis: Axis, ticks: Sequence[float], form: str = "{:g}") -> None:
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_minor_locator(NullLocator())
@@ -170,8 +192,9 @@ def write_label(ax: Axes, y: float, text: str) -> None:
     label.set_in_layout(False)
 
 
-def write_plot(plot: Plot, folder: Path, name: str) -> None:
-    """Write `{name}.svg` and `{name}.png` in page width, and `{name}.column.svg` in column width."""
+def write_plot(plot: Plot, folder: Path, name: str) -> dict[str, Any]:
+    """Write `{name}.svg` and `{name}.png` in page width, and `{name}.column.svg` in column width; return the marks of
+    cells in both widths."""
     columns = {1: 1, 2: 2, 4: 2}.get(len(plot.drawn), 3)
     wide = _drawn(plot, columns, SINGLE_WIDTH_IN if columns == 1 else PAGE_WIDTH_IN)
     write_bytes(folder / f"{name}.svg", _svg(wide, plot))
@@ -181,8 +204,10 @@ def write_plot(plot: Plot, folder: Path, name: str) -> None:
     write_bytes(folder / f"{name}.png", png.getvalue())
     narrow = _drawn(plot, 1, COLUMN_WIDTH_IN)
     write_bytes(folder / f"{name}.column.svg", _svg(narrow, plot))
+    marks = {"wide": _marks_of(wide), "narrow": _marks_of(narrow)}
     plt.close(wide)
     plt.close(narrow)
+    return marks
 
 
 def _drawn(plot: Plot, columns: int, width_in: float) -> Any:

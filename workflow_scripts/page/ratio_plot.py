@@ -18,6 +18,7 @@ from workflow_scripts.page.plot import (
     hide_y,
     key,
     log_ticks,
+    mark_cells,
     mark_handles,
     set_ticks,
     write_label,
@@ -135,6 +136,8 @@ def _draw(
             mark = named[str(name)]
             ax.hlines(dots["y"], dots["ratio_low"], dots["ratio_high"], color=mark.color, linewidth=1.5)
             ax.plot(dots["ratio"], dots["y"], marker=mark.marker, color=mark.color, linestyle="none")
+            known = dots.reindex(columns=["ratio", "y", "cell_id"]).dropna(subset="cell_id")
+            mark_cells(ax, known["ratio"], known["y"], known["cell_id"])
         if "beside" in part:
             ax.plot(part["beside"], part["y"], marker="x", color=INK, linestyle="none", markersize=4)
         y += thickness
@@ -231,6 +234,7 @@ def _draw_bars(ax: Axes, rows: pd.DataFrame, name: str, named: Mapping[str, Mark
         write_label(ax, y + 0.5, f"{label}: {mean:,.3g}" if mean < 1000 else f"{label}: {mean:,.0f}")
         ax.barh(y + 1.3, mean, height=0.6, color=named[part["name"].iloc[0]].color)
         ax.plot(part[name], [y + 1.3] * len(part), **DOT)
+        mark_cells(ax, [mean], [y + 1.3], part["cell_id"].head(1))
     ax.set_ylim(LINES_PER_BAR * len(bars), 0)
     ax.set_xlim(0, 1.08 * float(rows[name].max()))
     ax.locator_params(axis="x", nbins=5)

@@ -13,9 +13,10 @@ from urllib.parse import quote
 import pandas as pd
 
 from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.common.columns import column
 from workflow_scripts.common.files import read_json
 from workflow_scripts.common.wording import plural
-from workflow_scripts.page.blocks import Absent, Block, Figure, Fold, Link, table_of
+from workflow_scripts.page.blocks import Absent, Block, CellMark, Figure, Fold, Link, table_of
 from workflow_scripts.page.plot import Plot, data_address, size_px
 from workflow_scripts.study.cell_status import status_of_starts
 from workflow_scripts.study.grid import COORDINATES
@@ -23,7 +24,7 @@ from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.progress import Progress, may_grow, progress
 from workflow_scripts.study.setting_words import labels
 from workflow_scripts.study.study import Study
-from workflow_scripts.tables.results import MissingError, Tables, require
+from workflow_scripts.tables.results import RATE, MissingError, Tables, require
 
 REPORT = CHECKOUT / "report"
 
@@ -100,6 +101,20 @@ class Report:
         """A link that opens a cell of the study in the page; its text is the cell's name, unless another is given."""
         return Link(f"#view=report&cell={quote(cell_id)}", text or self.names[cell_id])
 
+    def cell_mark(self, cell_id: str, x: float, y: float) -> CellMark:
+        """The mark of a cell in a figure, with the cell's name and its output rate."""
+        text = self.names.get(cell_id, cell_id)
+        if cell_id in self.rates.index:
+            value, low, high = map(float, self.rates.loc[cell_id].to_numpy())
+            rate = column(RATE)
+            interval = f" ({rate.text(low, high)}, 95 %)" if low == low else ""
+            text += f": {rate.text(value)}{interval}"
+        return CellMark(self.cell_link(cell_id, text).href, text, round(x, 1), round(y, 1))
+
+    @cached_property
+    def rates(self) -> pd.DataFrame:
+        return self.tables.intervals_of(RATE)
+
     @cached_property
     def progress(self) -> Progress | None:
         """The study's progress now, from its cells' files; None if it is complete or the tables are of other files."""
@@ -170,12 +185,19 @@ class FigurePart:
             reason = facts.get("missing", "its file does not exist")
             yield Absent(f"figure {self.name.replace('_', ' ')}", reason)
             return
+        sizes = {"wide": size_px(wide), "narrow": size_px(narrow)}
+        marks = {
+            of: [report.cell_mark(cell, x * size[0], y * size[1]) for cell, x, y in facts.get("marks", {}).get(of, ())]
+            for of, size in sizes.items()
+        }
         yield Figure(
             self.name,
             wide=data_address(wide),
             narrow=data_address(narrow),
-            wide_px=size_px(wide),
-            narrow_px=size_px(narrow),
+            wide_px=sizes["wide"],
+            narrow_px=sizes["narrow"],
+            wide_marks=marks["wide"],
+            narrow_marks=marks["narrow"],
             alt=facts["alt"],
             caption=self.paragraphs,
             facts=figure_facts(facts),

@@ -38,9 +38,9 @@ def draw_figures(tables: Tables, out: Path) -> dict[str, dict[str, Any]]:
             for old in out.glob(f"{name}.*"):
                 old.unlink()
             continue
-        write_plot(plot, out, name)
+        marks = write_plot(plot, out, name)
         write_text(out / f"{name}.rst", figure.caption)
-        drawn[name] = plot.describe()
+        drawn[name] = plot.describe() | {"marks": marks}
     write_json(out / MANIFEST, drawn)
     return drawn
 

@@ -115,12 +115,12 @@ def _throughput(report: Report) -> Iterator[str]:
     knob, group = sequence_limit.most_important_group(report.tables)
     grown, ends = [], (group.rows["x"].min(), group.rows["x"].max())
     measure = sequence_limit.rate_of(group)
-    what = "output tokens/s while full" if measure == STEADY else "output tokens/s"
+    full = ", while the engine is full" if measure == STEADY else ""
     values = values_at(report.tables, group, measure)
     for gpu in dict.fromkeys(group.rows["gpu"]):
         at = values.loc[gpu, measure].reindex(ends)
         if at.notna().all():
-            grown.append(f"{number(at.iloc[1] / at.iloc[0])} times the {what} on {gpu} ({span(at)})")
+            grown.append(f"{number(at.iloc[1] / at.iloc[0])} times the output tokens/s on {gpu} ({span(at)}{full})")
     if grown:
         yield f"{sentence(setting_phrase(knob, ends[1]))} instead of {shortly(knob, *ends)}: {grown[0]}."
     published = sequence_limit.published_rates(report.tables, set(group.rows["cell_id"]))

@@ -7,6 +7,7 @@ from itertools import product
 import pandas as pd
 import pytest
 
+from workflow_scripts.catalog.published import PROMPT_SHARES
 from workflow_scripts.common.columns import unit_of
 from workflow_scripts.common.wording import number
 from workflow_scripts.physics.rate_ceiling import MeanLengths, judge_rate
@@ -21,7 +22,39 @@ UNITS = "tokens/s|ms|J/token|GiB"
 IN_WORDS = re.compile(rf"({NUMBER}) (?:(?:output|total) )?({UNITS})\b(?! each)")  # "each" is of the steps of a repeat
 OF_HEADING = re.compile(rf"\(({UNITS})\)")
 INTERVAL = re.compile(rf"95 % interval ({NUMBER}) to ({NUMBER})")
-GAIN = re.compile(rf"({NUMBER}) times(?: less)? [^:]+: [^:]*?({NUMBER}) (\S+) with .+?, ({NUMBER}) \3 with")
+GAIN = re.compile(rf"({NUMBER}) (times|% less) [^:]+: [^:]*?({NUMBER}) (\S+) with .+?, ({NUMBER}) \4 with")
+WAITING = re.compile(r"(?:%|GPU) ([^:]+: [^:]+): the GPU waits for its host")
+# Verdicts without a number: one word for one thing.
+VERDICTS = {
+    "flat",
+    "not decided",
+    "changes",
+    "possible",
+    "impossible",
+    "infeasible",
+    "timeout",
+    "engine error",
+    "invalid",
+}
+VERDICTS |= {
+    "failed start",
+    "flagged",
+    "kept up",
+    "kept up, slow client",
+    "saturated",
+    "predicted",
+    "quiet host",
+    "busy GPU",
+}
+VERDICTS |= {
+    "limited by server",
+    "limited by client and server",
+    "not steady",
+    "other settings",
+    "same answers",
+    "block size",
+}
+VERDICTS |= {"simulated", "remote code", "by itself", "ramp", "cannot show", "missed"}
 DIGITS = range(2, 7)
 
 
@@ -30,7 +63,10 @@ class Page(HTMLParser):
 
     def __init__(self, html):
         super().__init__()
+        self._tag = self._title = ""
         self.tables, self.findings, self._into = [], [], None
+        # The verdicts of the findings, and by figure what the marks of its cells say.
+        self.verdicts, self.marks, self._figure = [], {}, ""
         self.feed(html)
 
     def handle_starttag(self, tag, attrs):
@@ -44,12 +80,23 @@ class Page(HTMLParser):
         elif tag == "li":
             self._into = self.findings
             self._into.append("")
+        elif tag == "figure":
+            self._figure = dict(attrs).get("id", "")
+        elif tag == "circle":
+            self.marks.setdefault(self._figure, []).append(self._title)
+        is_verdict = (dict(attrs).get("class") or "").startswith("verdict")
+        self._tag = tag if tag == "title" or is_verdict else ""
 
     def handle_endtag(self, tag):
         if tag in ("td", "th", "li"):
             self._into = None
 
     def handle_data(self, data):
+        if self._tag == "title":
+            self._title = data
+        elif self._tag:
+            self.verdicts.append(data)
+        self._tag = ""
         if self._into is not None:
             self._into[-1] += data
 
@@ -110,6 +157,8 @@ def known(tables):
         found = (number(float(value) * factor, digits) for value in values for digits in DIGITS)
         texts.setdefault(unit, set()).update(found)
 
+    # Published rates stand at a range of mixes of tokens.
+    add(tables["predictions"]["published"].dropna() * (1 - max(PROMPT_SHARES)), RATE)
     for table in tables.values():
         names = table.select_dtypes("number").columns
         for name in names:
@@ -153,10 +202,12 @@ def test_every_interval_of_a_finding_is_one_of_the_tables_and_every_gain_a_quoti
     assert len(intervals) > 3
     assert [of for of in intervals if of[0] not in ends] == []
     gains = [
-        tuple(float(found[i].replace(",", "")) for i in (1, 2, 4)) for found in map(GAIN.search, page.findings) if found
+        (found[2], *(float(found[i].replace(",", "")) for i in (1, 3, 5)))
+        for found in map(GAIN.search, page.findings)
+        if found
     ]
-    for gain, before, after in gains:
-        assert gain == pytest.approx(max(before / after, after / before), rel=0.01)
+    for how, gain, before, after in gains:
+        assert gain == pytest.approx(after / before if how == "times" else 100 * (1 - after / before), rel=0.01)
 
 
 def test_no_measured_cell_is_impossible_at_its_lengths_or_at_any(folder, tables):
@@ -171,6 +222,38 @@ def test_no_measured_cell_is_impossible_at_its_lengths_or_at_any(folder, tables)
             judged.append((cell["cell_id"], lengths, rate, judge_rate(*at, output_only=rate == RATE)))
     assert judged or folder.name not in ("two_gpus", "h200_later")
     assert [of for of in judged if of[-1].verdict == "impossible"] == []
+
+
+def test_a_verdict_is_a_number_or_one_of_few_words(page):
+    assert {of for of in page.verdicts if not re.search(r"\d", of)} <= VERDICTS
+
+
+def test_a_figure_has_the_cells_of_the_sentences_of_its_section(folder, page):
+    waiting = {name for text in page.findings for name in WAITING.findall(text)}
+    assert waiting or folder.name != "two_gpus"
+    drawn = page.marks.get("figure-waiting_by_repeat", [])
+    assert [name for name in waiting if not any(text.startswith(name) for text in drawn)] == []
+    rates = page.marks["figure-throughput"]
+    assert len(rates) > 1
+    assert all("tokens/s" in text for text in rates)
+
+
+def test_no_recommendation_rests_on_a_higher_mean_alone(folder, tables):
+    cells = tables["starts"].groupby("cell_id")["kv_cache_tokens"].first()
+    ids = tables["cells"].set_index(["gpu", "engine", "model", "workload", "knobs"])["cell_id"]
+    best = tables["recommendations"].query("role == 'best_throughput'").dropna(subset="ties")
+    for _, row in best.iterrows():
+        tied = [ids[row["gpu"], "vllm", row["model"], row["workload"], knobs] for knobs in row["ties"].split(", ")]
+        rates = tables["intervals"].query("measure == @RATE").set_index("cell_id")["value"]
+        near = [cell for cell in tied if rates[cell] >= 0.91 * max(rates[[row["cell_id"], *tied]])]
+        assert not (cells.reindex(near) > 1.02 * cells[row["cell_id"]]).any()
+    assert len(best) or folder.name != "two_gpus"
+
+
+def test_kv_memory_in_use_is_at_most_that_of_the_blocks_in_use(tables):
+    repeats = tables["repeats"].dropna(subset=["kv_bytes_used_mean", "kv_cache_usage_mean"])
+    blocks = repeats["kv_cache_usage_mean"] * repeats["kv_bytes_reserved_mean"]
+    assert (repeats["kv_bytes_used_mean"] <= blocks * (1 + 1e-9)).all()
 
 
 def test_random_weights_are_said_on_the_first_screen(h200_later):

@@ -118,14 +118,21 @@ def test_addresses_of_sections_and_cells_still_lead_there(tab, report):
 
 def test_a_cell_opens_from_the_tables_of_the_report_and_tells_what_was_measured(tab, report):
     tab.open(report)
-    link = "document.querySelector('#limits a[href*=\"cell=\"]')"
+    link = "document.querySelector('#limits tbody a[href*=\"cell=\"]')"
     named = tab.evaluate(f"{link}.textContent")
     assert "block size " in named
     tab.evaluate(f"{link}.click()")
     tab.wait("document.querySelector('dialog')?.open")
     assert not tab.evaluate("document.getElementById('view-report').hidden")
     settings = tab.evaluate("document.querySelector('dialog h2').textContent")
+    mark = "document.querySelector('#figure-throughput .marks.wide a')"
+    assert re.search(r"tokens/s \(.* 95 %\)$", tab.evaluate(f"{mark}.querySelector('title').textContent"))
     assert set(named.partition(": ")[2].split(", ")) <= set(settings.partition(": ")[2].split(", "))
+    tab.press("Escape")
+    tab.wait("!document.querySelector('dialog').open")
+    tab.evaluate(f"{mark}.dispatchEvent(new MouseEvent('click'))")
+    tab.wait("document.querySelector('dialog').open")
+    assert "llama-3.1-8b-instruct, chat: " in tab.evaluate("document.querySelector('dialog h2').textContent")
     tab.press("Escape")
     tab.wait("!document.querySelector('dialog').open")
     tab.open(report, "#view=report&cell=l40s/vllm/llama-3.1-8b-instruct/chat/bs8-seqs1-len4096")

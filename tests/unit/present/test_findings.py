@@ -80,7 +80,7 @@ def test_the_memory_that_a_shared_prefix_saves_is_told_beside_what_it_takes_with
     off = cells.assign(cell_id=cells["cell_id"] + "-off", prefix_cache_hits=0.0, kv_bytes_used_mean=8000.0 * 2**20)
     # The first pair found nothing in the cache, so nothing is shared.
     ((verdict, sentence),) = told(memory_saved, written(report, knobs=effects, cells=pd.concat([cells, off])))
-    assert verdict == "8 times less memory"
+    assert verdict == "87.5 % less memory"
     assert all(size in sentence for size in ("0.977 GiB", "7.81 GiB"))
     none = pd.concat([cells.assign(prefix_cache_hits=0.0), off])
     assert told(memory_saved, written(report, cells=none)) == []

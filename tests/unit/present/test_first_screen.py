@@ -86,7 +86,7 @@ def test_the_drain_is_told_with_the_rate_of_whole_repeats_and_the_steady_one(rep
     )
     now = changed(report, tmp_path, cells=full)
     whole, full = answer(report, "max-num-seqs"), answer(now, "max-num-seqs")
-    assert ("(523 to 14,700)" in full, "(523 to 14,700)" in whole) == (True, False)
+    assert ("(523 to 14,700, while the engine is full)" in full, "(523 to 14,700" in whole) == (True, False)
     ends = told(drains, now)
     assert {verdict for verdict, _ in ends} == {"25 % drain"}
     for _, text in ends:

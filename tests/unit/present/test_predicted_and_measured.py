@@ -43,7 +43,8 @@ def test_findings_name_accuracy_and_flags(results):
     numberless = {re.sub(r"[\d.]+", "N", verdict) for verdict in sentences}
     assert numberless == {"N % off", "flagged"}
     rows = results.tables.need("predictions").dropna(subset=["predicted", "measured"])
-    rows = rows[rows["quantity"] == "output_tokens_per_s"]
+    # The rate of a server follows from its load.
+    rows = rows[(rows["quantity"] == "output_tokens_per_s") & ~rows["engine"].eq("vllm-serve")]
     for (gpu, engine), of_one in rows.groupby(["gpu", "engine"]):
         error = 100 * (of_one["predicted"] / of_one["measured"] - 1).abs().median()
         text = sentences[f"{error:.3g} % off"]

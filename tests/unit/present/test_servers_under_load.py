@@ -94,7 +94,7 @@ TOO_SHORT = {"saturated": None, "limited_by": "unknown"}
     [
         ([rate(1, 1.0), rate(4, 4.0)], "sustains 4 requests/s"),
         ([rate(8, 3.0, saturated=True), rate(4, 3.0, saturated=True)], "does not sustain 4 requests/s"),
-        ([rate(32, 10.0, **TOO_SHORT)], "not known"),
+        ([rate(32, 10.0, **TOO_SHORT)], "not decided"),
         ([rate(1, 1.0), rate(32, 10.0, **TOO_SHORT)], "sustains 1 requests/s"),
     ],
 )
@@ -114,7 +114,7 @@ def test_every_load_is_among_the_findings_and_one_that_needs_a_warning_first(tmp
     cells = rows[["cell_id", "gpu", "engine", "model", "workload", "knobs"]].assign(outcome="ok", knob_block_size=16)
     report = written(report_of(tmp_path), serving_summary=rows, cells=cells)
     verdicts = [verdict for verdict, _ in told(serving.load_findings, report)]
-    assert verdicts == ["saturated", "limited by client and server", "limited by server", "too short to say", "kept up"]
+    assert verdicts == ["saturated", "limited by client and server", "limited by server", "not decided", "kept up"]
 
 
 def test_servers_settings_ramps_and_users_are_told_apart(tmp_path):

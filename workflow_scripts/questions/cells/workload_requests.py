@@ -148,7 +148,7 @@ def workloads(report: Report) -> Iterator[Block]:
         )
     yield table_of(pd.DataFrame(rows), None, "Workloads with the lengths of their requests")
     if not made:
-        reason = "there is no workload.json below prepared/workloads, so lengths are those of the study file"
+        reason = "the requests themselves are not beside these tables, so lengths are those of the study file"
         yield Absent("requests as made", reason)
 
 

@@ -84,7 +84,7 @@ def summary(result: Comparison) -> Iterator[str]:
             f"Both studies made {plural(len(result.pairs), 'comparison')} of the same two cells. In {sum(of_a)} "
             f"of the {len(of_a)} that have an interval in A, the ratio in B is inside it; in {sum(of_b)} of the "
             f"{len(of_b)} that have one in B, the ratio in A is. "
-            f"In {contradictions or 'none'}, A and B contradict each other."
+            f"A and B contradict each other in {contradictions or 'none'} of them."
         )
 
 

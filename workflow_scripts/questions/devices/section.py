@@ -14,10 +14,10 @@ from matplotlib.patches import Patch
 from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import listed, number, plural
 from workflow_scripts.page.blocks import Block, Finding
-from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_handles
+from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_cells, mark_handles
 from workflow_scripts.page.ratio_plot import Reference, labelled, plot_ratios, repeats_of_pairs
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
-from workflow_scripts.page.sentences import claims_on, explained, some, with_interval
+from workflow_scripts.page.sentences import NOT_DECIDED, claims_on, explained, some, with_interval
 from workflow_scripts.page.series import Group, groups_varying
 from workflow_scripts.page.style import COLOURS, INK, MUTED, LineStyle, Mark, marks
 from workflow_scripts.study.grid import COORDINATES
@@ -142,6 +142,7 @@ def _draw_ratios(ax: Axes, rows: pd.DataFrame, references: Iterable[Reference]) 
         drawn += [low, high]
     ax.vlines(rows["x"], rows["ratio_low"], rows["ratio_high"], color=INK, linewidth=1.5)
     ax.plot(rows["x"], rows["ratio"], color=INK, marker="o")
+    mark_cells(ax, rows["x"], rows["ratio"], rows["cell_id"])
     if rows["device_ratio"].notna().any():
         ax.plot(rows["x"], rows["device_ratio"], color=INK, **_WITHOUT_WAITING)
     log2_axis(ax, rows["x"].unique())
@@ -266,14 +267,14 @@ def explanations(report: Report) -> Iterator[Block]:
     findings = []
     for (a, b), rows in of_rates(report.tables.need("devices")).groupby(["gpu_a", "gpu_b"], sort=False):
         explains = rows["explanation"].fillna("none").map(explained).value_counts()
-        verdict = str(explains.index[0]) if len(explains) == 1 else "mixed"
+        verdict = str(explains.index[0]) if len(explains) == 1 and rows["explanation"].ne("none").any() else NOT_DECIDED
         counted = listed(f"{name} in {count}" for name, count in explains.items())
         # Memory bandwidth should explain decoding, so the case with the largest share of decoding is shown.
         example = records(rows.sort_values("decode_share_a", ascending=False).head(1))[0]
         settings = report.settings.get(example["knobs"], example["knobs"])
         where = f"{example['engine']}, {example['model']}, {example['workload']}, {settings}"
         sentence = (
-            f"{a} against {b}: what is shown to explain the ratio is {counted} of {len(rows)} cells. "
+            f"{a} against {b}: the speed-up is shown to be explained by {counted} of {len(rows)} cells. "
             f"For example, {where}: {_in_words(example)}"
         )
         findings.append(Finding(verdict, sentence))

@@ -74,10 +74,8 @@ def _pair(report: Report, row: Mapping[str, Any]) -> Finding:
 
 def _step(row: Mapping[str, Any]) -> Finding:
     ratio = with_interval(row, "ratio", " times the output tokens/s")
-    is_part = row["factor"] != "total" and pd.notna(row["share_pct"])
-    share = f", {row['share_pct']:.0f} % of the gain on a logarithmic scale" if is_part else ""
     ties = " Other continuous batching is not shown to be slower." if isinstance(row["ties"], str) else ""
-    words = f"{STEPS[row['factor']]}: {ratio}{share}.{ties} ({place(row)})"
+    words = f"{STEPS[row['factor']]}: {ratio}.{ties} ({place(row)})"
     return Finding(f"{row['ratio']:.3g} times", words)
 
 

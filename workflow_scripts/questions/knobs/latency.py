@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow_scripts.common.columns import column
-from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_handles, plain_log_axis, ratio_axis
+from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_cells, mark_handles, plain_log_axis, ratio_axis
 from workflow_scripts.page.report import FigurePart, Subject
 from workflow_scripts.page.series import device_marks, ends_in_words, repeats_of, values_at
 from workflow_scripts.page.style import INK, LineStyle, Mark
@@ -37,6 +37,8 @@ def speed_per_user(tables: Tables) -> Plot:
     named_as = device_marks(tables, rows)
     values = values_at(tables, replace(group, rows=rows), rate, PER_TOKEN).reset_index()
     values[PER_USER] = 1 / values[PER_TOKEN]
+    cells = rows[["gpu", "x", "cell_id"]].drop_duplicates("cell_id").join(tables.value(rate), on="cell_id")
+    values = values.merge(cells.drop_duplicates(["gpu", "x", rate]), on=["gpu", "x", rate], how="left")
     return Plot(
         title="Throughput against speed per user",
         alt=_ends(values, rate, column(rate).axis, knob_name(knob)),
@@ -81,6 +83,7 @@ def _curve(ax: Axes, rows: pd.DataFrame, rate: str, named_as: Mapping[str, Mark]
     for (gpu, part), (place, side) in zip(rows.groupby("gpu", sort=False), sides, strict=False):
         mark = named_as[str(gpu)]
         ax.plot(part[PER_USER], part[rate], color=mark.color, marker=mark.marker)
+        mark_cells(ax, part[PER_USER], part[rate], part["cell_id"])
         for x, speed, at in part[["x", PER_USER, rate]].itertuples(index=False):
             ax.annotate(f"{x:g}", (speed, at), place, textcoords="offset points", ha=side, fontsize=8)
     plain_log_axis(ax, "x", rows[PER_USER].min() / 1.3, rows[PER_USER].max() * 1.3, most=6)

@@ -67,7 +67,7 @@ def memory_saved(report: Report) -> Iterator[Block]:
     text = column(_MEMORY).text
     findings = [
         Finding(
-            f"{row['saving']:.3g} times less memory",
+            f"{100 * (1 - 1 / row['saving']):.3g} % less memory",
             f"{place(row)}: the tokens of running requests take {text(row['cached'])} of keys and values with prefix "
             f"caching, and {text(row['alone'])} without, because requests share the blocks of a prefix.",
             "good",

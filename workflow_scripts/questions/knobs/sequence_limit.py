@@ -59,7 +59,7 @@ def _while_full(tables: Tables, groups: list[Group], knob: str, published: pd.Da
 
 
 def times(first: float, last: float) -> str:
-    return f"{number(last / first)} times" if last > first else f"{number(first / last)} times less"
+    return f"{number(last / first)} times" if last > first else f"{number(100 * (1 - last / first))} % less"
 
 
 def at_both_ends(
@@ -98,7 +98,7 @@ def drains(report: Report) -> Iterator[Block]:
         drain, rates[DRAIN] = rates[DRAIN], 100 * rates[DRAIN]
         rates_in_words = [
             f"{setting_phrase(knob, x)}: {number(whole)} output tokens/s over whole repeats, {number(steady)} while"
-            f" that many run (fewer in the last {drain_pct:.0f} %)"
+            f" that many run, which fewer do in the last {drain_pct:.0f} % of the time"
             for x, whole, steady, drain_pct in rates.loc[sorted({drain.idxmax(), drain.index[-1]})].itertuples()
         ]
         yield Finding(f"{100 * drain.max():.0f} % drain", f"{gpu}: {'; '.join(rates_in_words)}.")

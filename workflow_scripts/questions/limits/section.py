@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from workflow_scripts.common.columns import column, heading, unit_of
 from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.by_knob import CEILINGS
-from workflow_scripts.page.plot import Panel, Plot, key, mark_handles, plain_log_axis
+from workflow_scripts.page.plot import Panel, Plot, key, mark_cells, mark_handles, plain_log_axis
 from workflow_scripts.page.report import FigurePart, Report, Subject, TablePart
 from workflow_scripts.page.sentences import NOT_DECIDED, some
 from workflow_scripts.page.series import device_marks, repeats_of
@@ -66,6 +66,7 @@ def _draw_roofline(ax: Axes, points: pd.DataFrame, roofs: pd.DataFrame, named: M
     for gpu, part in points.groupby("gpu", sort=False):
         mark = named[str(gpu)]
         ax.plot(part["x"], part["y"], color=mark.color, marker=mark.marker, linestyle="none", alpha=0.8)
+        mark_cells(ax, part["x"], part["y"], map(str, part.index))
     if "value" in points:
         last = points[points["gpu"] == points["gpu"].iloc[-1]].dropna(subset="value")
         for row in records(last.drop_duplicates("value")):

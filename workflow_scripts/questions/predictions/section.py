@@ -18,7 +18,7 @@ from workflow_scripts.page.by_knob import draw_published, published_handles
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, plain_log_axis
 from workflow_scripts.page.ratio_plot import plot_ratios
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
-from workflow_scripts.page.series import PLACES, ends_in_words
+from workflow_scripts.page.series import PLACES, ends_in_words, under_load
 from workflow_scripts.page.style import COLOURS, INK, marks
 from workflow_scripts.study.setting_words import knob_axis
 from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require
@@ -116,7 +116,9 @@ def _draw_sweep(ax: Axes, part: pd.DataFrame, styles: Mapping[str, Mapping[str, 
 def prediction_findings(report: Report) -> Iterator[Block]:
     table = report.tables.need("predictions")
     rows = table[table["quantity"] == RATE]
-    yield from (*_accuracy(rows), *_flags(rows, report))
+    cells = report.tables.cells
+    loaded = rows["cell_id"].isin(cells.loc[under_load(cells), "cell_id"])
+    yield from (*_accuracy(rows[~loaded]), *_flags(rows, report))
 
 
 def _accuracy(rows: pd.DataFrame) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from workflow_scripts.common.wording import listed, number, plural
 from workflow_scripts.page.blocks import Block, Finding, Table, shown
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_handles, ratio_axis
 from workflow_scripts.page.report import PLACE_HEADINGS, FigurePart, Report, Subject, TablePart
-from workflow_scripts.page.sentences import EFFECT_COLUMNS, overall, some, verdicts_by
+from workflow_scripts.page.sentences import EFFECT_COLUMNS, NOT_DECIDED, overall, some, verdicts_by
 from workflow_scripts.page.series import PLACES, ends_in_words, repeats_of, series_labels, told_apart
 from workflow_scripts.page.style import INK, MUTED, LineStyle, Mark, marks
 from workflow_scripts.study.grid import COORDINATES
@@ -27,7 +27,7 @@ LATENCIES: Mapping[str, LineStyle] = {"ttft_s_p50": "-", "ttft_s_p99": (0, (5, 1
 RATES: Mapping[str, LineStyle] = {"requests_per_s": "-", "goodput_requests_per_s": (0, (5, 1.5))}
 OFFERED: LineStyle = (0, (1, 1.2))
 # Words for what the table says limited a load.
-LIMITED: Mapping[str, str] = {"load": "kept up", "client,load": "kept up, slow client", "unknown": "too short to say"}
+LIMITED: Mapping[str, str] = {"load": "kept up", "client,load": "kept up, slow client", "unknown": NOT_DECIDED}
 SATURATED_LABEL = "more load than the server sustains"
 # A table of max-num-seqs by rate for each of these, with a sign at loads that were too high.
 SEQUENCES, ARRIVALS, TOO_HIGH = "knob_max_num_seqs", "knob_request_rate_per_s", "*"
@@ -181,7 +181,7 @@ def _most_sustained(rows: pd.DataFrame) -> Finding:
     kept_up = rows[rows["saturated"].eq(False)]
     below = (kept_up[kept_up["x"] < over["x"].iloc[0]] if len(over) else kept_up).tail(1)
     if over.empty and below.empty:
-        return Finding("not known", f"{place}: the runs are too short to say whether the server keeps up.")
+        return Finding(NOT_DECIDED, f"{place}: the runs are too short to say whether the server keeps up.")
     at = [f"at {row['x']:g} requests/s it kept up: {_users_see(row)}" for row in records(below)]
     at += [f"at {row['x']:g} requests/s it did not keep up: {_users_see(row)}" for row in records(over)]
     low, high = (f"{part['x'].iloc[0]:g}" if len(part) else "" for part in (below, over))

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.columns import heading
 from workflow_scripts.page.blocks import Block, Finding
-from workflow_scripts.page.plot import LINE_IN, Panel, Plot, hide_y, key, write_label
+from workflow_scripts.page.plot import LINE_IN, Panel, Plot, hide_y, key, mark_cells, write_label
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
 from workflow_scripts.page.sentences import some
 from workflow_scripts.page.series import repeats_of, told_apart
@@ -88,6 +88,7 @@ def _draw(ax: Axes, cells: Sequence[tuple[str, pd.DataFrame]]) -> None:
             left += width
         by_driver = rows["driver_idle_share"].to_numpy(dtype=float)
         ax.plot(100 * by_driver / (1 - by_driver), y, marker="|", color=INK, linestyle="none")
+        mark_cells(ax, 100 * by_driver / (1 - by_driver), y, rows["cell_id"])
         top = y[-1] + 0.5
     ax.set_ylim(top, 0)
     ax.set_xlim(left=0)
