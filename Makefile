@@ -115,7 +115,7 @@ bench-external: $(VENV)/cpu.installed ## predict public runs of others and compa
 variation: $(VENV)/cpu.installed ## renew how much GPUs vary (config/variation.yaml) from all evidence in config/reference/
 	for study in $(notdir $(wildcard config/reference/*)); do $(BIN)/python -m tarfile -e config/reference/$$study/evidence.tar.xz results && \
 		$(BIN)/snakemake --cores $(CORES) --configfile config/studies/$$study.yaml -- partial_report || exit 1; done
-	$(BIN)/python -m benchmarks.variance --of $(patsubst config/reference/%,results/%/tables,$(wildcard config/reference/*))
+	$(BIN)/python -m benchmarks.variance --of $(patsubst config/reference/%,results/%/tables,$(wildcard config/reference/*)) $(ARGS)
 
 bench-variance: $(VENV)/cpu.installed ## measure how much rates vary within starts, between starts and between occasions
 	$(BIN)/python -m benchmarks.variance $(ARGS)

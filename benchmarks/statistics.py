@@ -4,8 +4,8 @@
 
 The starts of each study vary like measured ones: within a start by 1 to 3 %, between starts by 2 to 15 % (on GPUs by
 0.3 to 3 %), from round to round by 10 % for all cells together (on each GPU by 2.5 %). Some cells have two modes, some
-starts are outliers, some rounds affect one engine more than another, and on a shared machine each cell also varies
-between occasions. The project's own functions compare the cells. The output has: the share of 95 % intervals that
+starts are outliers, some rounds affect one engine more than another, and each GPU, or on a shared machine
+each cell, also varies between occasions. The project's own functions compare the cells. The output has: the share of 95 % intervals that
 contain the ratio of another run, the share of studies with a false `changes`, `flat`, `faster` or `slower`, and the
 number of starts that the adaptive rule takes compared with a fixed number that decides as many comparisons. The exit
 code is 1 if a goal is missed.
@@ -31,6 +31,7 @@ from workflow_scripts.statistics.comparisons import (
     EQUIVALENCE_ALPHA,
     FASTER,
     FLAT,
+    GPU_OCCASION_SD,
     NOT_DECIDED,
     OCCASION_SD,
     SLOWER,
@@ -82,7 +83,8 @@ class Kind:
         uneven: how much cells differ in this variation, as the standard deviation of its logarithm.
         two_modes: share of studies in which one cell has two modes, 10 to 25 % apart.
         outliers: share of starts that are 20 % slower.
-        shared: whether the machine is shared, so that each cell differs from occasion to occasion by OCCASION_SD.
+        shared: whether the machine is shared.
+        occasion: how much each cell differs from occasion to occasion, or each GPU.
         apart: effect of a round on the cells of one engine, in addition to its effect on all cells.
         noisy: how many times as much as the others the first cell varies.
         rounds: effect of a round on all cells.
@@ -95,19 +97,20 @@ class Kind:
     two_modes: float = 0.0
     outliers: float = 0.0
     shared: bool = False
+    occasion: float = 0.0
     apart: float = 0.0
     noisy: float = 1.0
     rounds: float = 0.1
     gpus: bool = False
 
 
-GPUS = Kind("three GPUs", between=(0.003, 0.03), rounds=0.0, apart=0.025, gpus=True)
+GPUS = Kind("three GPUs", between=(0.003, 0.03), occasion=GPU_OCCASION_SD, rounds=0.0, apart=0.025, gpus=True)
 KINDS = (
     Kind("all cells alike"),
     Kind("cells differ", uneven=0.35),
-    Kind("one cell with two modes", two_modes=1.0, shared=True),
+    Kind("one cell with two modes", two_modes=1.0, shared=True, occasion=OCCASION_SD),
     Kind("outliers", outliers=0.01),
-    Kind("on a shared machine", shared=True),
+    Kind("on a shared machine", shared=True, occasion=OCCASION_SD),
     Kind("rounds move engines apart", apart=0.05),
     Kind("one cell 3 times as noisy", noisy=3.0),
     GPUS,
@@ -137,9 +140,12 @@ class Studies:
         drift = self.kind.rounds * (rng.normal(0, 1, (studies, 1, starts)) + 0.2 * np.arange(starts))
         drift = drift + rng.normal(0, self.kind.apart, (studies, ENGINE[-1] + 1, starts))[:, ENGINE]
         repeats = rng.normal(0, 1, (*shape, REPEATS)) * rng.uniform(0.01, 0.03, (studies, cells, 1, 1))
-        occasion = rng.normal(0, OCCASION_SD * self.kind.shared, (studies, cells))
+        # A comparison of GPUs is about all occasions, any other about this one.
+        occasion = rng.normal(0, self.kind.occasion, (studies, cells))
+        truth = np.broadcast_to(TRUTH, occasion.shape) if self.kind.gpus else TRUTH + occasion
+        drift = drift + occasion[:, ENGINE, None] if self.kind.gpus else drift
         log = (
-            (TRUTH + occasion)[..., None]
+            truth[..., None]
             + drift
             + rng.normal(0, 1, shape) * self.between[..., None]
             + repeats.mean(axis=-1)
@@ -148,10 +154,10 @@ class Studies:
         log += np.where(rng.random(shape) < self.kind.outliers, np.log(0.8), 0.0)
         within, counts = repeats.var(axis=-1, ddof=1).mean(axis=-1), np.full((studies, cells), float(REPEATS))
         none, zero = np.zeros(cells, dtype=bool), np.zeros(cells, dtype=int)
-        known = np.repeat(np.array(known_elsewhere(not self.kind.gpus, ""))[:, None], cells, axis=1)
+        known = known_elsewhere(not self.kind.gpus, "").of_cells(cells)
         device = ENGINE if self.kind.gpus else zero
         samples = Samples(log, within, counts, ENGINE, none, ~none & self.kind.shared, device, zero, known)
-        return Run(samples, TRUTH + occasion)
+        return Run(samples, truth)
 
 
 def made_up(kind: Kind, studies: int, rng: np.random.Generator) -> Studies:
@@ -303,8 +309,7 @@ def drift_taken_for_modes(studies: int, rng: np.random.Generator) -> Check:
 def plain(log: FloatArray, group: IntArray, known: Known = UNKNOWN, shared: bool = False) -> Samples:
     """Cells of one device, whose repeats are not looked at."""
     unknown, device = np.full(log.shape[:-1], np.nan), np.zeros_like(group)
-    of_cells = np.repeat(np.array(known)[:, None], len(group), axis=1)
-    return Samples(log, unknown, unknown, group, device > 0, np.full(len(group), shared), device, group, of_cells)
+    return Samples(log, unknown, unknown, group, device > 0, np.full(len(group), shared), device, group, known.of_cells(len(group)))
 
 
 def smallest_setting(studies: int, rng: np.random.Generator) -> Check:

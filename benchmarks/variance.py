@@ -162,7 +162,8 @@ def of_studies(cells: pd.DataFrame) -> dict[str, float]:
     rows = comparable_rows(cells)
     rows = rows[rows["boot_id"].notna() & ~rows["processor"].notna()].dropna(subset=[RATE])
     rows = rows.assign(rate=np.log(rows[RATE].astype(float)), occasion=rows["boot_id"] + rows["round"].astype(str))
-    starts = rows.groupby(["cell_id", "occasion", "start"])["rate"].mean().reset_index()
+    of_start = {"rate": ("rate", "mean"), "count": ("rate", "count"), "variance": ("rate", "var")}
+    starts = rows.groupby(["cell_id", "occasion", "start"]).agg(**of_start).reset_index()
     starts = starts[starts["cell_id"].duplicated(keep=False)]
     if starts.empty:
         return {}
@@ -170,11 +171,15 @@ def of_studies(cells: pd.DataFrame) -> dict[str, float]:
     both = pd.get_dummies(starts[["cell_id", "occasion"]], dtype=float)
     rank, count = np.linalg.matrix_rank(both), starts["cell_id"].nunique()
     parts = {"starts": (fit.scale, len(starts) - rank), "rounds": (fit.cov_re.iloc[0, 0], rank - count)}
-    return {
-        name: round(float(value), 2)
+    shown = {
+        name: value
         for part, (variance, df) in parts.items()
         for name, value in ((f"{part}_pct", 100 * np.sqrt(variance)), (f"{part}_df", df))
     }
+    of_repeats = (starts["variance"] * (starts["count"] - 1)).sum() / (starts["count"] - 1).sum()
+    beyond = max(0.0, fit.scale - of_repeats * (1 / starts["count"]).mean())
+    shown |= {"starts_alone_pct": 100 * np.sqrt(beyond), "repeats_pct": 100 * np.sqrt(of_repeats)}
+    return {name: round(float(value), 2) for name, value in shown.items()}
 
 
 def _per_cell(starts: pd.DataFrame) -> pd.DataFrame:
@@ -225,7 +230,7 @@ def main() -> int:
         studies = sorted(cells["study"].unique())
         without = {study: of_studies(cells[cells["study"] != study]) for study in studies}
         kept, shown = RECORD.read_text(encoding="utf-8"), of_studies(cells) | {"without": without}
-        kept = kept[: kept.rindex("  starts_pct:")]
+        kept = kept[: kept.rindex("\n  starts_pct:") + 1]
         write_text(RECORD, kept + textwrap.indent(yaml.safe_dump(shown, sort_keys=False), "  "))
         return 0
     variants = {PLAIN: {}} | {name: dict(one.split("=", 1) for one in given) for name, *given in args.variant}

@@ -25,9 +25,10 @@ from scipy import special
 
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, Spread, around_mean, mean_of, spread
 from workflow_scripts.statistics.variation import (
-    MOST_ELSEWHERE_DF,
+    UNKNOWN,
     Variation,
     beside_rounds,
+    dependent,
     satterthwaite,
     variation,
 )
@@ -43,11 +44,11 @@ MODES_APART = 0.15
 # Standard deviation between occasions of one cell on a shared machine, apart from the effect on all of its cells: the
 # maximum of what was seen, 2 to 6 %. Rounds within minutes of each other do not show it.
 OCCASION_SD = 0.06
-# The same of one cell on a GPU: an H200 on two occasions and two cards. It matters where each GPU has its own occasion.
-GPU_OCCASION_SD = 0.0086
+# The same of one cell on a GPU, where each GPU has its own occasion: between 0.87 %, which the GPU's own part of the
+# time of four cells shows on two occasions and cards, and 2 % of the rates of five, which has starts and rounds in it.
+GPU_OCCASION_SD, GPU_OCCASION_DF = 0.015, 5.0
 # Another run has the same error as this one, so the two differ by twice its square.
 _OF_BOTH_RUNS = 2
-_LEAST = 1e-9
 # With fewer starts, all starts of a cell with two equal modes are in the same mode too often: in 1 of 8 cells or more.
 STARTS_TO_SEE_MODES = 5
 # Two engines on one device, or on two CPUs of one host, are measured in the same rounds: of the effect of a round, this
@@ -111,9 +112,12 @@ class Samples:
     @cached_property
     def variation(self) -> Variation:
         """How much starts vary, by all that is known."""
-        # Cards vary more than starts on one card, which is all that is known from elsewhere.
-        record = np.where(self.between_cards, 0.0, self.known)
-        return variation(self.spread, self.group, self.kind, record, self.within / self.repeats)
+        return variation(self.spread, self.group, self.kind, self.record, self.within / self.repeats)
+
+    @cached_property
+    def record(self) -> FloatArray:
+        """What `known` says of each cell. Cards vary more than starts on one card, which is all that others show."""
+        return np.where(self.between_cards, UNKNOWN.of_cells(len(self.between_cards)), self.known)
 
     @cached_property
     def starts(self) -> IntArray:
@@ -251,7 +255,7 @@ def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
     >>> nothing = np.zeros(2, dtype=int)
     >>> cells = Samples(
     ...     np.stack([np.log([200, 202, 198]), np.log([100, 100, 100])]) + np.log([1.0, 0.9, 1.0]),
-    ...     np.full(2, np.nan), np.ones(2), nothing, nothing > 0, nothing > 0, nothing, nothing, np.zeros((4, 2))
+    ...     np.full(2, np.nan), np.ones(2), nothing, nothing > 0, nothing > 0, nothing, nothing, UNKNOWN.of_cells(2)
     ... )
     >>> found = compare(cells, [0], [1])
     >>> [round(float(end[0]), 2) for end in found.interval()], str(found.scope[0])
@@ -289,28 +293,26 @@ def _occasions(samples: Samples, a: IntArray, b: IntArray) -> FloatArray:
 def _apart(samples: Samples, a: IntArray, b: IntArray, starts: IntArray) -> tuple[FloatArray, FloatArray]:
     """Variance of the difference of one start of each, for cells that were measured in different rounds."""
     noise = samples.variation
-    of_a, of_b = (starts * noise.total[..., c] / np.maximum(samples.starts[..., c], 1) for c in (a, b))
-    total = of_a + of_b
-    # Both may rest on the same evidence, so their relative errors are added as if they were one.
-    df = (total / (of_a / np.sqrt(noise.total_df[..., a]) + of_b / np.sqrt(noise.total_df[..., b]))) ** 2
+    total, df = dependent(
+        *((starts * noise.total[..., c] / np.maximum(samples.starts[..., c], 1), noise.total_df[..., c]) for c in (a, b))
+    )
     # Several cards of a device are several occasions.
     own = np.where(samples.shared | samples.between_cards, 0.0, GPU_OCCASION_SD**2)
     of_gpus = np.where(samples.device[a] == samples.device[b], 0.0, own[a] + own[b])
-    return satterthwaite((total, df), (starts * (_occasions(samples, a, b) + of_gpus), np.full(total.shape, np.inf)))
+    return satterthwaite(
+        (total, df),
+        (starts * of_gpus, np.full(total.shape, GPU_OCCASION_DF)),
+        (starts * _occasions(samples, a, b), np.full(total.shape, np.inf)),
+    )
 
 
 def _in_a_group(samples: Samples, a: IntArray, b: IntArray, starts: IntArray) -> tuple[FloatArray, FloatArray]:
     """Variance of the difference of one start of each, for cells of one device and engine with rounds in common."""
-    noise, overlap = samples.variation, samples.spread.overlap[..., a]
-    weight_a, weight_b = _weights(samples, a, b, starts)
-    of_a, of_b = noise.variance[..., a] * weight_a, noise.variance[..., b] * weight_b
-    (error_a, error_b), (common_a, common_b) = (
-        (values[..., a], values[..., b]) for values in (2 / np.maximum(noise.df, _LEAST), noise.common)
+    noise, weights = samples.variation, _weights(samples, a, b, starts)
+    of_cells = (
+        (noise.variance[..., c] * weight, noise.df[..., c]) for c, weight in zip((a, b), weights, strict=True)
     )
-    shared = overlap * np.sqrt(error_a * error_b) + (1 - overlap) * np.sqrt(common_a * common_b)
-    total = of_a + of_b
-    df = 2 * total**2 / (of_a**2 * error_a + of_b**2 * error_b + 2 * of_a * of_b * shared)
-    return satterthwaite((total, df), *_further_rounds(samples, a, b, starts))
+    return satterthwaite(dependent(*of_cells), *_further_rounds(samples, a, b, starts))
 
 
 def _in_rounds(samples: Samples, a: IntArray, b: IntArray, starts: IntArray) -> tuple[FloatArray, FloatArray]:
@@ -323,12 +325,12 @@ def _in_rounds(samples: Samples, a: IntArray, b: IntArray, starts: IntArray) -> 
     apart = spread.rounds[..., a, :] - spread.rounds[..., b, :]
     squares, n = around_mean(apart)
     # A single round in common does not show how rounds move the two apart; then the effects of all rounds count.
-    record = np.where(samples.between_cards, 0.0, samples.known)
+    record = samples.record
     (of_a, df_a), (of_b, df_b) = (
         (np.where(n > 1, record[2, c], noise.rounds[..., c]), np.where(n > 1, record[3, c], noise.rounds_df[..., c]))
         for c in (a, b)
     )
-    expected, expected_df = _APART_IN_A_ROUND * (of_a + of_b), np.minimum(np.minimum(df_a, df_b), MOST_ELSEWHERE_DF)
+    expected, expected_df = _APART_IN_A_ROUND * (of_a + of_b), np.minimum(np.minimum(df_a, df_b), record[5, a])
     df = np.maximum(n - 1, 0) + expected_df
     rounds, shown = (squares + expected * expected_df) / df, np.maximum(n - 1, 0) / df
     weights = _weights(samples, a, b, starts)
@@ -336,7 +338,9 @@ def _in_rounds(samples: Samples, a: IntArray, b: IntArray, starts: IntArray) -> 
         (weight * beside_rounds(spread.weight[..., c], noise.variance[..., c], shown), noise.df[..., c])
         for c, weight in zip((a, b), weights, strict=True)
     )
-    return satterthwaite((rounds * weights[0] * weights[1], df), *of_cells, *_further_rounds(samples, a, b, starts))
+    return satterthwaite(
+        (rounds * weights[0] * weights[1], df), dependent(*of_cells), *_further_rounds(samples, a, b, starts)
+    )
 
 
 def _weights(samples: Samples, a: IntArray, b: IntArray, starts: IntArray) -> tuple[FloatArray, FloatArray]:

@@ -10,7 +10,7 @@ from workflow_scripts.catalog.gpus_and_models import load_gpus, readable_models
 from workflow_scripts.engines.registry import every_knob, load_engines, without_environment
 from workflow_scripts.statistics.comparisons import IntArray, Samples
 from workflow_scripts.statistics.start_spread import FloatArray, mean_of
-from workflow_scripts.statistics.variation import known_elsewhere
+from workflow_scripts.statistics.variation import UNKNOWN, known_elsewhere
 
 # A row of a table: column -> value.
 Row = dict[str, Any]
@@ -115,7 +115,7 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
         shared=is_cpu,
         device=numbered("study", "source", "gpu"),
         kind=numbered("study", "source", "is_cpu"),
-        known=np.array(recorded, dtype=float).reshape(-1, 4).T,
+        known=np.array(recorded, dtype=float).reshape(-1, len(UNKNOWN)).T,
     )
     summary.insert(len(by), "starts", samples.starts)
     return summary.assign(log_mean=mean_of(log), sample=np.arange(len(summary))), samples

@@ -24,24 +24,31 @@ from workflow_scripts.common.records import read_yaml
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, Spread, around_mean, mean_of
 
 RECORD = CHECKOUT / "config" / "variation.yaml"
-# How far variances of cells of one device and engine differ, as degrees of freedom: standard deviations by a fifth.
-# With this many cells, they show themselves whether they differ more.
-_ALIKE_DF, _SHOW_ALIKE = 12.0, 10
-_HALF_DF = np.geomspace(0.25, _ALIKE_DF / 2, 200)
-# What other engines, devices and studies tell counts at most as this many: from one occasion to another, the standard
-# deviation of the same cells varies by half.
-MOST_ELSEWHERE_DF = 3.0
+# With this many cells of a device and engine, they show themselves how far their variances differ. They have at most as
+# many degrees of freedom as if standard deviations differed by a fifth.
+_SHOW_ALIKE, _MOST_ALIKE_DF = 10, 12.0
+_HALF_DF = np.geomspace(0.25, _MOST_ALIKE_DF / 2, 200)
 # A variance that fewer than one in this many cells exceed by chance stands out.
 _STANDS_OUT = 5.0
 
 
 class Known(NamedTuple):
-    """What other studies show: variances between starts and of the effects of rounds, with degrees of freedom."""
+    """What other studies show: variances between starts and of the effects of rounds, with degrees of freedom.
+
+    `cells_df` says how far the variances of few cells of a device and engine differ. What other engines, devices and
+    studies tell of a cell counts at most as `studies_df`.
+    """
 
     starts: float = 0.0
     starts_df: float = 0.0
     rounds: float = 0.0
     rounds_df: float = 0.0
+    cells_df: float = 12.0
+    studies_df: float = 3.0
+
+    def of_cells(self, count: int) -> FloatArray:
+        """The fields along the first axis, the same for each cell."""
+        return np.repeat(np.array(self)[:, None], count, axis=1)
 
 
 UNKNOWN = Known()
@@ -51,14 +58,25 @@ UNKNOWN = Known()
 def known_elsewhere(is_cpu: bool, study: str) -> Known:
     """What studies other than this one show about starts on CPUs or on GPUs.
 
-    >>> round(known_elsewhere(False, "my-study").starts ** 0.5, 4), known_elsewhere(False, "two_gpus")
-    (0.0205, Known(starts=0.0, starts_df=0.0, rounds=0.0, rounds_df=0.0))
+    >>> round(known_elsewhere(False, "my-study").starts ** 0.5, 4), known_elsewhere(False, "two_gpus").starts_df
+    (0.0197, 0.0)
     """
     of = read_yaml(RECORD, InputError)["cpu" if is_cpu else "gpu"]
+    alike = {name: of[name] for name in ("cells_df", "studies_df")}
     of = of.get("without", {}).get(study, of)
-    if "starts_pct" not in of:
-        return UNKNOWN
-    return Known((of["starts_pct"] / 100) ** 2, of["starts_df"], (of["rounds_pct"] / 100) ** 2, of["rounds_df"])
+    variances = {name: (of[f"{name}_pct"] / 100) ** 2 for name in ("starts", "rounds") if f"{name}_pct" in of}
+    return Known(**variances, **{f"{name}_df": of[f"{name}_df"] for name in variances}, **alike)
+
+
+@cache
+def of_starts_and_repeats(is_cpu: bool) -> tuple[float, float]:
+    """Standard deviations of logarithms on CPUs or on GPUs: of a start beyond the error of its repeats, and of a repeat.
+
+    >>> of_starts_and_repeats(True)
+    (0.091, 0.071)
+    """
+    of = read_yaml(RECORD, InputError)["cpu" if is_cpu else "gpu"]
+    return of["starts_alone_pct"] / 100, of["repeats_pct"] / 100
 
 
 @cache
@@ -75,14 +93,12 @@ def of_occasions(is_cpu: bool) -> tuple[float, float]:
 class Variation(NamedTuple):
     """Variance of one start of each cell, without the effect of its round, with degrees of freedom.
 
-    `common` is the part of the squared relative error 2 / df that all cells of the group have in common. `rounds` is
-    the variance of the effect of a round, with `rounds_df`. `total` and `total_df` are the variance of one start with
-    the effect of its round.
+    `rounds` is the variance of the effect of a round, with `rounds_df`. `total` and `total_df` are the variance of one
+    start with the effect of its round.
     """
 
     variance: FloatArray
     df: FloatArray
-    common: FloatArray
     rounds: FloatArray
     rounds_df: FloatArray
     total: FloatArray
@@ -110,9 +126,9 @@ def variation(
         of = group == number
         others = (kind == kind[of][0]) & ~of
         firsts = np.flatnonzero(others)[np.unique(group[others], return_index=True)[1]]
-        elsewhere, elsewhere_df = _together(squares[..., others], counted[..., others], *record[:2, of][:, :1])
+        elsewhere, elsewhere_df = _together(squares[..., others], counted[..., others], *record[[0, 1, 5]][:, of][:, :1])
         rounds[..., of], rounds_df[..., of] = _together(
-            round_squares[..., firsts], ms_df[..., firsts], *record[2:, of][:, :1]
+            round_squares[..., firsts], ms_df[..., firsts], *record[[2, 3, 5]][:, of][:, :1]
         )
         rest = counted[..., of].sum(axis=-1, keepdims=True) - counted[..., of]
         rest_squares = squares[..., of].sum(axis=-1, keepdims=True) - squares[..., of]
@@ -124,31 +140,30 @@ def variation(
     alike_df = np.empty(shape)
     for number in np.unique(group):
         of = group == number
-        alike_df[..., of] = _alike_df(spread.own[..., of], spread.df[..., of], spread.alike[..., of])
+        alike_df[..., of] = _alike_df(spread.own[..., of], spread.df[..., of], spread.alike[..., of], record[4, of])
     prior_df = _over(1.0, 1 / alike_df + _over(1.0, s0_df)) * (s0_df > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         p = np.where((own_df > 0) & (prior_df > 0) & (own > s0), special.fdtrc(own_df, prior_df, own / s0), 1.0)
     prior_df = prior_df * np.minimum(1.0, _STANDS_OUT * p)
     df = own_df + prior_df
     variance = np.where(df > 0, _over(own * own_df + s0 * prior_df, df), np.nan)
-    common = _over(prior_df, df) ** 2 * _over(2.0, s0_df)
     effects_df = ms_df + rounds_df
     effects = _over(ms * ms_df + rounds * rounds_df, effects_df)
     cells = beside_rounds(spread.weight, variance, _over(ms_df, effects_df))
     total, total_df = satterthwaite((np.where(effects_df > 0, effects, np.nan), effects_df), (cells, df))
-    return Variation(variance, df, common, effects, effects_df, total, total_df)
+    return Variation(variance, df, effects, effects_df, total, total_df)
 
 
-def _alike_df(own: FloatArray, df: FloatArray, alike: BoolArray) -> FloatArray:
+def _alike_df(own: FloatArray, df: FloatArray, alike: BoolArray, of_few: FloatArray) -> FloatArray:
     """Degrees of freedom of the true variances of cells: those that make the logarithms of the variances `own` differ
-    as much as they do, at most _ALIKE_DF. [Smyth]"""
+    as much as they do, at most _MOST_ALIKE_DF [Smyth]; `of_few` if the cells are too few to show it."""
     # A single cell that stands out says nothing about the others.
     shown = (alike | ((~alike).sum(axis=-1, keepdims=True) > 1)) & (df > 0) & (own > 0)
     half = np.where(shown, df / 2, np.nan)
     squares, cells = around_mean(np.log(np.where(shown, own, np.nan)) - special.digamma(half) + np.log(half))
     differ = (squares / np.maximum(cells - 1, 1) - mean_of(special.polygamma(1, half)))[..., None]
     found = np.interp(differ, special.polygamma(1, _HALF_DF)[::-1], _HALF_DF[::-1])
-    return np.where(cells[..., None] >= _SHOW_ALIKE, 2 * found, _ALIKE_DF)
+    return np.where(cells[..., None] >= _SHOW_ALIKE, 2 * found, of_few)
 
 
 def beside_rounds(weight: FloatArray, variance: FloatArray, shown: FloatArray) -> FloatArray:
@@ -165,11 +180,13 @@ def of_rounds(spread: Spread) -> tuple[FloatArray, FloatArray]:
     return _over(squares, n - 1), np.maximum(n - 1, 0)
 
 
-def _together(squares: FloatArray, df: FloatArray, ms: FloatArray, ms_df: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The mean square of other groups and other studies, and its degrees of freedom, which are limited."""
-    ms_df = np.minimum(ms_df, MOST_ELSEWHERE_DF)
+def _together(
+    squares: FloatArray, df: FloatArray, ms: FloatArray, ms_df: FloatArray, most_df: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """The mean square of other groups and other studies, and its degrees of freedom, at most `most_df`."""
+    ms_df = np.minimum(ms_df, most_df)
     total = df.sum(axis=-1, keepdims=True) + ms_df
-    return _over(squares.sum(axis=-1, keepdims=True) + ms * ms_df, total), np.minimum(total, MOST_ELSEWHERE_DF)
+    return _over(squares.sum(axis=-1, keepdims=True) + ms * ms_df, total), np.minimum(total, most_df)
 
 
 def _over(a: FloatArray | float, b: FloatArray | float) -> FloatArray:
@@ -184,3 +201,13 @@ def satterthwaite(*parts: tuple[FloatArray, FloatArray]) -> tuple[FloatArray, Fl
     total = sum((part for part, _ in parts), start=np.zeros(()))
     squares = sum((np.where(part > 0, _over(part**2, df), 0.0) for part, df in parts), start=np.zeros(()))
     return total, np.where(squares > 0, _over(total**2, squares), np.inf)
+
+
+def dependent(*parts: tuple[FloatArray, FloatArray]) -> tuple[FloatArray, FloatArray]:
+    """Like `satterthwaite` for variances that rest on the same evidence: their relative errors add up as one.
+
+    The degrees of freedom are also too few rather than too many if only one of two variances is as large as it seems.
+    """
+    total = sum((part for part, _ in parts), start=np.zeros(()))
+    errors = sum((np.where(part > 0, part / np.sqrt(df), 0.0) for part, df in parts), start=np.zeros(()))
+    return total, np.where(errors > 0, _over(total, errors) ** 2, np.inf)

@@ -48,12 +48,12 @@ def test_every_cell_is_there_with_what_it_measured(digest, cells):
         mean = measures["output_tokens_per_s"]
         logs = rates.get_group(cell.id).astype(float).map(math.log)
         assert mean.log_mean == pytest.approx(logs.mean())
-        # A single start varies as in other studies, which count as three at most, but at least as much as its repeats
-        # explain.
-        of_start, df_of_start = max(known.starts, logs.var() / 3), 1 / (1 / 12 + 1 / min(3, known.starts_df))
+        # A single start varies as in other studies, but at least as much as its repeats explain.
+        df_of_start = 1 / (1 / known.cells_df + 1 / min(known.studies_df, known.starts_df))
+        of_start, df_of_rounds = max(known.starts, logs.var() / 3), min(known.studies_df, known.rounds_df)
         assert mean.squared_error == pytest.approx(of_start + known.rounds)
         assert mean.df == pytest.approx(
-            mean.squared_error**2 / (of_start**2 / df_of_start + known.rounds**2 / known.rounds_df)
+            mean.squared_error**2 / (of_start**2 / df_of_start + known.rounds**2 / df_of_rounds)
         )
 
 

@@ -3,9 +3,10 @@
 import numpy as np
 
 from workflow_scripts.statistics.comparisons import Samples, compare
+from workflow_scripts.statistics.variation import Known
 
 
-def samples(log, *, within=np.nan, repeats=1.0, group=None, cards=False, shared=False, device=None, known=(0, 0, 0, 0)):
+def samples(log, *, within=np.nan, repeats=1.0, group=None, cards=False, shared=False, device=None, known=()):
     """Cells with a row of logarithms each, one for a round."""
     log = np.asarray(log, dtype=float)
     shape = log.shape[:-1]
@@ -18,7 +19,7 @@ def samples(log, *, within=np.nan, repeats=1.0, group=None, cards=False, shared=
         np.full(shape[-1], shared),
         np.zeros(shape[-1], dtype=int) if device is None else np.asarray(device),
         np.zeros(shape[-1], dtype=int),
-        np.repeat(np.array(known, dtype=float)[:, None], shape[-1], axis=1),
+        Known(*known).of_cells(shape[-1]),
     )
 
 

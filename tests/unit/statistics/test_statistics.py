@@ -27,7 +27,7 @@ from workflow_scripts.statistics.comparisons import (
     mean_interval,
     verdicts,
 )
-from workflow_scripts.statistics.variation import MOST_ELSEWHERE_DF
+from workflow_scripts.statistics.variation import UNKNOWN
 
 # Two cells are too few to be pooled, so each comparison has its own variance.
 rates = st.lists(st.tuples(st.floats(50, 200), st.floats(50, 200)), min_size=2, max_size=6).filter(
@@ -119,7 +119,7 @@ def test_a_start_varies_at_least_as_much_as_its_repeats():
     assert noisy.variance[0] == pytest.approx(2 * 0.01)
     # What is known elsewhere counts as few starts at most.
     one, several = (pair([1.0], [0.5], known=(0.0001, df, 0, 0)) for df in (2, 100))
-    assert one.df[0] < several.df[0] <= 2 * MOST_ELSEWHERE_DF
+    assert one.df[0] < several.df[0] <= UNKNOWN.studies_df
     assert pair([1.0], [0.5]).scope.tolist() == [None]
 
 
@@ -286,9 +286,9 @@ def test_95_percent_intervals_hold_the_ratio_and_that_of_another_run_that_often(
     )
     low, high = one.another_run()
     again = np.exp(other.difference)
-    assert 0.935 <= ((low <= again) & (again <= high))[~np.isnan(low)].mean() <= 0.97
+    assert 0.935 <= ((low <= again) & (again <= high))[~np.isnan(low)].mean() <= 0.98
     _, low, high = one.interval()
-    assert 0.935 <= ((low <= 1) & (high >= 1))[~np.isnan(low)].mean() <= 0.97
+    assert 0.935 <= ((low <= 1) & (high >= 1))[~np.isnan(low)].mean() <= 0.98
 
 
 def test_another_run_that_may_show_the_other_direction_is_no_change():
