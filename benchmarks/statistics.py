@@ -4,11 +4,11 @@
 
 The starts of each study vary like measured ones: within a start by 1 to 3 %, between starts by 2 to 15 % (on GPUs by
 0.3 to 3 %), from round to round by 10 % for all cells together (on each GPU by 2.5 %). Some cells have two modes, some
-starts are outliers, some rounds affect one engine more than another, and each GPU, or on a shared machine
-each cell, also varies between occasions. The project's own functions compare the cells. The output has: the share of 95 % intervals that
-contain the ratio of another run, the share of studies with a false `changes`, `flat`, `faster` or `slower`, and the
-number of starts that the adaptive rule takes compared with a fixed number that decides as many comparisons. The exit
-code is 1 if a goal is missed.
+starts are outliers, some rounds affect one engine more than another, and each GPU, or on a shared machine each cell,
+also varies between occasions. The project's own functions compare the cells. The output has: the share of 95 %
+intervals that contain the ratio of another run, the share of studies with a false `changes`, `flat`, `faster` or
+`slower`, and the number of starts that the adaptive rule takes compared with a fixed number that decides as many
+comparisons. The exit code is 1 if a goal is missed.
 """
 
 import argparse
@@ -144,12 +144,7 @@ class Studies:
         occasion = rng.normal(0, self.kind.occasion, (studies, cells))
         truth = np.broadcast_to(TRUTH, occasion.shape) if self.kind.gpus else TRUTH + occasion
         drift = drift + occasion[:, ENGINE, None] if self.kind.gpus else drift
-        log = (
-            truth[..., None]
-            + drift
-            + rng.normal(0, 1, shape) * self.between[..., None]
-            + repeats.mean(axis=-1)
-        )
+        log = truth[..., None] + drift + rng.normal(0, 1, shape) * self.between[..., None] + repeats.mean(axis=-1)
         log += self.modes[..., None] * (rng.integers(0, 2, shape) - 0.5)
         log += np.where(rng.random(shape) < self.kind.outliers, np.log(0.8), 0.0)
         within, counts = repeats.var(axis=-1, ddof=1).mean(axis=-1), np.full((studies, cells), float(REPEATS))
@@ -309,7 +304,8 @@ def drift_taken_for_modes(studies: int, rng: np.random.Generator) -> Check:
 def plain(log: FloatArray, group: IntArray, known: Known = UNKNOWN, shared: bool = False) -> Samples:
     """Cells of one device, whose repeats are not looked at."""
     unknown, device = np.full(log.shape[:-1], np.nan), np.zeros_like(group)
-    return Samples(log, unknown, unknown, group, device > 0, np.full(len(group), shared), device, group, known.of_cells(len(group)))
+    of_cells = known.of_cells(len(group))
+    return Samples(log, unknown, unknown, group, device > 0, np.full(len(group), shared), device, group, of_cells)
 
 
 def smallest_setting(studies: int, rng: np.random.Generator) -> Check:

@@ -19,6 +19,7 @@ import sys
 import time
 from argparse import Namespace
 from pathlib import Path
+from statistics import mean
 
 from filelock import FileLock, Timeout
 
@@ -54,6 +55,24 @@ LOG_TAIL_LINES = 60
 WRONG_DEVICE = 3
 
 
+def _repeats(study: Study, cell: Cell, paths: StudyPaths, start: Start) -> int:
+    """The study's repeats; in further starts those that the first one shows to be best, if there may be more."""
+    first = paths.outcome(cell)
+    if study.most_repeats == study.repeats or start.start == 1 or not first.exists():
+        return study.repeats
+    # Only for such a study, because this takes a second to import.
+    from workflow_scripts.statistics.costs import Costs
+    from workflow_scripts.statistics.variation import of_starts_and_repeats
+
+    took = Outcome.read(first)
+    repeats_s = [one.end_monotonic_s - one.start_monotonic_s for one in took.repeats]
+    if not repeats_s:
+        return study.repeats
+    start_s = sum(seconds for phase, seconds in took.phases_s.items() if phase != "measure")
+    vary = of_starts_and_repeats(load_gpus()[cell.gpu].kind == "cpu")
+    return Costs(start_s, mean(repeats_s), *vary).best_repeats(study.repeats, study.most_repeats)
+
+
 def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, start: Start) -> int:
     """Measure a cell in one start of its engine and write the start's folder; return the exit status. The status is 3
     on the wrong device, and 1 if an attempt other than the last reached the time limit. Raises StudyError if the cell's
@@ -61,6 +80,7 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, 
     started."""
     folder = folder_of(paths, cell.id, start)
     definition = cell_definition(study, cell, resolved_models(study))
+    definition = definition.model_copy(update={"repeats": _repeats(study, cell, paths, start)})
     model_dir = paths.model(cell.model, model_key(definition.model))
     draft = definition.draft_model
     draft_model_dir = paths.model(draft.name, model_key(draft)) if draft else None

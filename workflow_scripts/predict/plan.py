@@ -16,22 +16,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from rich.table import Table
 
 from workflow_scripts.catalog.any_gpu import GPU_NUMBERS, own_gpu
+from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.catalog.published import PUBLISHED, Published
 from workflow_scripts.common.command import PROCESSES, RESULTS, STUDY, command, option
 from workflow_scripts.common.csv_text import as_written, with_texts
 from workflow_scripts.common.files import write_bytes, write_jsonl, write_text
 from workflow_scripts.common.parquet import read_parquet, to_parquet
 from workflow_scripts.common.terminal import Terminal
+from workflow_scripts.common.wording import plural
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.predict.block_trace import trace_of_study
 from workflow_scripts.predict.calibrated import PROJECT_FILES, UNCALIBRATED
 from workflow_scripts.predict.capacity_of_cells import predict_published, predict_study
 from workflow_scripts.predict.prediction_record import FIELDS, KV_BLOCKS, PROMPTS, TEXTS, TOKEN_BUDGET
 from workflow_scripts.predict.predictions import VLLM_VERSION, at_version, predict_cells
+from workflow_scripts.statistics.costs import MOST_REPEATS, Costs
+from workflow_scripts.statistics.further_starts import MOST_FURTHER_STARTS
+from workflow_scripts.statistics.variation import of_starts_and_repeats
 from workflow_scripts.study.grid import COORDINATES, Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
@@ -61,7 +67,20 @@ def plan(
     rows = [record.row() for record in records]
     table = pd.DataFrame(rows, columns=list(FIELDS)).set_index("cell_id").loc[[cell.id for cell in cells]]
     table = table.reset_index()
-    return table.astype({name: "string" if name in TEXTS else "float64" for name in FIELDS})
+    table = table.astype({name: "string" if name in TEXTS else "float64" for name in FIELDS})
+    starts, repeats, pair_s = _costs(table).cheapest_flat(study.equivalence_margin_pct, study.repeats, MOST_REPEATS)
+    return table.assign(starts_needed=starts, repeats_needed=repeats, pair_s=pair_s)
+
+
+def _costs(table: pd.DataFrame) -> Costs:
+    """What starts and repeats of each cell take of its devices, and how much they vary on such devices."""
+    kinds = {name: gpu.kind == "cpu" for name, gpu in load_gpus().items()}
+    vary = np.array([of_starts_and_repeats(kinds.get(name, False)) for name in table["gpu"]]).reshape(-1, 2)
+    start_s, repeat_s = (
+        (table["gpus"] * of).to_numpy()
+        for of in (table["start_s"] + table["warmup_s"] + table["stop_s"], table["wall_s"])
+    )
+    return Costs(start_s, repeat_s, vary[:, 0], table["repeat_sd"].fillna(pd.Series(vary[:, 1])).to_numpy())
 
 
 def predicted_spread(cells: Sequence[Cell], predictions: pd.DataFrame) -> pd.DataFrame:
@@ -202,13 +221,13 @@ def _print_knobs(terminal: Terminal, knobs: pd.DataFrame) -> None:
 
 
 def _print_costs(terminal: Terminal, study: Study, table: pd.DataFrame) -> None:
-    headings = ("gpu", "cells", "timed", "not timed", "seconds per start", "starts", "repeats", "for the margin")
+    headings = ("gpu", "cells", "timed", "not timed", "seconds per start", "starts", "repeats")
     rows = []
     for gpu, part in table[table["cell_s"].notna()].groupby("gpu", sort=False):
         timed = float((part["wall_s"] * part["gpus"]).sum() * study.repeats * study.starts.at_least) / 3600
         whole = float((part["cell_s"] * part["gpus"]).sum() * study.starts.at_least) / 3600
         hours = f"{timed:.2f} h", f"{whole - timed:.2f} h", _range(part["cell_s"])
-        starts = study.starts.in_words, study.repeats, _range(part["repeats_needed"])
+        starts = study.starts.in_words, study.repeats
         rows.append((gpu, len(part), *hours, *starts, f"{whole:.2f}"))
     _print_table(terminal, "Time, including the pipeline's own", (*headings, "GPU hours"), rows)
     late = table[table["cell_s"] > study.cell_time_limit_s]
@@ -217,8 +236,29 @@ def _print_costs(terminal: Terminal, study: Study, table: pd.DataFrame) -> None:
             f"{len(late)} cells would take longer than the study's cell_time_limit_s of {study.cell_time_limit_s:g} s, "
             f"such as {late['cell_id'].iloc[0]}."
         )
-    margin = study.equivalence_margin_pct
-    terminal.print(f"`for the margin`: repeats after which the mean of one start is known within {margin:g} % (95 %).")
+    for line in decidable(study, table[table["cell_s"].notna()]):
+        terminal.print(line)
+
+
+def decidable(study: Study, table: pd.DataFrame) -> list[str]:
+    """What shows that two equal cells are `flat` on each GPU, what this costs, and whether the study allows it."""
+    margin, most, lines = study.equivalence_margin_pct, study.starts.at_most, []
+    for gpu, part in table.groupby("gpu", sort=False):
+        needed, whole_h = part[part["pair_s"].notna()], float(part["pair_s"].sum() / 2 / 3600)
+        costs = _range(needed["pair_s"] / 60)
+        takes = f"{_range(needed['starts_needed'])} starts of {_range(needed['repeats_needed'])} repeats"
+        lines.append(
+            f"{gpu}: `flat` at {margin:g} %: {takes}, {costs} device minutes for the pair (90 % of studies)."
+            if len(needed)
+            else f"{gpu}: `flat` at {margin:g} %: not with {MOST_FURTHER_STARTS} starts."
+        )
+        starts = _costs(part.reset_index()).starts_to_be_flat(margin, study.most_repeats)
+        if open_cells := int((~(starts <= most)).sum()):
+            allowed = f"{plural(most, 'start')} of at most {plural(study.most_repeats, 'repeat')}"
+            lines.append(f"{gpu}: {allowed} cannot be expected to show it in {open_cells} of {len(part)} cells.")
+        if study.device_hours is not None and not whole_h <= study.device_hours:
+            lines.append(f"{gpu}: for all cells {whole_h:.2f} h; `device_hours` is {study.device_hours:g}.")
+    return lines
 
 
 @command(

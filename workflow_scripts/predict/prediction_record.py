@@ -77,7 +77,7 @@ class Prediction:
     cell_s: float | None = None
     limit_s: float | None = None
     gpus: int | None = None
-    repeats_needed: int | None = None
+    repeat_sd: float | None = None
     speed_source: str | None = None
     error_pct: float | None = None
     ttft_error_pct: float | None = None

@@ -203,7 +203,7 @@ class _Inputs:
             users=load.users if requests.arrival_s is None else None,
             unmodelled="; ".join(unmodelled),
             repeats=self.study.repeats,
-            margin_pct=self.study.equivalence_margin_pct,
+            most_repeats=self.study.most_repeats,
         )
         return requests.every(steps.engines), task
 

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache
 from statistics import geometric_mean
 
 import numpy as np
@@ -34,11 +33,6 @@ START_S = {"cpu": 6.0, "cuda": 60.0, "rocm": 90.0}
 EAGER_START_S = {"cpu": 6.0, "cuda": 25.0, "rocm": 35.0}
 STOP_S = {"cpu": 1.0, "cuda": 5.0, "rocm": 5.0}
 WEIGHTS_BYTES_PER_S = 1.5e9
-
-# Standard deviation of the logarithm of repeated wall times if no calibration gives it. On an H200 and an H100 its
-# median over 26 starts was 2.0 %; passes of a GPU's calibration are shorter than repeats and vary more.
-DEFAULT_REPEAT_SD = {"cpu": 0.03, "cuda": 0.02, "rocm": 0.02}
-MOST_REPEATS = 100
 
 # A time limit is this many times what a cell takes at the slow end of its band; without a band, that end is assumed.
 LIMIT_MARGIN, UNCALIBRATED_PCT = 2.0, 40.0
@@ -79,7 +73,7 @@ class CellTask:
     users: int | None
     unmodelled: str
     repeats: int
-    margin_pct: float
+    most_repeats: int
     # Costs of other devices' calibrations, scaled to this device by measured rates.
     scaled: tuple[StepCosts, ...] = ()
 
@@ -332,7 +326,7 @@ def _prompts_to_fill(bound_by: str, task: Task) -> int | None:
 
 
 def _with_costs(record: Prediction, cell: CellTask, speed: Speed, task: Task, timed: Timed) -> Prediction:
-    """Seconds of the whole cell, and how many repeats the study's margin requires."""
+    """Seconds of the whole cell, and how much its repeats vary if a calibration tells it."""
     requests = len(task.requests)
     in_a_pass = pass_size(requests, task.decides.max_num_seqs, not isinstance(task.decides, StaticBatches))
     warmup_s = USUAL_PASSES * in_a_pass / requests * timed.wall_s
@@ -341,6 +335,7 @@ def _with_costs(record: Prediction, cell: CellTask, speed: Speed, task: Task, ti
         start_s += cell.facts.weight_bytes / cell.ranks / WEIGHTS_BYTES_PER_S
     stop_s = STOP_S[cell.kind]
     cell_s = start_s + warmup_s + cell.repeats * timed.wall_s + stop_s
+    longest_s = cell_s + (cell.most_repeats - cell.repeats) * timed.wall_s
     return replace(
         record,
         start_s=start_s,
@@ -348,39 +343,6 @@ def _with_costs(record: Prediction, cell: CellTask, speed: Speed, task: Task, ti
         stop_s=stop_s,
         gpus=cell.ranks * cell.steps.engines,
         cell_s=cell_s,
-        limit_s=LIMIT_MARGIN * (1 + (record.error_pct or UNCALIBRATED_PCT) / 100) * cell_s,
-        repeats_needed=repeats_needed(speed.repeat_sd or DEFAULT_REPEAT_SD[cell.kind], cell.margin_pct),
+        limit_s=LIMIT_MARGIN * (1 + (record.error_pct or UNCALIBRATED_PCT) / 100) * longest_s,
+        repeat_sd=speed.repeat_sd,
     )
-
-
-@cache
-def repeats_needed(repeat_sd: float, margin_pct: float) -> int | None:
-    """Fewest repeats whose mean has a 95 % interval within a margin; None if `MOST_REPEATS` are not enough.
-
-    Repeats vary by 1 % (standard deviation of their logarithm); the mean is to be known within 2 %:
-
-    >>> repeats_needed(0.01, 2.0)
-    4
-    """
-    margin = math.log1p(margin_pct / 100)
-    for repeats in range(2, MOST_REPEATS + 1):
-        if share_within(margin * math.sqrt(repeats) / repeat_sd, repeats - 1) >= 0.95:
-            return repeats
-    return None
-
-
-# A prediction starts faster without SciPy.
-def share_within(t: float, degrees: int) -> float:
-    """Probability that a variable with Student's t distribution lies between -t and t [Abramowitz-Stegun 26.7.3-4].
-
-    >>> round(share_within(12.7062, 1), 4), round(share_within(3.1824, 3), 4), round(share_within(2.2281, 10), 4)
-    (0.95, 0.95, 0.95)
-    """
-    angle = math.atan(t / math.sqrt(degrees))
-    odd = degrees % 2
-    term, total = math.cos(angle) if odd else 1.0, 0.0
-    for power in range(odd, degrees - 1, 2):
-        total += term
-        term *= (power + 1) / (power + 2) * math.cos(angle) ** 2
-    total *= math.sin(angle)
-    return 2 / math.pi * (angle + total) if odd else total

@@ -293,9 +293,8 @@ def _occasions(samples: Samples, a: IntArray, b: IntArray) -> FloatArray:
 def _apart(samples: Samples, a: IntArray, b: IntArray, starts: IntArray) -> tuple[FloatArray, FloatArray]:
     """Variance of the difference of one start of each, for cells that were measured in different rounds."""
     noise = samples.variation
-    total, df = dependent(
-        *((starts * noise.total[..., c] / np.maximum(samples.starts[..., c], 1), noise.total_df[..., c]) for c in (a, b))
-    )
+    squared = noise.total / np.maximum(samples.starts, 1)
+    total, df = dependent(*((starts * squared[..., c], noise.total_df[..., c]) for c in (a, b)))
     # Several cards of a device are several occasions.
     own = np.where(samples.shared | samples.between_cards, 0.0, GPU_OCCASION_SD**2)
     of_gpus = np.where(samples.device[a] == samples.device[b], 0.0, own[a] + own[b])
@@ -309,9 +308,7 @@ def _apart(samples: Samples, a: IntArray, b: IntArray, starts: IntArray) -> tupl
 def _in_a_group(samples: Samples, a: IntArray, b: IntArray, starts: IntArray) -> tuple[FloatArray, FloatArray]:
     """Variance of the difference of one start of each, for cells of one device and engine with rounds in common."""
     noise, weights = samples.variation, _weights(samples, a, b, starts)
-    of_cells = (
-        (noise.variance[..., c] * weight, noise.df[..., c]) for c, weight in zip((a, b), weights, strict=True)
-    )
+    of_cells = ((noise.variance[..., c] * weight, noise.df[..., c]) for c, weight in zip((a, b), weights, strict=True))
     return satterthwaite(dependent(*of_cells), *_further_rounds(samples, a, b, starts))
 
 

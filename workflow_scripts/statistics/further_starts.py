@@ -28,7 +28,7 @@ from workflow_scripts.statistics.comparisons import (
     verdicts,
 )
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
-from workflow_scripts.statistics.variation import UNKNOWN, satterthwaite
+from workflow_scripts.statistics.variation import satterthwaite
 
 # If more further starts than this are needed, they are not worth asking for.
 MOST_FURTHER_STARTS = 100
@@ -171,6 +171,7 @@ def another_start(samples: Samples) -> AnotherStart:
 
     Three starts with a standard deviation of 2 %, on a machine that is not shared:
 
+    >>> from workflow_scripts.statistics.variation import UNKNOWN
     >>> none = np.zeros(1, dtype=int)
     >>> log, no, nothing = np.log([[98.0, 100.0, 102.04]]), none > 0, UNKNOWN.of_cells(1)
     >>> cell = Samples(log, np.array([np.nan]), np.array([1.0]), none, no, no, none, none, nothing)

@@ -70,7 +70,7 @@ def known_elsewhere(is_cpu: bool, study: str) -> Known:
 
 @cache
 def of_starts_and_repeats(is_cpu: bool) -> tuple[float, float]:
-    """Standard deviations of logarithms on CPUs or on GPUs: of a start beyond the error of its repeats, and of a repeat.
+    """Standard deviations of logarithms on CPUs or GPUs: of a start beyond the error of its repeats, and of a repeat.
 
     >>> of_starts_and_repeats(True)
     (0.091, 0.071)
@@ -126,9 +126,10 @@ def variation(
         of = group == number
         others = (kind == kind[of][0]) & ~of
         firsts = np.flatnonzero(others)[np.unique(group[others], return_index=True)[1]]
-        elsewhere, elsewhere_df = _together(squares[..., others], counted[..., others], *record[[0, 1, 5]][:, of][:, :1])
+        starts, starts_df, effects, effects_df, _, most_df = record[:, of][:, :1]
+        elsewhere, elsewhere_df = _together(squares[..., others], counted[..., others], starts, starts_df, most_df)
         rounds[..., of], rounds_df[..., of] = _together(
-            round_squares[..., firsts], ms_df[..., firsts], *record[[2, 3, 5]][:, of][:, :1]
+            round_squares[..., firsts], ms_df[..., firsts], effects, effects_df, most_df
         )
         rest = counted[..., of].sum(axis=-1, keepdims=True) - counted[..., of]
         rest_squares = squares[..., of].sum(axis=-1, keepdims=True) - squares[..., of]

@@ -117,6 +117,14 @@ class Starts(StrictRecord):
     at_least: int = Field(ge=1, description="starts of every cell")
     at_most: int = Field(le=100, description="starts of a cell while a comparison with it is not decided")
     device_hours: DeviceHours = None
+    repeats_at_most: int | None = Field(
+        None,
+        ge=1,
+        le=100,
+        description="a further start has as many repeats, from the study's up to this, as narrow intervals most in the"
+        " same time, by what the first start took; if left out, the study's",
+        exclude_if=is_unset,
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -204,6 +212,11 @@ class Study(StrictRecord):
         return (self.measure or self.starts).device_hours or self.starts.device_hours
 
     @property
+    def most_repeats(self) -> int:
+        """Repeats that a further start may have."""
+        return self.starts.repeats_at_most or self.repeats
+
+    @property
     def is_adaptive(self) -> bool:
         """Whether what is measured depends on what was measured before."""
         return self.measure is not None or self.starts.is_adaptive
@@ -212,6 +225,8 @@ class Study(StrictRecord):
     def _fits_together(self) -> "Study":
         if self.measure and self.measure.device_hours and self.starts.device_hours:
             raise ValueError("device_hours: give measure.device_hours or starts.device_hours, not both")
+        if self.most_repeats < self.repeats:
+            raise ValueError(f"starts.repeats_at_most is {self.most_repeats}, below repeats, which is {self.repeats}")
         seen: dict[str, str] = {}
         for i, sweep in enumerate(self.sweeps):
             where = f"sweeps[{i}] ({sweep.name})"

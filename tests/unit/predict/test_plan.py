@@ -7,7 +7,7 @@ from tests.unit.predict.planned import study, sweep, write_study
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.predict import plan as planning
 from workflow_scripts.predict import predict_cell as predict
-from workflow_scripts.predict.plan import main, plan, predicted_spread
+from workflow_scripts.predict.plan import decidable, main, plan, predicted_spread
 from workflow_scripts.study.grid import expand
 
 
@@ -47,6 +47,27 @@ def test_every_start_of_a_cell_costs_its_time(tmp_path, capsys):
         (line,) = [line for line in capsys.readouterr().out.splitlines() if "h200" in line and " h " in line]
         hours[starts] = float(line.split()[-2])
     assert hours[3] == pytest.approx(3 * hours[1], rel=0.05)
+
+
+def test_it_says_beforehand_what_flat_takes_and_what_the_study_cannot_decide(tmp_path):
+    planned = study(tmp_path, starts={"at_least": 2, "at_most": 4, "device_hours": 2})
+    table = plan(planned, expand(planned), None)
+    h200 = table[table["gpu"].eq("h200") & table["wall_s"].notna()]
+    start_s = h200["gpus"] * (
+        h200["start_s"] + h200["warmup_s"] + h200["stop_s"] + h200["repeats_needed"] * h200["wall_s"]
+    )
+    assert h200["pair_s"].tolist() == pytest.approx((2 * h200["starts_needed"] * start_s).tolist())
+    assert h200[["starts_needed", "repeats_needed"]].gt([4, 3]).all(axis=None)
+    takes, cannot, too_long = decidable(planned, h200)
+    fewest, most = h200["starts_needed"].min(), h200["starts_needed"].max()
+    assert f"{fewest:.0f} to {most:.0f} starts" in takes
+    assert "4 starts of at most 3 repeats" in cannot
+    assert cannot.endswith("in 6 of 6 cells.")
+    assert f"{h200['pair_s'].sum() / 7200:.2f} h" in too_long
+    # Nothing is said against a study with enough of everything.
+    enough = study(tmp_path, starts={"at_least": 2, "at_most": 40, "device_hours": 200, "repeats_at_most": 30})
+    assert len(decidable(enough, h200)) == 1
+    assert len(decidable(study(tmp_path, equivalence_margin_pct=0.1), plan(planned, expand(planned), None)[:0])) == 0
 
 
 def test_what_is_said_of_each_knob(tmp_path):

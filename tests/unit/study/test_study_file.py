@@ -134,6 +134,7 @@ def test_a_good_study_is_the_union_of_its_cross_products_with_engine_defaults(tm
         ({"starts": STARTS | {"at_most": 1}}, ["starts: at_least is 2 and at_most 1; at_most must not be smaller"]),
         ({"starts": STARTS | {"at_least": 1}}, ["starts: at_least is 1; it takes 2 to see what starts vary, and so"]),
         ({"starts": STARTS | {"at_most": 2}}, ["starts: device_hours limits further rounds"]),
+        ({"starts": STARTS | {"repeats_at_most": 1}}, ["starts.repeats_at_most is 1, below repeats, which is 3"]),
         ({"measure": {"decide": ["latency"]}}, ["measure.decide.0: ", "recommendation", "memory", "latency"]),
         ({"measure": {"device_hours": 2}, "starts": STARTS}, ["measure.device_hours", "starts.device_hours"]),
         ({"sweeps": sweep(engine="hf-static", knobs={})}, ["knobs.batch_size: engine 'hf-static' needs this knob"]),
