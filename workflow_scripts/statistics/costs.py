@@ -54,7 +54,7 @@ class Costs:
     def cheapest_flat(self, margin_pct: float, at_least: int, at_most: int) -> tuple[FloatArray, ...]:
         """Starts and repeats of each of two equal cells that show a ratio within the margin, as `starts_to_be_flat`, in
         the shortest time; and this time for both cells in seconds. NaN if none does."""
-        repeats = np.arange(at_least, at_most + 1)
+        repeats = np.arange(at_least, at_most + 1, dtype=float)
         one = Costs(*(of[..., None] for of in np.broadcast_arrays(*vars(self).values())))
         starts = one.starts_to_be_flat(margin_pct, repeats)
         both_s = 2 * starts * (one.start_s + repeats * one.repeat_s)

@@ -19,7 +19,7 @@ from workflow_scripts.common.columns import LATENCIES
 from workflow_scripts.common.command import PARSED
 from workflow_scripts.engines.engine import CLIENT_CPU_S
 from workflow_scripts.engines.registry import load_engines, without_environment
-from workflow_scripts.statistics.comparisons import CONFIDENCE, SCOPE_MEANING, mean_interval
+from workflow_scripts.statistics.comparisons import CONFIDENCE, SCOPE_MEANING, half_width, mean_interval
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
 from workflow_scripts.statistics.summary import comparable_rows, numbers, records, summarise
 from workflow_scripts.study.study import Study
@@ -78,12 +78,13 @@ SCHEMA = table_schema(
 MEANS = ("requests_per_s", "output_tokens_per_s", "ttft_s_p50", "ttfa_s_p50", "tpot_s_p50", "itl_s_p50", "e2e_s_p50")
 # The same for columns that depend on the arrivals so much that each start must have its own.
 TAILS = ("ttft_s_p99", "e2e_s_p99")
+GOODPUT = "goodput_requests_per_s"
 # With fewer requests in a repeat, its 99th percentile is hardly more than its longest latency.
 TAIL_REQUESTS = 100
 # Arrivals of two starts are others if one of their requests arrives this much apart.
 _ARRIVES_APART_S = 0.001
 _OVER_REPEATS = {"slo": "first"}
-_OVER_REPEATS |= dict.fromkeys(("slo_attainment", "goodput_requests_per_s", "arrivals_per_s"), "mean")
+_OVER_REPEATS |= dict.fromkeys(("slo_attainment", "arrivals_per_s"), "mean")
 _OVER_REPEATS |= dict.fromkeys(("running_peak", "in_flight_peak", "kv_cache_usage_peak", "memory_utilization"), "max")
 _OVER_REPEATS |= dict.fromkeys(("queue_growth_per_s", "client_lag_s_p99", "client_cpu_cores"), "max")
 _OF_CELL = (
@@ -106,7 +107,11 @@ SUMMARY_SCHEMA = table_schema(
         " requests",
     ),
     TEXT("slo", "as in `serving`"),
-    declared("slo_attainment goodput_requests_per_s", "means over the repeats"),
+    declared("slo_attainment", "mean over the repeats"),
+    NUMBER(
+        [f"{GOODPUT}{end}" for end in ("", "_low", "_high")],
+        "mean over the starts, with the interval of Student's t over them; it may be 0, so it has no logarithm",
+    ),
     declared("running_peak", "highest of all repeats"),
     INTEGER("in_flight_peak", "highest of all repeats"),
     declared("preemptions", "sum over the repeats"),
@@ -319,6 +324,12 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
         shown = long & varied & (low < high)
         summary[metric] = np.where(long, value, np.nan)
         summary[f"{metric}_low"], summary[f"{metric}_high"] = np.where(shown, [low, high], np.nan)
+    of_starts = table.groupby([*by, "start"], dropna=False, sort=False)[GOODPUT].mean().reset_index()
+    of_starts = of_starts.groupby(by, dropna=False, sort=False)[GOODPUT].agg(["count", "mean", "std"])
+    count, mean, sd = (numbers(of_starts[name]) for name in of_starts)
+    half = half_width(sd**2 / np.maximum(count, 1), count - 1, CONFIDENCE)
+    for end, value in {"": mean, "_low": np.maximum(mean - half, 0.0), "_high": mean + half}.items():
+        summary[f"{GOODPUT}{end}"] = value
     for name, how in _OVER_REPEATS.items():
         summary[name] = groups[name].agg(how).array
     summary["preemptions"] = groups["preemptions"].sum(min_count=1).array

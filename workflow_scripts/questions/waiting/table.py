@@ -11,6 +11,7 @@ compute, and the GPU waits. docs/gpus.md says how well this agrees with what the
 
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,9 @@ import pandas as pd
 from workflow_scripts.catalog.gpus_and_models import get_gpu, load_gpus
 from workflow_scripts.common.command import PARSED, option
 from workflow_scripts.questions.limits.ceilings import Rates, rates_of
-from workflow_scripts.statistics.comparisons import log_margin
-from workflow_scripts.statistics.summary import as_applied, comparable_rows, dtypes, numbers
+from workflow_scripts.statistics.comparisons import CONFIDENCE, half_width, log_margin, mean_errors
+from workflow_scripts.statistics.summary import as_applied, comparable_rows, dtypes, numbers, summarise
+from workflow_scripts.statistics.variation import UNKNOWN, dependent, satterthwaite
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.imported_cells import IMPORTED
 from workflow_scripts.tables.parsed_facts import REPEAT, known_facts, read_parsed
@@ -36,6 +38,9 @@ OF_DATA_SHEET = 0.79, 0.88
 LONGEST_LAUNCH_S = 0.05
 # The driver reports its utilization for the last fraction of a second; with fewer samples a repeat has no mean of it.
 LEAST_SAMPLES = 10
+# How much the rate without waiting differs between occasions of a GPU, as logarithms: four cells of two H200. Starts on
+# one GPU differ by 0.06 % or less.
+OCCASION_SD, OCCASION_DF = 0.0087, 4.0
 # The first request starts a step alone; the others arrive during it.
 _FIRST_STEPS = 2
 # What the steps of a repeat tell.
@@ -72,8 +77,11 @@ SCHEMA = table_schema(
 WAITING = option("--waiting", type=Path, help="the study's waiting.parquet")
 # Columns of `with_device_ratio`.
 WITHOUT_WAITING = {
-    **NUMBER("device_ratio", "ratio of the rates without waiting (`waiting`)"),
-    **FLAG("only_waiting", "rates differ by more than the margin and `device_ratio` does not: the host differs"),
+    **NUMBER("device_ratio device_ratio_low device_ratio_high", "ratio of the rates without waiting (`waiting`)"),
+    **FLAG(
+        "only_waiting",
+        "rates differ by more than the margin, and the interval of `device_ratio` lies within it: the host differs",
+    ),
 }
 
 
@@ -170,15 +178,32 @@ def with_device_ratio(
     if table is None:
         return pairs
     rows = read_table(table, SCHEMA.name)
-    rates = rows["output_tokens_per_device_s"]
-    medians = pd.DataFrame({"rate": rates, "tokens": rates * rows["device_s"]}).groupby(rows["cell_id"]).median()
-    of_a, of_b = medians.reindex(a), medians.reindex(b)
+    rows = rows.assign(round=rows["start"], tokens=rows["output_tokens_per_device_s"] * rows["device_s"])
+    rows = rows.assign(tokens=rows.groupby("cell_id")["tokens"].transform("median"))
+    cells, samples = summarise(rows, ("study", "source", "gpu", "engine", "cell_id"), "output_tokens_per_device_s")
+    # What other studies show is how much whole rates vary.
+    mean, squared, df = mean_errors(replace(samples, known=UNKNOWN.of_cells(len(cells))))
+    cells = cells.assign(
+        mean=mean, squared=squared, df=df, tokens=rows.groupby("cell_id", sort=False)["tokens"].first().array
+    )
+    of_a, of_b = (
+        cells.set_index("cell_id")[["gpu", "mean", "squared", "df", "tokens"]].reindex(side) for side in (a, b)
+    )
     # Cells with other requests do other work.
     same_work = np.isclose(of_a["tokens"], of_b["tokens"])
-    of_device = np.log(np.where(same_work, numbers(of_a["rate"]) / numbers(of_b["rate"]), np.nan))
+    of_device = np.where(same_work, numbers(of_a["mean"]) - numbers(of_b["mean"]), np.nan)
+    apart = np.where(of_a["gpu"].array.fillna("") == of_b["gpu"].array.fillna(""), 0.0, 2 * OCCASION_SD**2)
+    errors = dependent(*((numbers(of["squared"]), numbers(of["df"])) for of in (of_a, of_b)))
+    half = half_width(*satterthwaite(errors, (apart, np.full(len(apart), OCCASION_DF))), CONFIDENCE)
     log_ratio, margin = np.log(numbers(pairs["ratio"])), log_margin(margin_pct)
-    only_waiting = pd.Series((abs(log_ratio) > margin) & (abs(of_device) <= margin), pairs.index, dtype="boolean")
-    return pairs.assign(device_ratio=np.exp(of_device), only_waiting=only_waiting.mask(np.isnan(of_device)))
+    only_waiting = pd.Series(
+        (abs(log_ratio) > margin) & (abs(of_device) + half <= margin), pairs.index, dtype="boolean"
+    )
+    ends = {"device_ratio": 0.0, "device_ratio_low": -half, "device_ratio_high": half}
+    return pairs.assign(
+        **{name: np.exp(of_device + end) for name, end in ends.items()},
+        only_waiting=only_waiting.mask(np.isnan(of_device + half)),
+    )
 
 
 @table_command(

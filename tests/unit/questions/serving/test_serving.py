@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from tests.unit.questions.parsed_tables import repeated, served, started, write_parsed
 from tests.unit.questions.synthetic_cells import cell, table
@@ -235,6 +236,15 @@ def test_a_99th_percentile_has_an_interval_over_starts_with_arrivals_of_their_ow
         assert summary["ttft_s_p99"][0] == pytest.approx(0.02**0.5)
     if interval:
         assert summary[["ttft_s_p99_low", "ttft_s_p99_high"]].iloc[0].tolist() == pytest.approx([0.1, 0.2])
+
+
+def test_the_goodput_has_an_interval_over_starts(tmp_path):
+    of = {"slo": {"ttft_s": 0.2}, "requests_per_s": [2.0, 1.9, 1.8]}
+    for starts, half in (([1, 2, 3], stats.t.ppf(0.975, 2) * 0.1 / 3**0.5), ([1, 1, 1], np.nan)):
+        folder = tmp_path / str(starts[-1])
+        _, summary = tables(folder, OPEN_LOAD, [prompt_server()] * 3, start=starts, round=starts, **of)
+        found = summary[[f"goodput_requests_per_s{end}" for end in ("", "_low", "_high")]].iloc[0].tolist()
+        assert found == pytest.approx([1.9, 1.9 - half, 1.9 + half], nan_ok=True)
 
 
 def test_a_repeat_that_is_too_short_leaves_open_what_the_others_do_not_show(tmp_path):

@@ -1,14 +1,17 @@
 """What a GPU waits for, by hand-worked steps."""
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from tests.unit.questions.synthetic_cells import cell, table
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.questions.limits.ceilings import rates_of
-from workflow_scripts.questions.waiting.table import _prompt_costs, divided, waiting, with_device_ratio
+from workflow_scripts.questions.waiting.table import OCCASION_SD, _prompt_costs, divided, waiting, with_device_ratio
 from workflow_scripts.tables.typed_tables import write_table
 
 LLAMA = "llama-3.1-8b-instruct"
@@ -78,10 +81,18 @@ def test_the_data_sheet_stands_in_for_rates_that_were_not_measured(tmp_path):
     assert costs.weights_s == pytest.approx(facts.decode_weight_bytes / 4.24e12, rel=0.01)
 
 
-@pytest.mark.parametrize(("ratio", "rate", "only_waiting"), [(1.1, 101, True), (1.1, 109, False), (1.01, 101, False)])
-def test_rates_that_differ_only_by_waiting(ratio, rate, only_waiting, tmp_path):
+@pytest.mark.parametrize(
+    ("ratio", "rate", "varies", "gpu", "only_waiting"),
+    [
+        *[(1.1, 101, 1e-4, "h200", True), (1.1, 109, 1e-4, "h200", False), (1.01, 101, 1e-4, "h200", False)],
+        *[(1.1, 101, 0.02, "h200", False), (1.1, 101, 1e-4, "h100-sxm", False)],
+    ],
+)
+def test_rates_that_differ_only_by_waiting(ratio, rate, varies, gpu, only_waiting, tmp_path):
+    starts = pd.DataFrame({"start": [1, 2, 3], "repeat": 1, "of_start": np.exp(varies * np.array([1.0, -1.0, 0.0]))})
     rates = pd.DataFrame({"cell_id": ["a", "b", "c"], "output_tokens_per_device_s": [rate, 100, 100]})
-    rates["device_s"] = [100 / rate, 1, 2]
+    rates = rates.assign(device_s=[100 / rate, 1, 2], gpu=["h200", gpu, "h200"]).merge(starts, how="cross")
+    rates["output_tokens_per_device_s"] *= rates.pop("of_start")
     path = tmp_path / "waiting.parquet"
     without_gpus = waiting(table(cell({"max_num_seqs": 4}, gpu="cpu-all")), tmp_path, tmp_path)
     assert without_gpus.empty
@@ -90,5 +101,11 @@ def test_rates_that_differ_only_by_waiting(ratio, rate, only_waiting, tmp_path):
     others = pd.Series(["b", "not known", "c"])  # the last did twice the work
     found = with_device_ratio(pairs, pd.Series(["a"] * 3), others, path, 2.0)
     assert found["device_ratio"][0] == pytest.approx(rate / 100)
+    # Two GPUs have occasions of their own, with four degrees of freedom.
+    half = math.log(found["device_ratio_high"][0] / found["device_ratio"][0])
+    if gpu != "h200":
+        assert half == pytest.approx(stats.t.ppf(0.975, 4) * 2**0.5 * OCCASION_SD, rel=0.01)
+    else:
+        assert varies < half < 10 * varies
     assert found["only_waiting"][0] == only_waiting
     assert found.loc[1:, ["device_ratio", "only_waiting"]].isna().all(axis=None)
