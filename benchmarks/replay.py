@@ -42,6 +42,7 @@ from workflow_scripts.questions.recommendations.table import BEST, recommendatio
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED, log_margin
 from workflow_scripts.statistics.further_starts import Looks
 from workflow_scripts.statistics.summary import RATE, cell_summary, comparable_rows
+from workflow_scripts.statistics.variation import known_elsewhere
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.measurements import FRAME_COLUMNS, joined
 
@@ -50,9 +51,10 @@ BLOCKS, SEQS = (8, 16, 32, 64, 128), (1, 4, 16, 32, 64, 128, 256)
 # Tokens of the prompts and answers of REQUESTS requests.
 WORKLOADS = {"chat": (200, 200), "context": (1500, 200), "reasoning": (200, 800), "code": (800, 400), "short": (64, 64)}
 REQUESTS, REPEATS, STARTS, AT_LEAST, START_S = 512, 3, 5, 2, 60.0
-# Standard deviations of logarithms: of a start, as on an H200 and an H100 (config/variation.yaml), of a round, and of
-# each cost of the plan. The plan's band is about two of the latter.
-START_SD, ROUND_SD, COST_SD, BAND_PCT = 0.0087, 0.01, 0.05, 10.0
+# Standard deviations of logarithms: of a start and of a round, as on GPUs (config/variation.yaml), and of each cost of
+# the plan. The plan's band is about two of the latter.
+START_SD, ROUND_SD = (known_elsewhere(False, "")[n] ** 0.5 for n in (0, 2))
+COST_SD, BAND_PCT = 0.05, 10.0
 MARGIN_PCT, CHECK_PCT = 5.0, 10.0
 LEAST_SAME, LEAST_COVERED = 0.95, 0.9
 
