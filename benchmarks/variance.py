@@ -33,8 +33,8 @@ from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import run_command
 from workflow_scripts.common.files import read_jsonl, write_text
 from workflow_scripts.common.ownership import own_folder, temporary_folder
+from workflow_scripts.statistics.repeats import RECORD
 from workflow_scripts.statistics.summary import RATE, comparable_rows
-from workflow_scripts.statistics.variation import RECORD
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths

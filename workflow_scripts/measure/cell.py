@@ -35,6 +35,7 @@ from workflow_scripts.engines.engine import SCRATCH
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.provenance import provenance_of
 from workflow_scripts.measure.run import MEASURED, Job, NoEnvironmentError
+from workflow_scripts.statistics.repeats import best_repeats
 from workflow_scripts.study.definition import (
     cell_definition,
     definition_sha256,
@@ -60,17 +61,13 @@ def _repeats(study: Study, cell: Cell, paths: StudyPaths, start: Start) -> int:
     first = paths.outcome(cell)
     if study.most_repeats == study.repeats or start.start == 1 or not first.exists():
         return study.repeats
-    # Only for such a study, because this takes a second to import.
-    from workflow_scripts.statistics.costs import Costs
-    from workflow_scripts.statistics.variation import of_starts_and_repeats
-
     took = Outcome.read(first)
     repeats_s = [one.end_monotonic_s - one.start_monotonic_s for one in took.repeats]
     if not repeats_s:
         return study.repeats
     start_s = sum(seconds for phase, seconds in took.phases_s.items() if phase != "measure")
-    vary = of_starts_and_repeats(load_gpus()[cell.gpu].kind == "cpu")
-    return Costs(start_s, mean(repeats_s), *vary).best_repeats(study.repeats, study.most_repeats)
+    is_cpu = load_gpus()[cell.gpu].kind == "cpu"
+    return best_repeats(start_s, mean(repeats_s), is_cpu, study.repeats, study.most_repeats)
 
 
 def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, start: Start) -> int:

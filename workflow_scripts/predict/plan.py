@@ -37,7 +37,7 @@ from workflow_scripts.predict.prediction_record import FIELDS, KV_BLOCKS, PROMPT
 from workflow_scripts.predict.predictions import VLLM_VERSION, at_version, predict_cells
 from workflow_scripts.statistics.costs import MOST_REPEATS, Costs
 from workflow_scripts.statistics.further_starts import MOST_FURTHER_STARTS
-from workflow_scripts.statistics.variation import of_starts_and_repeats
+from workflow_scripts.statistics.repeats import of_starts_and_repeats
 from workflow_scripts.study.grid import COORDINATES, Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study

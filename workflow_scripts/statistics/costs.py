@@ -1,9 +1,5 @@
-"""How many starts, and how many repeats in each, show that two cells are alike; what is cheapest.
+"""How many starts, and how many repeats in each, show that two cells are alike; what is cheapest."""
 
-Source: [Kalibera] Kalibera and Jones, Rigorous benchmarking in reasonable time, ISMM 2013.
-"""
-
-import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -28,17 +24,6 @@ class Costs:
     repeat_s: FloatArray | float
     start_sd: FloatArray | float
     repeat_sd: FloatArray | float
-
-    def best_repeats(self, at_least: int, at_most: int) -> int:
-        """Repeats that give a mean of one cell the smallest error in the same time. [Kalibera]
-
-        A start takes as long as four repeats and varies by 1 %, repeats by 3 %:
-
-        >>> Costs(40.0, 10.0, 0.01, 0.03).best_repeats(3, 30), Costs(40.0, 10.0, 0.01, 0.03).best_repeats(3, 4)
-        (6, 4)
-        """
-        best = math.sqrt(float(self.start_s) / float(self.repeat_s)) * float(self.repeat_sd) / float(self.start_sd)
-        return min(max(round(best), at_least), at_most)
 
     def starts_to_be_flat(self, margin_pct: float, repeats: FloatArray | int) -> FloatArray:
         """Starts of each of two equal cells that show a ratio within the margin in POWER of studies; NaN if more than

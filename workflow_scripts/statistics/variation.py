@@ -18,12 +18,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import read_yaml
+from workflow_scripts.statistics.repeats import RECORD
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, Spread, around_mean, mean_of
 
-RECORD = CHECKOUT / "config" / "variation.yaml"
 # With this many cells of a device and engine, they show themselves how far their variances differ. They have at most as
 # many degrees of freedom as if standard deviations differed by a fifth.
 _SHOW_ALIKE, _MOST_ALIKE_DF = 10, 12.0
@@ -66,17 +65,6 @@ def known_elsewhere(is_cpu: bool, study: str) -> Known:
     of = of.get("without", {}).get(study, of)
     variances = {name: (of[f"{name}_pct"] / 100) ** 2 for name in ("starts", "rounds") if f"{name}_pct" in of}
     return Known(**variances, **{f"{name}_df": of[f"{name}_df"] for name in variances}, **alike)
-
-
-@cache
-def of_starts_and_repeats(is_cpu: bool) -> tuple[float, float]:
-    """Standard deviations of logarithms on CPUs or GPUs: of a start beyond the error of its repeats, and of a repeat.
-
-    >>> of_starts_and_repeats(True)
-    (0.091, 0.071)
-    """
-    of = read_yaml(RECORD, InputError)["cpu" if is_cpu else "gpu"]
-    return of["starts_alone_pct"] / 100, of["repeats_pct"] / 100
 
 
 @cache
