@@ -117,10 +117,10 @@ def compared(folder: Path, only: str = "") -> pd.DataFrame:
 
 def told(table: pd.DataFrame) -> pd.DataFrame:
     """Without what a flag or a note calls unusable, and with one error of throughput: of output, or of all tokens."""
-    usable = table[table["flag"].isna() & table["refused"].isna()].reindex(
-        columns=[*table, *(f"{what}_{name}" for what in ("error", "held") for name in MEASURED if name not in table)]
-    )
-    usable = usable.loc[:, ~usable.columns.duplicated()]
+    usable = table[table["flag"].isna() & table["refused"].isna()].copy()
+    for name in (f"{what}_{column}" for what in ("error", "held") for column in MEASURED):
+        if name not in usable:
+            usable[name] = np.nan
     no_ttft = usable["notes"].fillna("").str.contains("ttft unusable")
     for what in ("error", "held"):
         usable.loc[no_ttft, f"{what}_ttft_ms"] = np.nan
