@@ -125,7 +125,7 @@ export function showLimits(panel, store) {
     });
     const series = devices.map((device, i) => ({ name: device, colour: store.colours[i % store.colours.length], shape: i }));
     const front = paretoFront(points.filter((point) => !point.hollow));
-    chart.show({ points, lines: front.length > 1 ? [front] : [], series, x: { label: `${heading(column)}${inputs[axis()].value() ? "; the line is your limit" : ""}`, isLog: true, limit: inputs[axis()].value() }, y: { label: heading(RATE), isLog: isWide(points.map((point) => point.y), MANY_TIMES) }, label: `Throughput against latency, ${plural(points.length, "cell")}, ${front.length} on the Pareto front.` });
+    chart.show({ points, lines: front.length > 1 ? [front] : [], series, x: { label: `${heading(column)}${inputs[axis()].value() ? "; the upright line is your limit" : ""}`, isLog: true, limit: inputs[axis()].value() }, y: { label: heading(RATE), isLog: isWide(points.map((point) => point.y), MANY_TIMES) }, label: `Throughput against latency, ${plural(points.length, "cell")}, ${front.length} on the Pareto front.` });
     legend.replaceChildren(...legendOf(series, hidden, (device) => {
       if (!hidden.delete(device)) hidden.add(device);
       changeAddress({ hide: [...hidden] });
@@ -178,7 +178,7 @@ export function showLimits(panel, store) {
     out,
     legend,
     box,
-    el("p", { class: "note" }, "The line is the Pareto front: no other setting within the limits is faster at the same or a lower latency. Bars are 95 % intervals if they are known, otherwise the range of the repeats. Hollow points do not keep the limits. If a workload submits all requests at once, TTFT includes the wait for a free place."),
+    el("p", { class: "note" }, "The line between points is the Pareto front: no other setting within the limits is faster at the same or a lower latency. Bars are 95 % intervals if they are known, otherwise the range of the repeats. Hollow points do not keep the limits. If a workload submits all requests at once, TTFT includes the wait for a free place."),
     table,
   );
   update();

@@ -197,7 +197,7 @@ def test_own_limits_order_the_settings_and_price_tokens(tab, report):
     within = "[...document.querySelectorAll('#view-limits tbody tr')].map((r) => r.cells[1].textContent)"
     assert {text[:8] for text in tab.evaluate(within)} == {"yes", "no: TTFT"}
     # The chart has the limited latency, with the limit.
-    assert "Median TTFT (ms); the line is your limit" in tab.evaluate(saved)
+    assert "Median TTFT (ms); the upright line is your limit" in tab.evaluate(saved)
     tab.open(report, "#view=limits&work=llama-3.1-8b-instruct,+chat&p=50&ttft=1")
     tab.wait("document.querySelector('#view-limits table')")
     assert re.search(r"^0 of .* The nearest takes \d+ times its limit: .*\(TTFT \d+ ms\)", tab.evaluate(told))

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow_scripts.common.columns import Column, column
-from workflow_scripts.common.wording import number
+from workflow_scripts.common.wording import number, plural
 from workflow_scripts.page.blocks import Block, Finding, Fold, table_of
 from workflow_scripts.page.plot import LINE_IN, Panel, Plot, hide_y, key, log2_axis, mark_handles, write_label
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject
@@ -196,9 +196,10 @@ def _exactness(rows: pd.DataFrame) -> Iterator[Finding]:
         return
     right = (both[names].to_numpy() == both[predicted].to_numpy()).all(axis=1)
     yield Finding(
-        "predicted",
-        f"The schedule predicts the preemptions and the tokens computed again exactly in {int(right.sum())} of "
-        f"{len(both)} cells; up to {both['preemptions'].max():g} preemptions were measured in a repeat.",
+        f"{int(right.sum())} of {len(both)} exact",
+        "The preemptions and the tokens computed again are exactly those that the schedule predicts in "
+        f"{int(right.sum())} of {plural(len(both), 'cell')}; up to {both['preemptions'].max():g} preemptions were "
+        "measured in a repeat.",
         "good" if right.all() else "neutral",
     )
 
