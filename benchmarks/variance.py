@@ -19,6 +19,7 @@ import textwrap
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -182,6 +183,12 @@ def of_studies(cells: pd.DataFrame) -> dict[str, float]:
     return {name: round(float(value), 2) for name, value in shown.items()}
 
 
+def renewed(record: str, shown: dict[str, Any]) -> str:
+    """The text of config/variation.yaml with other figures of GPUs, which are its last ones."""
+    kept = record[: record.rindex("\n  starts_pct:") + 1]
+    return kept + textwrap.indent(yaml.safe_dump(shown, sort_keys=False), "  ")
+
+
 def _per_cell(starts: pd.DataFrame) -> pd.DataFrame:
     """One row per cell and variant: its variation by level, and the correlations of its starts."""
     rows = {}
@@ -229,9 +236,7 @@ def main() -> int:
         cells = pd.concat(map(read_measurements, args.of), ignore_index=True)
         studies = sorted(cells["study"].unique())
         without = {study: of_studies(cells[cells["study"] != study]) for study in studies}
-        kept, shown = RECORD.read_text(encoding="utf-8"), of_studies(cells) | {"without": without}
-        kept = kept[: kept.rindex("\n  starts_pct:") + 1]
-        write_text(RECORD, kept + textwrap.indent(yaml.safe_dump(shown, sort_keys=False), "  "))
+        write_text(RECORD, renewed(RECORD.read_text(encoding="utf-8"), of_studies(cells) | {"without": without}))
         return 0
     variants = {PLAIN: {}} | {name: dict(one.split("=", 1) for one in given) for name, *given in args.variant}
     args.results.mkdir(parents=True, exist_ok=True)
