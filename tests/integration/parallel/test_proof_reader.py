@@ -54,7 +54,17 @@ VERDICTS |= {
     "same answers",
     "block size",
 }
-VERDICTS |= {"simulated", "remote code", "by itself", "ramp", "cannot show", "missed"}
+VERDICTS |= {
+    "simulated",
+    "published",
+    "remote code",
+    "by itself",
+    "ramp",
+    "cannot show",
+    "missed",
+    "loaded host",
+    "slowed GPU",
+}
 DIGITS = range(2, 7)
 
 
