@@ -60,7 +60,7 @@ SCHEMA = table_schema(
     ),
     NUMBER("measured", "value in `intervals`"),
     NUMBER("error_pct", "predicted over measured, minus 1"),
-    NUMBER("band_pct", "half width of the band; null if uncalibrated"),
+    NUMBER("band_pct", "half width of the band; null without one"),
     FLAG(
         "flagged",
         "measured output tokens/s are outside the band, or prediction and engine disagree on "
