@@ -153,7 +153,7 @@ def print_groups(table: pd.DataFrame) -> None:
             held = part.loc[part[f"error_{name}"].notna(), f"held_{name}"]
             cells += [
                 in_words(part[f"error_{name}"]),
-                f"{int(held.fillna(False).sum())} of {len(held)}" if len(held) else "",
+                f"{int(held.eq(True).sum())} of {len(held)}" if len(held) else "",
             ]
         shown.add_row(str(group), str(len(part)), *cells)
     console.print(shown)
