@@ -124,7 +124,7 @@ def test_claims_that_these_cells_decide(two_gpus):
         "kv-share-of-memory": "not testable here",  # the source names no model
         "utilization-is-for-the-kv-cache": "contradicted",
         "faster-for-a-single-request": "not testable here",  # the source's model has 135M parameters
-        "thirty-to-a-hundred-times-faster": "not decided",  # 51 over single requests, from 26 to 101
+        "thirty-to-a-hundred-times-faster": "not decided",  # 51 over single requests, from 12 to 225
         "kv-blocks-control-throughput": "contradicted",
         "hf-reserves-max-new-tokens": "contradicted",
         "speedup-of-a-shared-system-prompt": "not testable here",  # the source states no lengths
