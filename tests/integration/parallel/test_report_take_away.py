@@ -95,6 +95,7 @@ def test_a_chart_of_the_views_is_saved_with_its_legend_and_its_table_with_all_ro
     assert "#e6edf3" not in drawing
     width = tab.evaluate("document.querySelector('#view-explore .chart').clientWidth")
     assert png_size(tab.download(button("#view-explore", "PNG"), tmp_path))[0] == 3 * width
+    tab.evaluate("document.querySelector('#view-explore .filter + .plain').click()")
     assert tab.evaluate("document.querySelectorAll('#view-explore tbody tr').length") == 50
     rows = rows_of(tab.download(button("#view-explore", "CSV"), tmp_path))
     assert len(rows) == 1 + 80
