@@ -203,7 +203,7 @@ def records(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     calls = of.calls()
     if how == 0:
         changed(of.root / "plan/capacity.jsonl", mutations.jsonl_file, rnd)
-        return [calls["capacity"]]
+        return [calls["memory"]]
     if how == 1:
         changed(rnd.choice(sorted(of.root.glob("prepared/devices/*.json"))), mutations.json_file, rnd)
         return [calls[rnd.choice(("cells", "devices", "waiting"))]]
