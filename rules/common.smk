@@ -211,7 +211,8 @@ def now_if_unfinished(wildcards):
 
 def device_records(after=True):
     """Records of the devices' rates; none for a device whose cells were all measured on another host. On a cluster the
-    jobs that measure cells make them, so what reads them waits until these have ended, unless it runs before."""
+    jobs that measure cells make them, so what reads them waits until these have ended, unless it runs before: with
+    `measure`, what is measured follows from the plan."""
     if after and CELLS_PER_JOB and measures():
         for gpu in sorted(PENDING):
             checkpoints.ended_cells.get(gpu=gpu)
