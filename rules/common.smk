@@ -209,13 +209,8 @@ def now_if_unfinished(wildcards):
     return 0 if measures() or is_complete() else int(time.time())
 
 
-def device_records(after=True):
-    """Records of the devices' rates; none for a device whose cells were all measured on another host. On a cluster the
-    jobs that measure cells make them, so what reads them waits until these have ended, unless it runs before: with
-    `measure`, what is measured follows from the plan."""
-    if after and CELLS_PER_JOB and measures():
-        for gpu in sorted(PENDING):
-            checkpoints.ended_cells.get(gpu=gpu)
+def device_records():
+    """Records of the devices' rates; none for a device whose cells were all measured on another host."""
     only_known = CELLS_PER_JOB or not measures()
     wanted = [gpu for gpu in GPUS if PATHS.device(gpu).exists() or not (only_known or all_measured(gpu))]
     return [PATHS.device(gpu) for gpu in wanted]

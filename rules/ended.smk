@@ -29,7 +29,7 @@ rule begin:
 
 if PENDING | CHANGED:
 
-    checkpoint ended_cells:
+    rule ended_cells:
         """List the cells of a GPU that have ended, after its batches; the lists of other GPUs are up to date."""
         input:
             needed_by_list,

@@ -185,7 +185,7 @@ if STUDY.is_adaptive:
             needed_by_decision,
             # Nothing is known before the first round but what is predicted.
             plan=[PATHS.plan / "plan.parquet"] if STUDY.measure else [],
-            devices=lambda wildcards: device_records(after=False),
+            devices=lambda wildcards: device_records(),
         output:
             PATHS.round_plan("{round}"),
         log:

@@ -43,7 +43,7 @@ def test_imports_are_followed_however_they_are_written(tmp_path, monkeypatch):
 def test_sources_hold_the_figures_of_other_studies_and_a_module_that_is_not_there_is_named():
     with_figures = {name for name in COMMANDS if "config/variation.yaml" in sources(COMMANDS[name])}
     assert with_figures == {
-        name for name in COMMANDS if "workflow_scripts/statistics/variation.py" in sources(COMMANDS[name])
+        name for name in COMMANDS if "workflow_scripts/statistics/repeats.py" in sources(COMMANDS[name])
     }
     assert {f"table-{name}" for name in ("knobs", "engines", "intervals", "devices", "recommendations")} < with_figures
     with pytest.raises(ValueError, match=r"no module workflow_scripts\.questions\.none"):

@@ -39,13 +39,13 @@ def test_nulls_of_numbers_are_nan_and_of_flags_none_and_devices_measured_elsewhe
     assert list(read["gpu"]) == ["h200", "h200 (measured elsewhere)"]
 
 
-def test_a_column_whose_values_have_no_intervals_stays_one_of_numbers():
+def test_a_column_of_values_is_one_of_numbers_with_and_without_intervals():
     rows = pd.DataFrame({"a": [1.0, 2.0], "a_low": [float("nan")] * 2, "b": [1.0, 2.0], "b_low": [0.5, float("nan")]})
     headings = {"a": "A", "b": "B", "a_low": "A column without any value"}
     shown = table_of(rows.assign(a_high=rows["a_low"], b_high=3.0), headings, "caption")
     assert shown.headings == ["A", "B"]
     assert shown.rows == [["1", "1 (0.5 to 3)"], ["2", "2"]]
-    assert shown.numeric == [True, False]
+    assert shown.numeric == [True, True]
 
 
 def test_a_cell_of_which_one_start_ended_ok_is_measured_and_its_facts_are_of_the_first_that_did(tmp_path):

@@ -127,7 +127,7 @@ def test_a_further_start_that_was_measured_by_hand_is_parsed(tmp_path):
     mixed = Mixed(tmp_path)
     for one in mixed.cells.values():
         mixed.end(one)
-    listing = re.compile(r"^checkpoint ended_cells:(?:\n.+)*?\n +wildcards: gpu=h200$", re.MULTILINE)
+    listing = re.compile(r"^rule ended_cells:(?:\n.+)*?\n +wildcards: gpu=h200$", re.MULTILINE)
     listed, again = mixed.paths.ended("h200"), mixed.on("h200")
     called = [*mixed.options, "--gpu", "h200", "--out", str(listed)]
     assert listing.search(mixed.dry_run())
