@@ -73,7 +73,8 @@ class Start(Record):
     another start of this user on this device of this host ended. `boot_id`: Linux's random id of the present boot of
     the host. `again`: a measurement at the end of a round or batch that repeats its first cell and shows drift; it is
     not a start of the cell. `planned`: how many starts the study then asked for, e.g. `2, or up to 8`; each such number
-    was a look at the study's data.
+    was a look at the study's data. `session`: an id common to the starts of all cells that one process of an engine
+    served; None: it served this start alone. `place_in_session`: place in the order in which it served them, from 1.
     """
 
     start: int = 1
@@ -83,6 +84,8 @@ class Start(Record):
     boot_id: str | None = None
     again: bool = False
     planned: str | None = None
+    session: str | None = None
+    place_in_session: int | None = Field(None, ge=1)
 
 
 class Measured(Record):

@@ -5,8 +5,8 @@ from workflow_scripts.engines.registry import metrics_of_columns
 
 # Type, columns, and where their values are recorded, of which the first known one is used; for each of the names.
 _SOURCES = (
-    ("string", "{}", "{}", "outcome reason definition_sha256 boot_id"),
-    ("Int64", "{}", "{}", "protocol round position"),
+    ("string", "{}", "{}", "outcome reason definition_sha256 boot_id session"),
+    ("Int64", "{}", "{}", "protocol round position place_in_session"),
     ("Float64", "{}", "{}", "idle_before_s"),
     ("string", "{}_starts", "{}", "planned"),
     ("boolean", "{}", "device.{}", "simulated"),

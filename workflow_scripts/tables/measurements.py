@@ -84,6 +84,8 @@ STARTS = table_schema(
     INTEGER("experts_touched_tokens", "tokens of each of these steps"),
     NUMBER("idle_before_s", "time since the same user's previous start on this device ended"),
     TEXT("boot_id", "Linux's id of the boot"),
+    TEXT("session", "id common to the starts that one process of an engine served; null: it served this one alone"),
+    INTEGER("place_in_session", "place in the order in which it served them, from 1"),
     TEXT("planned_starts", "the study's `starts` at that time"),
     TEXT("host device_name device_uuid engine_version git_commit protocol lock_sha256", "provenance"),
     TEXT("processor", "CPU name, vendor, family, model, instruction sets"),
