@@ -5,7 +5,7 @@ the model's own. Its other parameters (norms, biases, convolutions) are its `vec
 `cache_bytes` are those of one token in one rank's KV cache, with elements of `element` bytes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from workflow_scripts.physics.formulas import Number
@@ -17,11 +17,13 @@ Role = Literal["attention", "state", "mlp", "experts", "router"]
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix, or the equal matrices of all experts. `used` are the parameters that a token is multiplied with."""
+    """A matrix, or the equal matrices of all experts. `used` are the parameters that a token is multiplied with.
+    `left_out`: whether a quantized checkpoint has it in the model's own type."""
 
     role: Role
     parameters: int
     used: int
+    left_out: bool = False
 
     @classmethod
     def whole(cls, role: Role, parameters: int) -> "Matrix":
@@ -288,11 +290,13 @@ Part = Mixer | FeedForward
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer. `mixers`: its attention or state, several if they work side by side; `vectors`: its norms."""
+    """One layer. `mixers`: its attention or state, several if they work side by side; `vectors`: its norms;
+    `left_out`: roles of the matrices that a quantized checkpoint has in the model's own type."""
 
     mixers: tuple[Mixer, ...]
     feed_forward: tuple[FeedForward, ...]
     norm_parameters: int
+    left_out: frozenset[Role] = frozenset()
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -307,7 +311,7 @@ class Layer:
                 matrices.extend(part.matrices(hidden, tensor * engines, whole=whole_experts))
             else:
                 matrices.extend(part.matrices(hidden, tensor))
-        return matrices
+        return [replace(m, left_out=True) if m.role in self.left_out else m for m in matrices]
 
     def vector_parameters(self, hidden: int) -> int:
         return sum(part.vectors(hidden) for part in self.parts) + self.norm_parameters

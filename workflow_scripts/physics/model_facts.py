@@ -8,7 +8,7 @@ A family without a reader is refused, because its memory and its work follow oth
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from workflow_scripts.physics.hybrid_families import HYBRIDS, LINEAR
 from workflow_scripts.physics.layers import Attention, Experts, LatentAttention, Layer, Matrix, Mixer, Mlp, Part, State
 from workflow_scripts.physics.picture_families import PICTURES
 from workflow_scripts.physics.stored_weights import DTYPE_BYTES as DTYPE_BYTES
-from workflow_scripts.physics.stored_weights import QUANTIZED_BITS, is_quantized, quantization_of
+from workflow_scripts.physics.stored_weights import QUANTIZED_BITS, is_quantized, quantization_of, roles_left_out
 
 # By `model_type`: reads the fields of `ModelFacts` that depend on the family.
 READERS = DENSE | EXPERTS | HYBRIDS | PICTURES
@@ -245,7 +245,7 @@ class ModelFacts:
         """
         if self.quantization == NOT_COUNTED:
             raise ModelFactsError(f"{self.model_type}: how the checkpoint stores its weights is not known here")
-        if self.quantization and is_quantized(self.quantization, matrix.role):
+        if self.quantization and not matrix.left_out and is_quantized(self.quantization, matrix.role):
             return QUANTIZED_BITS[self.quantization] / 8
         return DTYPE_BYTES[self.dtype]
 
@@ -424,6 +424,8 @@ def model_facts(
         allowed = ", ".join(sorted(_LAYER_TYPES))
         raise ModelFactsError(f"{kind}: layer_types names {strange[0]!r}, which is not supported; supported: {allowed}")
     try:
+        left_out = roles_left_out(config, len(fields["stack"]))
+        fields["stack"] = tuple(replace(layer, left_out=of) for layer, of in zip(fields["stack"], left_out, strict=True))
         method = quantization_of(config, quantization)
     except ModelFactsError:
         if weights:

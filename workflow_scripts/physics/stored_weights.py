@@ -1,6 +1,7 @@
 """How a checkpoint stores its weights: bytes per parameter of each matrix."""
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +39,14 @@ _LEFT_OUT = ("ignore", "ignored_layers", "modules_to_not_convert")
 _NEVER_QUANTIZED = ("lm_head", "lm_head$", "gate", "router", "embed_tokens", "shared_expert_gate")
 # Methods that quantize only the experts.
 _EXPERTS_ONLY = ("mxfp4",)
+# The same bytes under another name.
+_ALSO_CALLED: Mapping[str | None, str] = {"fbgemm_fp8": "fp8"}
+# Matrices of a layer that a checkpoint may leave out, by role, below `layers.N`; those of encoders are never quantized.
+_LEAVABLE: Mapping[Role, tuple[str, ...]] = {
+    "attention": tuple(f"self_attn.{name}_proj" for name in "qkvo"),
+    "mlp": tuple(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+}
+_ENCODERS = ("vision", "visual", "multi_modal")
 
 
 def is_quantized(quantization: str, role: Role) -> bool:
@@ -60,23 +69,55 @@ def quantization_of(config: Mapping[str, Any], asked: str | None) -> str | None:
     return quantization
 
 
+def roles_left_out(config: Mapping[str, Any], layers: int) -> list[frozenset[Role]]:
+    """The roles whose matrices a checkpoint does not quantize, of each layer.
+
+    >>> left_out = {"modules_to_not_convert": ["lm_head", "model.layers.1.self_attn"]}
+    >>> [sorted(roles) for roles in roles_left_out({"quantization_config": left_out}, 2)]
+    [[], ['attention']]
+
+    Raises ModelFactsError if a name is not known here, or is of only some of the matrices of a role.
+    """
+    stored = config.get("quantization_config") or {}
+    names = [str(name) for key in _LEFT_OUT for name in stored.get(key) or () if not _never_quantized(str(name))]
+    if not names or stored.get("quant_method") in _EXPERTS_ONLY:
+        return [frozenset()] * layers
+    fault = "quantization that leaves out some layers is not supported: {!r}".format
+    matrices = {f"layers.{n}.{m}": (n, role) for n in range(layers) for role, ms in _LEAVABLE.items() for m in ms}
+    below = defaultdict(set)  # whole layers, parts of them, and single matrices
+    for matrix in matrices:
+        for end in re.finditer(r"(?<=\d)\.|\.|$", matrix):
+            below[matrix[: end.start()]].add(matrix)
+    found: set[str] = set()
+    for name in names:
+        _, layer, rest = name.partition("layers.")
+        if name.startswith("re:"):
+            left_out = {matrix for matrix in matrices if re.match(name.removeprefix("re:"), f"model.{matrix}")}
+        else:
+            left_out = below[layer + rest] if rest[:1].isdigit() else set()
+        if not left_out:
+            raise ModelFactsError(fault(name))
+        found |= left_out
+    counts = Counter(matrices[matrix] for matrix in found)
+    if partly := next((m for m in sorted(found) if counts[matrices[m]] < len(_LEAVABLE[matrices[m][1]])), None):
+        raise ModelFactsError(fault(partly))
+    return [frozenset(role for role in _LEAVABLE if (n, role) in counts) for n in range(layers)]
+
+
 def _stored_quantization(stored: Mapping[str, Any]) -> str | None:
     method = stored.get("quant_method")
-    left_out = [name for key in _LEFT_OUT for name in stored.get(key) or () if not _never_quantized(str(name))]
-    if left_out and method not in _EXPERTS_ONLY:
-        raise ModelFactsError(f"quantization that leaves out some layers is not supported: {left_out[0]!r}")
     if stored.get("kv_cache_scheme"):
         raise ModelFactsError("a kv_cache_scheme, which sets the type of the KV cache, is not supported")
     bits, size = stored.get("bits", 4), stored.get("group_size", 128)
     if method in ("awq", "gptq") and (bits, size) != (4, 128):
         has = f"{method} with {bits} bits in groups of {size}"
         raise ModelFactsError(f"{has} is not supported; supported: 4 in groups of 128")
-    return _compressed_weights(stored) if method == COMPRESSED_TENSORS else method
+    return _compressed_weights(stored) if method == COMPRESSED_TENSORS else _ALSO_CALLED.get(method, method)
 
 
 def _never_quantized(name: str) -> bool:
     last = name.rsplit(".", 1)[-1]
-    return last.removeprefix("re:").lstrip("*") in _NEVER_QUANTIZED or "norm" in last
+    return any(encoder in name for encoder in _ENCODERS) or last.removeprefix("re:").lstrip("*") in _NEVER_QUANTIZED or "norm" in last
 
 
 def _compressed_weights(stored: Mapping[str, Any]) -> str:

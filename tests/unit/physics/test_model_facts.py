@@ -284,6 +284,18 @@ def test_quantization_shrinks_the_layers_matrices_alone():
         model_facts(LLAMA, quantization="bitsandbytes")
 
 
+def test_matrices_that_a_checkpoint_leaves_out_keep_their_type():
+    # meta-llama/Llama-3.1-405B-FP8: attention, and the first and last MLP. dstackai/benchmarks logs 56.7677 GiB on each
+    # of 8 GPUs (comparison/h100sxm5_vs_mi300x/raw_data/gpu-usage.md).
+    attention = [f"model.layers.{n}.self_attn.{name}_proj" for n in range(126) for name in "qkvo"]
+    left_out = ["lm_head", *attention, "model.layers.0.mlp", "re:model.layers.125.mlp", "vision_model.layers.0.mlp"]
+    config = read_config(MODELS["llama-3.1-405b"].config) | stored("fbgemm_fp8", modules_to_not_convert=left_out)
+    facts = model_facts(config)
+    assert facts.quantization == "fp8"
+    assert facts.weight_bytes / 8 / 2**30 == pytest.approx(56.7677, rel=1e-3)
+    assert read_model_facts(MODELS["llama-3.1-405b"].config, None, "fp8").weight_bytes / 8 / 2**30 < 48
+
+
 def compressed(*weights: tuple[int, str, str], **others: object) -> dict[str, object]:
     groups = [{"num_bits": bits, "type": kind, "strategy": strategy} for bits, kind, strategy in weights]
     groups = {f"group_{i}": {"targets": ["Linear"], "weights": group} for i, group in enumerate(groups)}
