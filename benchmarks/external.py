@@ -20,12 +20,12 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from workflow_scripts.catalog.any_model import find_model
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
-from workflow_scripts.common.faults import InputError
 from workflow_scripts.engines.vllm.capacity import predict_capacity
 from workflow_scripts.engines.vllm.memory import EngineSettings
 from workflow_scripts.physics.layers import Experts
-from workflow_scripts.physics.model_facts import read_model_facts
+from workflow_scripts.physics.model_facts import facts_on, read_model_facts
 from workflow_scripts.predict.prediction_record import Band, Prediction
 from workflow_scripts.predict.predictions import at_version, predict_cells
 from workflow_scripts.predict.public_costs import CURRENT, OLD_CORE, SYNCHRONOUS, generation_of
@@ -182,27 +182,32 @@ def print_goals(table: pd.DataFrame, kv: pd.Series) -> None:
 
 
 def kv_errors(path: Path) -> pd.Series:
-    """Errors of KV tokens or blocks in the rows of kv.csv that name a model of the catalogue or of the folder."""
+    """Errors of KV tokens or blocks in the rows of kv.csv whose model is of the catalogue or the folder, with what its
+    name says after a blank: `fp8`, `expert parallel`. A connector has memory of its own."""
     errors = []
     for row in pd.read_csv(path).itertuples() if path.exists() else ():
-        model = path.parent / "models" / str(row.model)
-        try:
-            facts = read_model_facts(model if model.is_dir() else get_model(str(row.model)).config)
-            settings = EngineSettings(
-                **{
-                    name: int(value)
-                    for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len")
-                    if (value := getattr(row, name)) == value
-                },
-                tensor_parallel_size=int(row.tp),
-                gpu_memory_utilization=row.gpu_memory_utilization,
-                vllm_version=version_of(str(row.vllm)),
-            )
-            terms = predict_capacity(facts, get_gpu(row.gpu), settings)
-        except InputError as e:
-            console.print(f"not predicted: {row.model}: {e}")
+        name, _, settings_in_words = str(row.model).partition(" ")
+        folder, gpu = path.parent / "models" / name, get_gpu(row.gpu)
+        if "connector" in settings_in_words:
+            console.print(f"not predicted: {row.model}")
             continue
-        errors.append(100 * (terms[{"blocks": "num_blocks"}.get(row.unit, "kv_cache_tokens")].value / row.logged - 1))
+        settings = EngineSettings(
+            **{
+                name: int(value)
+                for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len")
+                if (value := getattr(row, name)) == value
+            },
+            tensor_parallel_size=int(row.tp),
+            enable_expert_parallel="expert parallel" in settings_in_words,
+            gpu_memory_utilization=row.gpu_memory_utilization,
+            vllm_version=version_of(str(row.vllm)),
+        )
+        model = find_model(str(folder if folder.is_dir() else name))
+        facts = facts_on(model, gpu, {}, "fp8" if "fp8" in settings_in_words else None)
+        # Logs have tokens; blocks are these over the block size.
+        tokens = predict_capacity(facts, gpu, settings)["kv_cache_tokens"].value
+        errors.append(100 * (tokens / settings.block_size ** (row.unit == "blocks") / row.logged - 1))
+        console.print(f"KV of {row.model} on {row.gpu}: {errors[-1]:+.1f} %")
     return pd.Series(errors, dtype=float)
 
 

@@ -425,7 +425,9 @@ def model_facts(
         raise ModelFactsError(f"{kind}: layer_types names {strange[0]!r}, which is not supported; supported: {allowed}")
     try:
         left_out = roles_left_out(config, len(fields["stack"]))
-        fields["stack"] = tuple(replace(layer, left_out=of) for layer, of in zip(fields["stack"], left_out, strict=True))
+        fields["stack"] = tuple(
+            replace(layer, left_out=of) for layer, of in zip(fields["stack"], left_out, strict=True)
+        )
         method = quantization_of(config, quantization)
     except ModelFactsError:
         if weights:

@@ -117,7 +117,11 @@ def _stored_quantization(stored: Mapping[str, Any]) -> str | None:
 
 def _never_quantized(name: str) -> bool:
     last = name.rsplit(".", 1)[-1]
-    return any(encoder in name for encoder in _ENCODERS) or last.removeprefix("re:").lstrip("*") in _NEVER_QUANTIZED or "norm" in last
+    return (
+        any(encoder in name for encoder in _ENCODERS)
+        or last.removeprefix("re:").lstrip("*") in _NEVER_QUANTIZED
+        or "norm" in last
+    )
 
 
 def _compressed_weights(stored: Mapping[str, Any]) -> str:

@@ -208,7 +208,7 @@ def memory_terms(
     memory = device_memory(gpu)
     budget = math.ceil(memory.value * settings.gpu_memory_utilization)
     taken = {
-        "weights": _logged(log_gib, "model_weights_gib") or weights(facts, settings, rank),
+        "weights": _logged(log_gib, "model_weights_gib") or weights(facts, gpu, settings, rank),
         "activation": _logged(log_gib, "peak_activation_gib") or activation(facts, settings, rank, batch),
         "cuda_graphs": cuda_graphs(gpu, settings, rank, batch, log_gib),
         "other": other(settings),
@@ -235,7 +235,17 @@ def device_memory(gpu: Gpu) -> Term:
     raise CapacityError(f"{gpu.name} has no memory of its own: give the size of its KV cache (--kv-cache-memory-bytes)")
 
 
-def weights(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> Term:
+def _padding(facts: ModelFacts, gpu: Gpu, settings: EngineSettings) -> float:
+    """How many times their parameters experts in MXFP4 take before Hopper: Marlin's kernels need widths that 128 and
+    hidden sizes that 256 divide (`create_weights` in vllm/model_executor/layers/quantization/mxfp4.py)."""
+    experts = next((part for part, _ in facts.of_kind(Experts)), None)
+    if experts is None or facts.quantization != "mxfp4" or float(gpu.compute_capability or 9) >= 9:
+        return 1.0
+    width: float = experts.intermediate / (1 if settings.enable_expert_parallel else settings.tensor_parallel_size)
+    return math.ceil(width / 128) * 128 / width * math.ceil(facts.hidden / 256) * 256 / facts.hidden
+
+
+def weights(facts: ModelFacts, gpu: Gpu, settings: EngineSettings, rank: PipelineRank) -> Term:
     """Weights of one rank: matrices, vocabulary tables and the encoder of pictures (in the first stage) are split over
     tensor ranks; norms and biases are copied."""
     tensor, hidden, element = settings.tensor_parallel_size, facts.hidden, DTYPE_BYTES[facts.dtype]
@@ -244,9 +254,11 @@ def weights(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> 
     tables = rank.first + (rank.last and not (rank.first and facts.tied_embeddings))
     # Rotary positions are a table of cosines and sines, as long as the model's longest context.
     positions = facts.position_embedding_parameters or facts.max_positions * facts.rotary_dim
+    padding = _padding(facts, gpu, settings)
     value = (
         sum(
-            count * _allocated(matrix.parameters * facts.bytes_of(matrix))
+            count
+            * _allocated(matrix.parameters * facts.bytes_of(matrix) * (padding if matrix.role == "experts" else 1))
             for layer, count in layers.items()
             for matrix in layer.matrices(
                 hidden, tensor, whole_experts=settings.enable_expert_parallel, engines=settings.data_parallel_size

@@ -101,6 +101,20 @@ def test_weights_are_those_of_published_logs(facts, ranks, weights_gib):
     assert value("weights", facts, tensor_parallel_size=ranks) / GIB == pytest.approx(weights_gib, abs=0.005)
 
 
+def test_experts_in_mxfp4_are_padded_before_hopper():
+    facts = read_model_facts(get_model("gpt-oss-120b").config, "bfloat16")
+    settings = EngineSettings(tensor_parallel_size=4, gpu_memory_utilization=0.8, max_model_len=16384)
+    older = replace(settings, vllm_version="0.10.1.1")
+    # https://github.com/dennislee22/vLLM-benchmarking: 2,640,144 tokens.
+    tokens = predict_capacity(facts, get_gpu("a100-sxm-80gb"), older)["kv_cache_tokens"].value
+    assert tokens == pytest.approx(2640144, rel=0.005)
+    on = {
+        gpu: predict_capacity(facts, get_gpu(gpu), settings)["weights"].value for gpu in ("a100-sxm-80gb", "h100-sxm")
+    }
+    experts = 36 * 128 * 3 * 2880 * 2880 / 4 * 4.25 / 8
+    assert on["a100-sxm-80gb"] - on["h100-sxm"] == pytest.approx(experts * (768 / 720 * 3072 / 2880 - 1), rel=0.05)
+
+
 def test_a_logs_weights_and_activation_take_the_place_of_predictions():
     log = {"model_weights_gib": 14.99, "peak_activation_gib": 1.89, "available_kv_cache_gib": None}
     terms = terms_of(log=log, gpu_memory_utilization=0.95, vllm_version="0.19.0")
