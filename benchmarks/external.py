@@ -9,6 +9,7 @@ client), and the `sweep` of a study in studies/ that is the run. Models and trac
 """
 
 import argparse
+import json
 import re
 import tempfile
 from collections.abc import Iterator
@@ -22,14 +23,16 @@ from rich.table import Table
 
 from workflow_scripts.catalog.any_model import find_model
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
+from workflow_scripts.common.files import read_json
 from workflow_scripts.engines.vllm.capacity import predict_capacity
 from workflow_scripts.engines.vllm.memory import EngineSettings
 from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import facts_on, read_model_facts
-from workflow_scripts.predict.prediction_record import Band, Prediction
+from workflow_scripts.predict.prediction_record import Band
 from workflow_scripts.predict.predictions import at_version, predict_cells
 from workflow_scripts.predict.public_costs import CURRENT, OLD_CORE, SYNCHRONOUS, generation_of
-from workflow_scripts.study.grid import expand
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 
 # Measured columns, the predicted ones, and the factor between their units.
@@ -54,6 +57,10 @@ console = Console(width=180)
 # Sources whose logs say that their GPUs do not reach each other's memory, which the name of a GPU does not tell:
 # https://github.com/dennislee22/vLLM-benchmarking, log/vllm-7B-2gpuA10080GB-0.5GRAM-same-node.log
 WITHOUT_NVLINK = ("dennislee22",)
+# A checkpoint that a study has no name for: meta-llama/Llama-3.1-405B-FP8 has attention and the first and last MLP in
+# 16 bits (https://github.com/dstackai/benchmarks: "model weights took 56.7677 GB in each GPU").
+IN_FP8, LEFT_OUT = "llama-3.1-405b", [f"model.layers.{n}.self_attn" for n in range(126)]
+LEFT_OUT += [f"model.layers.{n}.mlp" for n in (0, 125)]
 
 
 def version_of(text: str) -> str:
@@ -66,16 +73,20 @@ def version_of(text: str) -> str:
     return found[0] if found else ""
 
 
-def predictions(
-    folder: Path, versions: dict[str, str], sources: dict[str, str], only: str = ""
-) -> Iterator[tuple[str, Prediction]]:
-    """Each sweep of the folder's studies with its prediction, for the engine's version of its run."""
+def cells_of(
+    folder: Path, versions: dict[str, str], sources: dict[str, str], scratch: Path, only: str = ""
+) -> Iterator[tuple[Study, dict[str, tuple[Cell, list[str]]]]]:
+    """The folder's studies, each with its cells by ID, for the engine's version of their runs, and their sweeps."""
+    stored = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": LEFT_OUT}
+    config = json.dumps(read_json(get_model(IN_FP8).config) | {"quantization_config": stored})
+    (scratch / "config.json").write_text(config, encoding="utf-8")
     for path in sorted((folder / "studies").glob(f"*{only}*.yaml" if only else "*.yaml")):
-        with tempfile.TemporaryDirectory() as scratch:
-            own = Path(scratch) / path.name
-            own.write_text(path.read_text(encoding="utf-8").replace("ext_models/", f"{folder.resolve()}/models/"))
-            study = load_study(own, Path(scratch))
-        cells = {}
+        text = path.read_text(encoding="utf-8").replace("ext_models/", f"{folder.resolve()}/models/")
+        text = text.replace(f"  {IN_FP8}:\n    load_format: dummy", f"  {IN_FP8}-fp8:\n    folder: {scratch}")
+        own = scratch / path.name
+        own.write_text(text.replace(f"model: {IN_FP8}\n", f"model: {IN_FP8}-fp8\n"), encoding="utf-8")
+        study = load_study(own, scratch)
+        cells: dict[str, tuple[Cell, list[str]]] = {}
         for cell in expand(study):
             for sweep in cell.sweeps:
                 if version := versions.get(sweep):
@@ -83,9 +94,7 @@ def predictions(
                     if sources[sweep] in WITHOUT_NVLINK and cell.knobs.ranks > 1:
                         own_cell = replace(own_cell, gpu=cell.gpu.replace("sxm", "pcie"))
                     cells.setdefault(own_cell.id, (own_cell, []))[1].append(sweep)
-        for record in predict_cells(study, [cell for cell, _ in cells.values()]):
-            for sweep in cells[record.cell_id][1]:
-                yield sweep, record
+        yield study, cells
 
 
 def compared(folder: Path, only: str = "") -> pd.DataFrame:
@@ -94,7 +103,19 @@ def compared(folder: Path, only: str = "") -> pd.DataFrame:
     runs = pd.read_csv(folder / "runs.csv").set_index("run_id")
     versions = {row.sweep: version_of(str(row.vllm)) for row in runs.itertuples()}
     sources = dict(zip(runs["sweep"], runs["source"], strict=True))
-    records = dict(predictions(folder, versions, sources, only))
+    with tempfile.TemporaryDirectory() as scratch:
+        return _compared(runs, versions, list(cells_of(folder, versions, sources, Path(scratch), only)))
+
+
+def _compared(
+    runs: pd.DataFrame, versions: dict[str, str], studies: list[tuple[Study, dict[str, tuple[Cell, list[str]]]]]
+) -> pd.DataFrame:
+    records = {
+        sweep: record
+        for study, cells in studies
+        for record in predict_cells(study, [cell for cell, _ in cells.values()])
+        for sweep in cells[record.cell_id][1]
+    }
     rows = []
     for run in runs[runs["sweep"].isin(records)].itertuples():
         record = records[run.sweep]
