@@ -21,17 +21,18 @@ from workflow_scripts.questions.devices.table import NEAR_PCT, p_near
 from workflow_scripts.questions.serving.table import tail
 from workflow_scripts.statistics.comparisons import (
     CHANGES,
+    CONFIDENCE,
     EQUIVALENCE_ALPHA,
     NOT_DECIDED,
     Comparisons,
-    IntArray,
-    Samples,
     compare,
     directions,
+    half_width,
     log_margin,
     verdicts,
 )
-from workflow_scripts.statistics.start_spread import FloatArray
+from workflow_scripts.statistics.samples import IntArray, Samples
+from workflow_scripts.statistics.start_spread import FloatArray, mean_of
 from workflow_scripts.statistics.variation import known_elsewhere
 
 LEAST_COVERED, MOST_FALSE, ROUND_SD, MARGIN_PCT = 0.93, 0.05, 0.01, 5.0
@@ -85,9 +86,11 @@ def measured(
     return Samples(log, unknown, np.ones(shape), device, none, none, device, np.zeros_like(device), known)
 
 
-def holds(found: Comparisons, truth: float = 0.0) -> tuple[float, float]:
+def holds(found: Comparisons, truth: FloatArray | float = 0.0) -> tuple[float, float]:
     """The share of intervals with the true ratio in them, and their median half width."""
-    value, low, high = (np.log(end[~np.isnan(found.variance)]) for end in found.interval())
+    known = ~np.isnan(found.variance)
+    value, low, high = (np.log(end[known]) for end in found.interval())
+    truth = np.broadcast_to(truth, known.shape)[known]
     return float(((low <= truth) & (truth <= high)).mean()), float(np.median(np.expm1(high - value)))
 
 
@@ -110,6 +113,63 @@ def one_device(rng: np.random.Generator) -> Iterator[Row]:
         yield covered(f"one GPU, {starts} starts", STUDIES, share)
     share, _ = holds(compare(measured(rng, np.zeros(5), ONE, 1, sd=(0.04, 0.06)), a, b))
     yield covered("one GPU, 1 start that varies by 4 to 6 %", STUDIES, share)
+
+
+def measured_in_sessions(
+    rng: np.random.Generator,
+    truth: FloatArray,
+    device: IntArray,
+    setting: IntArray,
+    starts: int,
+    sd: tuple[float, float] = (0.002, 0.06),
+    occasion: float = 0.0,
+) -> Samples:
+    """The same if one start of an engine serves all cells of a `setting`: starts vary by `sd`, and what they serve by
+    0.1 to 2 % around them."""
+    shape = (STUDIES, len(truth))
+    parts = []
+    for (low, high), count in ((sd, setting.max() + 1), ((0.001, 0.02), len(truth))):
+        typical = rng.uniform(np.log(low), np.log(high), (STUDIES, 1))
+        of_each = np.exp(typical + rng.normal(0, 0.4, (STUDIES, count)))
+        parts.append(of_each[..., None] * rng.normal(0, 1, (STUDIES, count, starts)))
+    rounds = rng.normal(0, ROUND_SD, (STUDIES, device.max() + 1, starts))[:, device]
+    log = (truth + rng.normal(0, occasion, shape))[..., None] + rounds + parts[0][:, setting] + parts[1]
+    unknown, none = np.full(shape, np.nan), np.zeros(len(truth), dtype=bool)
+    known = known_elsewhere(False, "").of_cells(len(truth))
+    session = setting[:, None] * starts + np.arange(starts)
+    return Samples(log, unknown, np.ones(shape), device, none, none, device, np.zeros_like(device), known, session)
+
+
+def sessions(rng: np.random.Generator) -> Iterator[Row]:
+    """Settings of four workloads each, every other one slower by just less than the margin; and two devices, each with
+    the same five workloads in its sessions."""
+    for settings, starts, sd in (
+        *((2, starts, (0.002, 0.06)) for starts in (1, 2, 3, 5)),
+        *((4, starts, (0.02, 0.06)) for starts in (2, 3, 5)),
+    ):
+        setting = np.repeat(np.arange(settings), 4)
+        a, b = np.triu_indices(len(setting), 1)
+        same = setting[a] == setting[b]
+        truth = np.arange(len(setting)) % 2 * 0.9999 * log_margin(MARGIN_PCT)
+        cells = measured_in_sessions(rng, truth, np.zeros_like(setting), setting, starts, sd)
+        of_cells = f"{settings} settings in {starts} sessions that vary by {100 * sd[0]:g} to {100 * sd[1]:g} %"
+        for name, some in (("within sessions", same), ("of settings", ~same)):
+            share, half = holds(compare(cells, a[some], b[some]), (truth[a] - truth[b])[some])
+            yield covered(f"ratio {name} (±{100 * half:.1f} %), {of_cells}", STUDIES, share)
+        changes = (verdicts(compare(cells, a, b), MARGIN_PCT) == CHANGES).any(axis=-1)
+        yield false(f"false changes, {of_cells}", STUDIES, float(changes.mean()))
+        squared = cells.covariance()[:, :4, :4].mean(axis=(-2, -1))
+        half_widths = half_width(squared, cells.variation.total_df[:, :4].min(axis=-1), CONFIDENCE)
+        error = (mean_of(cells.log) - truth)[:, :4].mean(axis=-1)
+        yield covered(f"mean of four cells, {of_cells}", STUDIES, float((np.abs(error) <= half_widths).mean()))
+    for occasion in (0.0, 0.02):
+        for starts in (1, 2, 3, 5):
+            cells = measured_in_sessions(rng, np.zeros(10), TWO, TWO, starts, occasion=occasion)
+            found = compare(cells, np.arange(5), np.arange(5, 10))
+            name = f"two GPUs in {starts} sessions, occasions vary by {100 * occasion:g} %"
+            yield covered(name, STUDIES, holds(found)[0])
+            shown = (directions(found) != NOT_DECIDED).any(axis=-1)
+            yield false(f"false directions, {name}", STUDIES, float(shown.mean()))
 
 
 def noisy(rng: np.random.Generator) -> Iterator[Row]:
@@ -185,7 +245,7 @@ def first_tokens_p99_s(
 
 
 ROWS: dict[str, Callable[[np.random.Generator], Iterator[Row]]] = {
-    of.__name__: of for of in (gpus, one_device, noisy, many, explained, tails)
+    of.__name__: of for of in (gpus, one_device, sessions, noisy, many, explained, tails)
 }
 
 

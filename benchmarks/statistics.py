@@ -36,8 +36,6 @@ from workflow_scripts.statistics.comparisons import (
     OCCASION_SD,
     SLOWER,
     Comparisons,
-    IntArray,
-    Samples,
     compare,
     directions,
     holm,
@@ -45,6 +43,7 @@ from workflow_scripts.statistics.comparisons import (
     verdicts,
 )
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks, decide
+from workflow_scripts.statistics.samples import IntArray, Samples
 from workflow_scripts.statistics.start_spread import FloatArray, spread
 from workflow_scripts.statistics.variation import UNKNOWN, Known, known_elsewhere
 

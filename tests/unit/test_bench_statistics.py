@@ -43,7 +43,9 @@ def test_under_hard_conditions_intervals_cover_and_verdicts_are_rarely_false(mon
     monkeypatch.setattr(coverage, "STUDIES", 200)
     monkeypatch.setattr(coverage, "LARGE_STUDIES", 20)
     rows = [
-        row for name in ("gpus", "one_device", "noisy", "many") for row in coverage.ROWS[name](np.random.default_rng(5))
+        row
+        for name in ("gpus", "one_device", "sessions", "noisy", "many")
+        for row in coverage.ROWS[name](np.random.default_rng(5))
     ]
     assert {row.name: row.observed for row in rows if row.goal.startswith(">=") and row.observed < 0.91} == {}
     assert {row.name: row.observed for row in rows if "false" in row.name and not row.fits} == {}

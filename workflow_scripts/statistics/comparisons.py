@@ -16,24 +16,16 @@ sets, Statistical Science 11, 1996; [Holm] A simple sequentially rejective multi
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, Spread, around_mean, mean_of, spread
-from workflow_scripts.statistics.variation import (
-    UNKNOWN,
-    Variation,
-    beside_rounds,
-    dependent,
-    satterthwaite,
-    variation,
-)
+from workflow_scripts.statistics.samples import IntArray, Samples
+from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, around_mean, mean_of
+from workflow_scripts.statistics.variation import beside_rounds, dependent, satterthwaite
 
-IntArray = npt.NDArray[np.int_]
 Rows = Sequence[int] | IntArray
 
 CONFIDENCE = 0.95
@@ -76,62 +68,6 @@ class Interval(NamedTuple):
     value: FloatArray
     low: FloatArray
     high: FloatArray
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Measurements of many cells, as natural logarithms.
-
-    Attributes:
-        log: mean of each start, shape (..., cells, rounds); NaN if the cell was not started in the round. If cells were
-            measured on several cards, a column is a card, because that is then the highest level that varies.
-        within: variance of the repeats within a start; NaN if no start has two.
-        repeats: mean number of repeats per start.
-        group: a number for each cell, the same for all cells of one device and engine.
-        between_cards: for each cell whether columns are cards.
-        shared: for each cell whether its machine is shared, so that it varies by OCCASION_SD between occasions.
-        device: a number for each cell, the same for all cells of one device.
-        kind: a number for each cell, the same for all cells of a study that are on the same kind of device.
-        known: for each cell what other studies show, with the fields of `variation.Known` along the first axis.
-    """
-
-    log: FloatArray
-    within: FloatArray
-    repeats: FloatArray
-    group: IntArray
-    between_cards: BoolArray
-    shared: BoolArray
-    device: IntArray
-    kind: IntArray
-    known: FloatArray
-
-    @cached_property
-    def spread(self) -> Spread:
-        return spread(self.log, self.group)
-
-    @cached_property
-    def variation(self) -> Variation:
-        """How much starts vary, by all that is known."""
-        return variation(self.spread, self.group, self.kind, self.record, self.within / self.repeats)
-
-    @cached_property
-    def record(self) -> FloatArray:
-        """What `known` says of each cell. Cards vary more than starts on one card, which is all that others show."""
-        return np.where(self.between_cards, UNKNOWN.of_cells(len(self.between_cards)), self.known)
-
-    @cached_property
-    def starts(self) -> IntArray:
-        counted: IntArray = (~np.isnan(self.log)).sum(axis=-1)
-        return counted
-
-    @cached_property
-    def rounds(self) -> IntArray:
-        """How many rounds the device and engine of each cell have had."""
-        most = np.zeros_like(self.starts)
-        for group in np.unique(self.group):
-            of = self.group == group
-            most[..., of] = self.starts[..., of].max(axis=-1, keepdims=True)
-        return most
 
 
 def _scope(error: FloatArray, starts: IntArray, between_cards: BoolArray) -> npt.NDArray[np.object_]:
@@ -248,7 +184,8 @@ def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
     """Compare cells `a` with cells `b`, both as positions; one side may be a single cell.
 
     The variance is that of `variation`. The effects of the rounds that both were measured in cancel, those of further
-    rounds of one cell do not; nothing cancels between two GPUs, because the rounds or cards of each are different ones.
+    rounds of one cell do not; the same holds for sessions that served both. Nothing cancels between two GPUs, because
+    the rounds or cards of each are different ones.
 
     Two cells in three rounds, of which the second is 10 % slower:
 
@@ -277,6 +214,12 @@ def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
             strict=True,
         )
     )
+    if of := samples.within_sessions:
+        common = (~np.isnan(of.log[..., a, :] - of.log[..., b, :])).sum(axis=-1)
+        in_sessions = (common > 0) & (of.group[a] == of.group[b])
+        starts = np.where(in_sessions, common, starts)
+        paired_variance, paired_df = _in_a_group(of, a, b, starts)
+        variance, df = np.where(in_sessions, paired_variance, variance), np.where(in_sessions, paired_df, df)
     difference = mean_of(samples.log[..., a, :]) - mean_of(samples.log[..., b, :])
     variance = np.where(starts == 0, np.nan, variance)
     modes = np.broadcast_to(samples.shared[a] | samples.shared[b], difference.shape)
@@ -332,7 +275,7 @@ def _in_rounds(samples: Samples, a: IntArray, b: IntArray, starts: IntArray) -> 
     rounds, shown = (squares + expected * expected_df) / df, np.maximum(n - 1, 0) / df
     weights = _weights(samples, a, b, starts)
     of_cells = (
-        (weight * beside_rounds(spread.weight[..., c], noise.variance[..., c], shown), noise.df[..., c])
+        (weight * beside_rounds(noise.weight[..., c], noise.variance[..., c], shown), noise.df[..., c])
         for c, weight in zip((a, b), weights, strict=True)
     )
     return satterthwaite(

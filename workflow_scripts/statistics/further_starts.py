@@ -21,12 +21,12 @@ from workflow_scripts.statistics.comparisons import (
     ONE_START,
     Comparisons,
     Rows,
-    Samples,
     compare,
     half_width,
     mean_errors,
     verdicts,
 )
+from workflow_scripts.statistics.samples import Samples
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
 from workflow_scripts.statistics.variation import satterthwaite
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workflow_scripts.statistics.comparisons import Comparisons, IntArray
+from workflow_scripts.statistics.comparisons import Comparisons
+from workflow_scripts.statistics.samples import IntArray
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
 from workflow_scripts.statistics.variation import of_occasions, satterthwaite
 

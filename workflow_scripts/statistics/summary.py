@@ -8,7 +8,7 @@ import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, readable_models
 from workflow_scripts.engines.registry import every_knob, load_engines, without_environment
-from workflow_scripts.statistics.comparisons import IntArray, Samples
+from workflow_scripts.statistics.samples import IntArray, Samples
 from workflow_scripts.statistics.start_spread import FloatArray, mean_of
 from workflow_scripts.statistics.variation import UNKNOWN, known_elsewhere
 
@@ -80,7 +80,8 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
     """
     by, values = list(by), rows[column].astype(float)
     started = {name: rows[name].fillna(1).astype(int) for name in ("start", "round")}
-    logs = rows[by].assign(log=np.log(values.where(values > 0)), card=rows.get("device_uuid", ""), **started)
+    of_start = {"card": rows.get("device_uuid", ""), "session": rows.get("session"), **started}
+    logs = rows[by].assign(log=np.log(values.where(values > 0)), **of_start)
     groups = logs.groupby(by, dropna=False, sort=False)
     summary = groups.agg(repeats=("log", "count")).reset_index()
     is_cpu = np.isin(summary["gpu"], [name for name, gpu in load_gpus().items() if gpu.kind == "cpu"])
@@ -90,10 +91,10 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
         return columns_of_group.groupby(list(names), dropna=False, sort=False).ngroup().to_numpy().astype(int)
 
     group, cell = numbered(*POOLED), groups.ngroup()
-    logs = logs[["log", "card", "start", "round"]].assign(cell=cell, group=group[cell])
-    of_start = {name: (name, "first") for name in ("group", "card", "round")}
-    of_start |= {"log": ("log", "mean"), "n": ("log", "count"), "variance": ("log", "var")}
-    starts = logs.dropna(subset="log").groupby(["cell", "start"]).agg(**of_start).reset_index()
+    logs = logs[["log", *of_start]].assign(cell=cell, group=group[cell])
+    reduced = {name: (name, "first") for name in ("group", "card", "round", "session")}
+    reduced |= {"log": ("log", "mean"), "n": ("log", "count"), "variance": ("log", "var")}
+    starts = logs.dropna(subset="log").groupby(["cell", "start"]).agg(**reduced).reset_index()
     # In a group on several cards the column of a start is its card, so that only starts on the same card are paired;
     # else it is its round. A second start of a cell in a round has its own column.
     of_cards = starts.groupby("group")["card"].transform("nunique") > 1
@@ -103,6 +104,12 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
     means = starts.groupby(["cell", columns])["log"].mean()
     log = np.full((len(summary), columns.nunique()), np.nan)
     log[means.index.get_level_values(0), means.index.get_level_values(1)] = means
+    # A start that shares its engine's process with no other cell has no session.
+    served = starts["session"].where(~starts.duplicated(["cell", "session"]))
+    served = served.where(starts.assign(session=served).groupby(["group", "session"])["cell"].transform("nunique") > 1)
+    session = np.full(log.shape, -1)
+    numbered_sessions = starts.assign(session=served).groupby(["group", "session"]).ngroup()
+    session[starts["cell"], columns] = numbered_sessions.fillna(-1).astype(int)
     of_cell = starts.assign(squares=starts["variance"] * (starts["n"] - 1), df=starts["n"] - 1).groupby("cell")
     within = (of_cell["squares"].sum(min_count=1) / of_cell["df"].sum()).reindex(summary.index)
     recorded = [known_elsewhere(*of) for of in zip(is_cpu.tolist(), columns_of_group["study"].astype(str), strict=True)]
@@ -116,6 +123,7 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
         device=numbered("study", "source", "gpu"),
         kind=numbered("study", "source", "is_cpu"),
         known=np.array(recorded, dtype=float).reshape(-1, len(UNKNOWN)).T,
+        session=session if (session >= 0).any() else None,
     )
     summary.insert(len(by), "starts", samples.starts)
     return summary.assign(log_mean=mean_of(log), sample=np.arange(len(summary))), samples

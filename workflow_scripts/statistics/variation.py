@@ -82,7 +82,7 @@ class Variation(NamedTuple):
     """Variance of one start of each cell, without the effect of its round, with degrees of freedom.
 
     `rounds` is the variance of the effect of a round, with `rounds_df`. `total` and `total_df` are the variance of one
-    start with the effect of its round.
+    start with the effect of its round. `weight` is the part of `variance` that is also in the effects of rounds.
     """
 
     variance: FloatArray
@@ -91,6 +91,7 @@ class Variation(NamedTuple):
     rounds_df: FloatArray
     total: FloatArray
     total_df: FloatArray
+    weight: FloatArray
 
 
 def variation(
@@ -140,7 +141,7 @@ def variation(
     effects = _over(ms * ms_df + rounds * rounds_df, effects_df)
     cells = beside_rounds(spread.weight, variance, _over(ms_df, effects_df))
     total, total_df = satterthwaite((np.where(effects_df > 0, effects, np.nan), effects_df), (cells, df))
-    return Variation(variance, df, effects, effects_df, total, total_df)
+    return Variation(variance, df, effects, effects_df, total, total_df, spread.weight)
 
 
 def _alike_df(own: FloatArray, df: FloatArray, alike: BoolArray, of_few: FloatArray) -> FloatArray:

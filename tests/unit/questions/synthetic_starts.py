@@ -2,11 +2,14 @@
 
 import numpy as np
 
-from workflow_scripts.statistics.comparisons import Samples, compare
+from workflow_scripts.statistics.comparisons import compare
+from workflow_scripts.statistics.samples import Samples
 from workflow_scripts.statistics.variation import Known
 
 
-def samples(log, *, within=np.nan, repeats=1.0, group=None, cards=False, shared=False, device=None, known=()):
+def samples(
+    log, *, within=np.nan, repeats=1.0, group=None, cards=False, shared=False, device=None, known=(), session=None
+):
     """Cells with a row of logarithms each, one for a round."""
     log = np.asarray(log, dtype=float)
     shape = log.shape[:-1]
@@ -20,6 +23,7 @@ def samples(log, *, within=np.nan, repeats=1.0, group=None, cards=False, shared=
         np.zeros(shape[-1], dtype=int) if device is None else np.asarray(device),
         np.zeros(shape[-1], dtype=int),
         Known(*known).of_cells(shape[-1]),
+        None if session is None else np.asarray(session),
     )
 
 

@@ -30,7 +30,8 @@ import numpy as np
 import pandas as pd
 from scipy import linalg, special
 
-from workflow_scripts.statistics.comparisons import CONFIDENCE, IntArray
+from workflow_scripts.statistics.comparisons import CONFIDENCE
+from workflow_scripts.statistics.samples import IntArray
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
 from workflow_scripts.statistics.summary import RATE, cell_summary, knob_columns, numbers
 from workflow_scripts.study.grid import COORDINATES
@@ -154,19 +155,16 @@ def estimate(plan: pd.DataFrame, cells: pd.DataFrame, check: Collection[str], se
 
 def _measured(cells: pd.DataFrame, ids: pd.Index) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Means of the logarithms of measured rates, the covariance of their errors (0 if not measured) and numbers of
-    starts, in the order of `ids`; NaN if not known. The cells of a device have the effects of their rounds in common.
+    starts, in the order of `ids`; NaN if not known.
     """
     summary, samples = cell_summary(cells, RATE)
     of_cells = summary.drop_duplicates("cell_id", keep="last").set_index("cell_id").reindex(ids)
     has_value = of_cells["sample"].notna().to_numpy()
     at = of_cells["sample"][has_value].to_numpy(dtype=int)
-    total, rounds = samples.variation.total[at], samples.variation.rounds[at]
-    known = ~np.isnan(total)
-    of_rounds = np.where(known, np.sqrt(rounds) / samples.starts[at], 0.0)[:, None] * ~np.isnan(samples.log[at])
-    own = np.where(known, total - rounds, _USUAL_SD**2) / samples.starts[at]
+    found = samples.covariance()[np.ix_(at, at)]
+    usual = np.diag(_USUAL_SD**2 / samples.starts[at])
     cov = np.zeros((len(ids), len(ids)))
-    same_device = samples.device[at][:, None] == samples.device[at]
-    cov[np.ix_(has_value, has_value)] = of_rounds @ of_rounds.T * same_device + np.diag(own)
+    cov[np.ix_(has_value, has_value)] = np.where(np.isnan(found), usual, found)
     return numbers(of_cells["log_mean"]), cov, numbers(of_cells["starts"])
 
 

@@ -22,15 +22,8 @@ import pandas as pd
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.questions.choose.estimates import CHECK, INFEASIBLE, MEASURED, PREDICTED, Estimates
 from workflow_scripts.questions.knobs.pairs import knob_groups
-from workflow_scripts.statistics.comparisons import (
-    CHANGES,
-    EQUIVALENCE_ALPHA,
-    FLAT,
-    NOT_DECIDED,
-    IntArray,
-    holm,
-    log_margin,
-)
+from workflow_scripts.statistics.comparisons import CHANGES, EQUIVALENCE_ALPHA, FLAT, NOT_DECIDED, holm, log_margin
+from workflow_scripts.statistics.samples import IntArray
 from workflow_scripts.statistics.start_spread import FloatArray
 from workflow_scripts.statistics.summary import ENVIRONMENT, comparable_rows, knob_columns, knob_text, numbers
 from workflow_scripts.study.grid import COORDINATES

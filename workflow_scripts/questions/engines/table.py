@@ -16,16 +16,9 @@ from workflow_scripts.engines.hf.knobs import HF_CONTINUOUS, HF_STATIC
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.questions.knobs.pairs import WORK, looks_at
-from workflow_scripts.statistics.comparisons import (
-    ANOTHER_RUN,
-    FASTER,
-    SCOPE_MEANING,
-    Samples,
-    compare,
-    directions,
-    is_higher,
-)
+from workflow_scripts.statistics.comparisons import ANOTHER_RUN, FASTER, SCOPE_MEANING, compare, directions, is_higher
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
+from workflow_scripts.statistics.samples import Samples
 from workflow_scripts.statistics.summary import PLACE, RATE, Row, cell_ids, cell_summary, records
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.table_command import table_command

@@ -5,8 +5,9 @@ import pandas as pd
 
 from workflow_scripts.catalog.environments import DEFAULT
 from workflow_scripts.engines.registry import every_knob, metrics_of_columns, without_environment
-from workflow_scripts.statistics.comparisons import CONFIDENCE, Samples, compare
+from workflow_scripts.statistics.comparisons import CONFIDENCE, compare
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks, decide
+from workflow_scripts.statistics.samples import Samples
 from workflow_scripts.statistics.start_spread import mean_of
 from workflow_scripts.statistics.summary import (
     BOUND_BY_NEEDS,

@@ -20,13 +20,13 @@ from workflow_scripts.questions.knobs.pairs import looks_at
 from workflow_scripts.statistics.comparisons import (
     EQUIVALENCE_ALPHA,
     SCOPE_MEANING,
-    Samples,
     compare,
     holm,
     is_higher,
     mean_interval,
 )
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
+from workflow_scripts.statistics.samples import Samples
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, cell_means
 from workflow_scripts.statistics.summary import (
     ENVIRONMENT,

@@ -131,8 +131,8 @@ def serving_tables(cells: pd.DataFrame, parsed: Path, slo: Mapping[str, float]) 
     rows = rows.reindex(columns=[*cells.columns, *(set(knobs) - set(cells.columns))]).rename(columns=knobs)
     parts = [_of_gpu(of_gpu, parsed, str(gpu), slo) for gpu, of_gpu in rows.groupby("gpu")]
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-    # A column is missing if no repeat was long enough for a steady state. The last three distinguish starts.
-    table = table.reindex(columns=[*SCHEMA.columns, "round", "device_uuid", "midway_s"])
+    # A column is missing if no repeat was long enough for a steady state. The last four distinguish starts.
+    table = table.reindex(columns=[*SCHEMA.columns, "round", "session", "device_uuid", "midway_s"])
     summary = _summary(table, comparable_rows(cells)["cell_id"])
     return table[list(SCHEMA.columns)], summary
 

@@ -52,6 +52,7 @@ SCHEMA = table_schema(
     "an `ok` cell. `device_s`, `launch_s`, `arrival_s` and `other_s` add up to `wall_s`.",
     TEXT("cell_id study source gpu engine model workload knobs", "as in `cells`"),
     INTEGER("start repeat", "as in `cells`"),
+    TEXT("session", "as in `starts`"),
     NUMBER("wall_s", "as in `cells`"),
     NUMBER("decode_step_s", "median time between the ends of two decode steps without a step with prompts next"),
     INTEGER("prompt_steps", "steps with prompts"),
