@@ -103,6 +103,26 @@ def check_prefix_caching(table: Results) -> None:
         assert "config/studies/prefix_caching.yaml" in claims.loc[claim, "would_test"]
 
 
+# --- traces ------------------------------------------------------------------------------------------------------
+
+
+def check_traces(table: Results) -> None:
+    """The engine counts exactly the hits of the schedule, with blocks that are evicted and with enough blocks."""
+    rows = table("predictions").set_index("cell_id")
+    hits = rows[(rows["quantity"] == "prefix_cache_hit_rate") & (rows["engine"] == "vllm")]
+    assert len(hits) == 6
+    assert hits["measured"].tolist() == pytest.approx(hits["predicted"].tolist(), abs=1e-12)
+    assert (hits["measured"] > 0.1).all()
+    evicted = hits["evicted_blocks_predicted"]
+    assert (evicted[evicted.index.str.contains("pool17")] > 0).all()
+    assert (evicted[evicted.index.str.contains("pool257")] == 0).all()
+    # A server at the recorded times computes what requests have in common at most once more.
+    served = table("measured")
+    served = served[served["engine"] == "vllm-serve"].groupby("knob_enable_prefix_caching")["prefix_cache_hits"]
+    assert served.min()[True] > 0
+    assert served.max()[False] == 0
+
+
 # --- servers -----------------------------------------------------------------------------------------------------
 
 
@@ -176,6 +196,7 @@ def check_vllm_versions(table: Results) -> None:
 
 
 CHECKS = {
+    "traces": check_traces,
     "vllm_versions": check_vllm_versions,
     "prefix_caching": check_prefix_caching,
     "serving": check_serving,

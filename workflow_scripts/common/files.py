@@ -82,6 +82,11 @@ def read_json(path: Path) -> Any:
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Read JSON Lines, each an object; empty lines are skipped."""
+    return (record for _, record in numbered_jsonl(path))
+
+
+def numbered_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The same with the number of each line."""
     read = 0
     with path.open("rb") as lines:
         for number, line in enumerate(iter(lambda: lines.readline(MOST_LINE_BYTES + 1), b""), 1):
@@ -92,7 +97,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 record = parse_json(line, f"{path}: line {number}")
                 if not isinstance(record, dict):
                     raise InputError(f"{path}: line {number}: not a JSON object")
-                yield record
+                yield number, record
 
 
 def parse_json(content: bytes, where: str) -> Any:

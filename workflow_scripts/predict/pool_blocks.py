@@ -1,9 +1,10 @@
 """The blocks of a device: which are free, which keep their content, and what happens to each of them."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import NamedTuple
 
-# What a block holds: the number of its group, the owner of its tokens, and which block of this owner it is.
+# What a block holds: the number of its group, the owner of its tokens, and which block of a request it is.
 Content = tuple[int, int, int]
 
 
@@ -13,19 +14,19 @@ class LiveRequest:
     the request was preempted. `awaited`: tokens of the answer that scheduled steps will still generate. `junction`:
     tokens of its prompt that some groups of layers found, if all found fewer; else 0."""
 
-    def __init__(self, index: int, prompt: int, output: int, text: int, shared_blocks: int) -> None:
+    def __init__(self, index: int, prompt: int, output: int, shared_blocks: Sequence[int]) -> None:
         self.index = index
         self.prompt = self.tokens = prompt
         self.last = prompt + output
-        self.text, self.shared_blocks = text, shared_blocks
+        self.shared_blocks = shared_blocks
         self.computed = self.in_flight = self.stale = self.awaited = self.junction = 0
         self.runs = self.is_prefill = False
         # How often it lost its blocks with no other running, and how many tokens were known then.
         self.lost = self.lost_at = 0
 
     def owner(self, block: int) -> int:
-        """Whose tokens a block of its text holds: a shared text's, or its own."""
-        return self.text if block < self.shared_blocks else -1 - self.index
+        """Whose tokens a block of its text holds: a number for shared ones, or its own."""
+        return self.shared_blocks[block] if block < len(self.shared_blocks) else -1 - self.index
 
 
 class BlockEvent(NamedTuple):

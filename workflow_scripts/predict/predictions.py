@@ -138,7 +138,8 @@ class _Inputs:
 
     def task(self, cell: Cell) -> tuple[RequestLengths, CellTask] | Prediction:
         """The cell's requests and its task; or its record if it cannot be predicted."""
-        gpu, load = self.gpus[cell.gpu], cell.knobs if isinstance(cell.knobs, Load) else Load()
+        gpu, serves = self.gpus[cell.gpu], isinstance(cell.knobs, Load)
+        load = cell.knobs if isinstance(cell.knobs, Load) else Load()
         count = self.study.workloads[cell.workload].prompts_for(cell.knobs.max_concurrency)
         names = (cell.id, cell.gpu, cell.engine_at, cell.model, cell.workload, cell.knobs.slug())
         record = Prediction(*names, num_requests=count)
@@ -170,6 +171,8 @@ class _Inputs:
                 max_num_batched_tokens=steps.decides.max_num_batched_tokens,
             )
             requests, kind = self._requests_of(cell.workload, load, count, steps.longest_request)
+            if not serves:  # such an engine gets all requests at once
+                requests = replace(requests, arrival_s=None)
         except (UnpredictableError, ModelFactsError) as e:
             return replace(record, unknown=str(e))
         if isinstance(steps.decides, StaticBatches):

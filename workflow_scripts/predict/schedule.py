@@ -5,14 +5,15 @@ says which devices and numbers of KV blocks they serve.
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.physics.step_time import FloatArray, IntArray
-from workflow_scripts.workloads.request import Request
+from workflow_scripts.workloads.request import HashedBlocks, Request
 
 # More blocks than anything takes, if no number is given.
 UNLIMITED = 1 << 48
@@ -31,6 +32,7 @@ class RequestLengths:
     `prefix_id`, `prefix_tokens`: the prompt begins with the first `prefix_tokens` tokens of the text `prefix_id`, so
     two prompts of one text share the smaller of their `prefix_tokens`; id -1 and 0 tokens if it shares nothing; None if
     no prompts do. Generated tokens are never shared.
+    `hashed`: instead of texts, the hashed blocks that prompts begin with; None if no prompts have them.
     """
 
     prompt_tokens: IntArray
@@ -38,14 +40,51 @@ class RequestLengths:
     arrival_s: FloatArray | None = None
     prefix_id: IntArray | None = None
     prefix_tokens: IntArray | None = None
+    hashed: Sequence[HashedBlocks] | None = None
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
 
     def every(self, engines: int) -> "RequestLengths":
         """The requests that one of several engines gets if they take turns: every second of all for two engines."""
-        parts = (self.prompt_tokens, self.output_tokens, self.arrival_s, self.prefix_id, self.prefix_tokens)
-        return RequestLengths(*(None if part is None else part[::engines] for part in parts))  # type: ignore[arg-type]
+        return replace(self, **{name: part[::engines] for name, part in vars(self).items() if part is not None})
+
+    def shared_blocks(self, block_size: int) -> list[Sequence[int]]:
+        """For each request, numbers that identify the contents of its prompt's leading whole blocks, as far as other
+        prompts may have them too.
+
+        Blocks of the engine are equal if all hashed blocks up to their ends are. The last prompt here lacks a token:
+
+        >>> hashed = [HashedBlocks(tuple(ids), 8) for ids in ([0, 1], [0, 2], [0, 1])]
+        >>> lengths = RequestLengths(np.array([16, 16, 15]), np.array([1, 1, 1]), hashed=hashed)
+        >>> lengths.shared_blocks(4)
+        [[0, 1, 2], [0, 1], [0, 1, 2]]
+        """
+        if self.hashed is not None:
+            return self._hashed_blocks(self.hashed, block_size)
+        if self.prefix_id is None or self.prefix_tokens is None:
+            return [()] * len(self)
+        blocks = self.prefix_tokens // block_size
+        texts, text = np.unique(self.prefix_id, return_inverse=True)
+        most = np.zeros(len(texts), dtype=np.int64)
+        np.maximum.at(most, text, blocks)
+        first = (np.cumsum(most) - most)[text]
+        return [range(start, end) for start, end in zip(first.tolist(), (first + blocks).tolist(), strict=True)]
+
+    def _hashed_blocks(self, hashed: Sequence[HashedBlocks], block_size: int) -> list[Sequence[int]]:
+        chains: dict[tuple[int, int], int] = {}  # a chain of hashes, by the number of the chain before its last one
+        numbers: dict[tuple[int, int], int] = {}
+        blocks: list[list[int]] = []
+        for (ids, tokens), prompt in zip(hashed, self.prompt_tokens.tolist(), strict=True):
+            ends = [0]
+            for one in ids:
+                ends.append(chains.setdefault((ends[-1], one), len(chains) + 1))
+            whole = min(prompt, len(ids) * tokens) // block_size
+            keys = [(ends[-(-(block + 1) * block_size // tokens)], block) for block in range(whole)]
+            blocks.append([numbers.setdefault(key, len(numbers)) for key in keys])
+        # What only one prompt has is that request's own, as everything after it is.
+        users = Counter(number for of_request in blocks for number in of_request)
+        return [[number for number in of_request if users[number] > 1] for of_request in blocks]
 
     @classmethod
     def of(cls, requests: Sequence[Request]) -> "RequestLengths":
@@ -58,6 +97,7 @@ class RequestLengths:
             arrivals if arrivals.any() else None,
             np.array(ids, dtype=np.int64) if tokens.any() else None,
             tokens if tokens.any() else None,
+            [request.hashed for request in requests] if any(request.hashed.ids for request in requests) else None,
         )
 
 
@@ -200,7 +240,7 @@ class ScheduleMaker:
         self.requests, count = requests, len(requests)
         self.settings, self.step_time, self.observe = settings, step_time, observe
         self.capacity = UNLIMITED if settings.num_blocks is None else settings.num_blocks - 1
-        self.shares = settings.enable_prefix_caching and requests.prefix_id is not None
+        self.shares = settings.enable_prefix_caching and (requests.prefix_id is not None or requests.hashed is not None)
         self.arrivals: list[float] = [0.0] * count if requests.arrival_s is None else requests.arrival_s.tolist()
         self.now_s = self.free_s = 0.0  # when the step is planned, and when the device has finished the one before
         self.step = self.peak_blocks_held = 0

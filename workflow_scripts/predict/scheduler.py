@@ -8,7 +8,6 @@ and blocks are counted (`kv_blocks`). docs/schedule.md has the rules, which are 
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -85,7 +84,7 @@ class _Scheduler(ScheduleMaker):
             self.capacity,
             settings.block_size,
             settings.enable_prefix_caching,
-            _shared_contents(requests, settings.block_size) if self.shares else [()] * count,
+            requests.shared_blocks(settings.block_size) if self.shares else [()] * count,
         )
         self.arrived = 0
         self.waiting: deque[int] = deque()
@@ -321,15 +320,3 @@ class _Scheduler(ScheduleMaker):
         segments, evicted = Segments(**columns, idle_s=np.frombuffer(self.idle_s)), self.pool.evicted_shared
         short = self.short_of_blocks or evicted > 0
         return self.made(segments, evicted, self.peak_blocks_asked, self.pool.most_filled, short)
-
-
-def _shared_contents(requests: RequestLengths, block_size: int) -> list[Sequence[int]]:
-    """For each request, the numbers of the shared blocks that its prompt begins with."""
-    assert requests.prefix_id is not None
-    assert requests.prefix_tokens is not None
-    blocks = requests.prefix_tokens // block_size
-    texts, text = np.unique(requests.prefix_id, return_inverse=True)
-    most = np.zeros(len(texts), dtype=np.int64)
-    np.maximum.at(most, text, blocks)
-    first = (np.cumsum(most) - most)[text]
-    return [range(start, end) for start, end in zip(first.tolist(), (first + blocks).tolist(), strict=True)]

@@ -148,7 +148,8 @@ def points_of(start: int, record: CalibrationRecord, facts: ModelFacts, on_cpu: 
     steps = engine_steps(record, engine.effective, facts)
     made = []
     for again in _by_point(engine):
-        requests = RequestLengths(*(np.array(column) for column in zip(*again[0].requests, strict=True)))
+        prompts, outputs = (np.array(column) for column in zip(*again[0].requests, strict=True))
+        requests = RequestLengths(prompts, outputs)
         schedule, work = scheduled(requests, record, engine.effective, facts, on_cpu)
         ahead = steps.graphs is not None and steps.decides.async_scheduling
         reports_steps = not get_engine(record.engine).serves

@@ -36,17 +36,15 @@ class StepScheduler(ScheduleMaker):
     """The engine's state between steps."""
 
     def begin(self) -> None:
-        requests, settings, count = self.requests, self.settings, len(self.requests)
+        requests, settings = self.requests, self.settings
         assert settings.pool is not None
         self.block_size = settings.pool.block_size
         caching, most = settings.enable_prefix_caching, settings.max_model_len
         self.kv = LayeredPool(settings.pool, self.capacity, most, caching=caching)
-        text = requests.prefix_id if requests.prefix_id is not None else np.full(count, -1)
-        shared = requests.prefix_tokens if requests.prefix_tokens is not None else np.zeros(count, np.int64)
-        columns = (requests.prompt_tokens, requests.output_tokens, text, shared // self.block_size)
+        lengths = (requests.prompt_tokens.tolist(), requests.output_tokens.tolist())
+        shared = requests.shared_blocks(self.block_size)
         self.coming = deque(
-            LiveRequest(index, *values)
-            for index, values in enumerate(zip(*(column.tolist() for column in columns), strict=True))
+            LiveRequest(index, *values) for index, values in enumerate(zip(*lengths, shared, strict=True))
         )
         self.waiting: deque[LiveRequest] = deque()
         self.running: list[LiveRequest] = []

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from workflow_scripts.workloads.hashed_trace import hashed_trace
 from workflow_scripts.workloads.random_prompts import as_long_as, fixed, sharing, synthetic
 from workflow_scripts.workloads.request import Request, RequestStream, Vocabulary, WorkloadError
 from workflow_scripts.workloads.texts import prompts, sharegpt
@@ -13,6 +14,8 @@ Generator = Callable[[Any, Vocabulary, int], RequestStream]
 
 
 def _trace(spec: TraceWorkload, vocabulary: Vocabulary, count: int) -> RequestStream:
+    if spec.is_hashed:
+        return hashed_trace(spec, vocabulary)
     from workflow_scripts.workloads.arrival_trace import trace  # imports pandas, which takes half a second
 
     return trace(spec, vocabulary)

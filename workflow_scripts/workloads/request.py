@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.workloads.workload_kinds import FileWorkload
@@ -24,12 +24,21 @@ class WorkloadError(InputError):
     """A workload that cannot be made; the message says what is wrong and where."""
 
 
+class HashedBlocks(NamedTuple):
+    """Blocks that a prompt begins with, of `tokens` tokens each, the last of which may be cut off. Blocks with one of
+    the `ids` are equal in all prompts, those with others differ in their first two tokens."""
+
+    ids: tuple[int, ...] = ()
+    tokens: int = 0
+
+
 @dataclass(frozen=True)
 class Request:
     """A prompt, how many tokens to generate for it, and when it arrives.
 
     `prefix_tokens`: how many of the prompt's first tokens come from a text that other prompts also begin with.
     `prefix_id`: which text. Prompts of one text have the smaller of their `prefix_tokens` in common.
+    `hashed`: instead of a text, the blocks with hashes that the prompt begins with; not in the file.
     `messages`: the chat that the prompt's tokens are, which a server gets instead of them.
     `request_id`: its name in `workload.jsonl`; a request that is not written yet has none.
     """
@@ -41,6 +50,7 @@ class Request:
     prefix_id: int | None = None
     messages: Messages | None = None
     request_id: str = ""
+    hashed: HashedBlocks = field(default_factory=HashedBlocks)
 
     @property
     def prompt(self) -> Prompt:

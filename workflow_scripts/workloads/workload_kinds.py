@@ -1,6 +1,6 @@
 """What a study specifies of a workload: which requests, how many, how long, and what their prompts share.
 
-`prepare.workload` makes the requests from it; docs/workloads.md describes the kinds.
+`prepare.workload` makes the requests from it; docs/workloads.md and docs/traffic.md describe the kinds.
 """
 
 import math
@@ -270,7 +270,9 @@ class FileWorkload(_Workload):
     def file_fault(self) -> str | None:
         """Why requests cannot be made from the file: it is missing, or its content differs; None if they can."""
         if not self.path.is_file():
-            return f"{self.path}: there is no such file; docs/workloads.md says where to get such files"
+            return (
+                f"{self.path}: there is no such file; docs/workloads.md and docs/traffic.md say where to get such files"
+            )
         if (sha256 := sha256_of(self.path)) != self.sha256:
             return f"{self.path}: its sha256 is {sha256}, the study expects {self.sha256}"
         return None
@@ -321,7 +323,8 @@ class TraceColumns(StrictRecord):
 
 
 class TraceWorkload(FileWorkload):
-    """Requests that arrive as in a CSV file, with its lengths and random tokens as prompts."""
+    """Requests that arrive as in a CSV file, with its lengths and random tokens as prompts; or as in a JSON Lines file,
+    whose hashes say which blocks of prompts are equal."""
 
     kind: Literal["trace"]
     columns: TraceColumns | None = Field(
@@ -330,6 +333,25 @@ class TraceWorkload(FileWorkload):
     time_scale: float = Field(
         1.0, gt=0, le=1e6, description="factor on arrival times: 0.5 makes requests arrive twice as fast"
     )
+    hash_block_tokens: int | None = Field(
+        None,
+        ge=2,
+        le=MOST_TOKENS,
+        description="tokens of a block with a hash, where they are not those of a known format",
+        exclude_if=is_unset,
+    )
+
+    @property
+    def is_hashed(self) -> bool:
+        return self.file.suffix == ".jsonl"
+
+    @model_validator(mode="after")
+    def _fields_of_its_file(self) -> Self:
+        if self.is_hashed and self.columns:
+            raise ValueError("columns are those of a CSV file; a .jsonl file has the fields of docs/traffic.md")
+        if self.hash_block_tokens and not self.is_hashed:
+            raise ValueError("hash_block_tokens is for a .jsonl file, whose lines have hash_ids")
+        return self
 
 
 class PromptsWorkload(TextWorkload):

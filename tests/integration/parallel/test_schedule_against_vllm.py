@@ -24,6 +24,7 @@ from workflow_scripts.predict.block_trace import trace_blocks
 from workflow_scripts.predict.pool_blocks import Block, Blocks, Content
 from workflow_scripts.predict.schedule import FloatArray, RequestLengths, Schedule, Segments, StepRun, StepTime
 from workflow_scripts.predict.scheduler import make_schedule
+from workflow_scripts.workloads.request import HashedBlocks
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
@@ -171,10 +172,15 @@ class Engine:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
-        shared = 0 if self.requests.prefix_tokens is None else int(self.requests.prefix_tokens[index])
-        text = 0 if self.requests.prefix_id is None else int(self.requests.prefix_id[index])
-        own = int(self.requests.prompt_tokens[index]) - shared
-        prompt = [text * 10_000 + position for position in range(shared)] + [next(self.new_token) for _ in range(own)]
+        prompt_tokens = int(self.requests.prompt_tokens[index])
+        shared: list[int] = []
+        if self.requests.hashed is not None:
+            ids, tokens = self.requests.hashed[index]
+            shared = [one * 10_000 + position for one in ids for position in range(tokens)][:prompt_tokens]
+        elif self.requests.prefix_id is not None and self.requests.prefix_tokens is not None:
+            first = int(self.requests.prefix_id[index]) * 10_000
+            shared = list(range(first, first + int(self.requests.prefix_tokens[index])))
+        prompt = shared + [next(self.new_token) for _ in range(prompt_tokens - len(shared))]
         sampling = SamplingParams(max_tokens=int(self.requests.output_tokens[index]), ignore_eos=True)
         request = Request(str(index), prompt, sampling, None, block_hasher=self.hasher)
         self.live[request.request_id] = request
@@ -298,7 +304,15 @@ def draw(seed: int, most: int = 40) -> Case:
         None if prefix_id is None else np.array(prefix_id),
         None if prefix_tokens is None else np.array(prefix_tokens),
     )
+    if prefix_id is not None and seed % 2:
+        requests = replace(requests, prefix_id=None, prefix_tokens=None, hashed=[_hashed(rng, p) for p in prompts])
     return requests, settings, None if arrival_s is None else step_time
+
+
+def _hashed(rng: random.Random, prompt: int) -> HashedBlocks:
+    """Blocks for a prompt, or for its beginning; two hashes make many prompts that part at some block."""
+    size = 6
+    return HashedBlocks(tuple(rng.randrange(2) for _ in range(rng.randint(0, -(-prompt // size)))), size)
 
 
 # Layers of each kind, by what they look back over: None for all tokens, 0 for a state. Two windows or states are groups

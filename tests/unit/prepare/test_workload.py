@@ -142,10 +142,11 @@ def test_check_refuses_special_tokens_beyond_the_vocabulary_as_prepare_does(tmp_
     assert check([study]) == 0
 
 
-PAGE = (Path(__file__).parents[3] / "docs" / "workloads.md").read_text()
+PAGES = [(Path(__file__).parents[3] / "docs" / f"{name}.md").read_text() for name in ("workloads", "traffic")]
 EXAMPLES = {
     name: TypeAdapter(Workload).validate_python(content)
-    for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    for page in PAGES
+    for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     for name, content in yaml.safe_load(block).items()
 }
 
