@@ -1,18 +1,25 @@
-"""Show how much the speed of a round's first cell changed until its end.
+"""Show how much the speed of a round's first cell changed until its end, and whether later places in a session matter.
 
     kvsweep table-drift --study config/studies/my-study.yaml --out results/my-study/tables/drift.parquet
 
 One row per round and host (on a cluster: per job) whose first cell was measured once more at the end. These
-measurements do not count as starts of the cell, nor in its mean and its intervals.
+measurements do not count as starts of the cell, nor in its mean and its intervals. And one row per device whose
+sessions serve the same cells in other orders.
 """
 
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from math import log
 from statistics import fmean
+from typing import TypeGuard
 
+import numpy as np
 import pandas as pd
 
 from workflow_scripts.common.command import RESULTS, STUDY, command, out
+from workflow_scripts.statistics.comparisons import CONFIDENCE, half_width
+from workflow_scripts.statistics.start_spread import FloatArray
 from workflow_scripts.statistics.summary import Row
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Outcome, outcome_in
@@ -30,12 +37,53 @@ SCHEMA = table_schema(
     TEXT("host", "as in `cells`"),
     NUMBER("minutes", "time between the two"),
     NUMBER("drift_pct", "how much faster the cell was at the end"),
+    NUMBER("place_pct place_low_pct place_high_pct", "how much faster cells are one place later in a session, 95 %"),
+    notes="A row with `place_pct` is of all cells that share sessions on a device; it has no cell and no round.",
 )
 
 
-def drift_table(cells: Iterable[Cell], paths: StudyPaths) -> pd.DataFrame:
+def drift_table(cells: Sequence[Cell], paths: StudyPaths) -> pd.DataFrame:
     rows = [row for cell in cells for row in _of_cell(cell, paths)]
-    return pd.DataFrame(rows, columns=list(SCHEMA.columns)).sort_values(["round", "cell_id"])
+    rows += [_of_places(gpu, of_gpu, paths) for gpu, of_gpu in groupby(sorted(cells, key=_gpu), _gpu)]
+    table = pd.DataFrame(rows, columns=list(SCHEMA.columns))
+    return table.dropna(subset=["drift_pct", "place_pct"], how="all").sort_values(["round", "cell_id"])
+
+
+def _of_places(gpu: str, cells: Iterable[Cell], paths: StudyPaths) -> Row:
+    """The effect of a later place in a session on the speed, beside those of the cell and of the session."""
+    outcomes = [outcome_in(path) for cell in cells for path in paths.outcomes(cell).values()]
+    starts = [(o.cell_id, o.start.session, o.start.place_in_session, -log(_mean_s(o))) for o in outcomes if _counts(o)]
+    table = pd.DataFrame(starts, columns=["cell", "session", "place", "speed"])
+    others = pd.get_dummies(table[["cell", "session"]].astype("string"), dtype=float).to_numpy()
+    effect = effect_of(table["place"].to_numpy(dtype=float), table["speed"].to_numpy(dtype=float), others)
+    names = ("place_pct", "place_low_pct", "place_high_pct")
+    return {"gpu": gpu, "cells": table["cell"].nunique(), **dict(zip(names, 100 * np.expm1(effect), strict=True))}
+
+
+def _gpu(cell: Cell) -> str:
+    return cell.gpu
+
+
+def _counts(outcome: Outcome | None) -> TypeGuard[Outcome]:
+    return outcome is not None and outcome.outcome == "ok" and bool(outcome.repeats and outcome.start.session)
+
+
+def effect_of(x: FloatArray, y: FloatArray, others: FloatArray) -> FloatArray:
+    """The slope of `y` by `x` beside `others`, by least squares, with the ends of its interval; NaN if the others
+    explain `x`, or nothing is left over.
+
+    >>> effect_of(np.arange(3.0), np.array([0.0, 1.1, 1.9]), np.ones((3, 1))).round(2).tolist()
+    [0.95, -0.15, 2.05]
+    """
+    both = np.column_stack([x, y])
+    explained, _, rank, _ = np.linalg.lstsq(others, both, rcond=None)
+    x, y = (both - others @ explained).T
+    squares, df = x @ x, len(y) - int(rank) - 1
+    if df < 1 or squares < 1e-9:
+        return np.full(3, np.nan)
+    slope = x @ y / squares
+    error = ((y - slope * x) ** 2).sum() / df / squares
+    return np.asarray(slope + half_width(error, np.asarray(df), CONFIDENCE) * np.array([0, -1, 1]))
 
 
 def _of_cell(cell: Cell, paths: StudyPaths) -> Iterator[Row]:

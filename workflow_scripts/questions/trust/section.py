@@ -12,6 +12,7 @@ from workflow_scripts.questions.trust.where_measured import (
     drift,
     load_warning,
     loaded_cells,
+    places,
     rounds,
     slowed_cells,
     slowed_gpus,
@@ -37,7 +38,7 @@ SUBJECT = Subject(
     id="trust",
     lines=0,
     title="How sure the numbers are",
-    parts=[FigurePart(spread), what_verdicts_cover, loaded_cells, slowed_cells, rounds, drift],
+    parts=[FigurePart(spread), what_verdicts_cover, loaded_cells, slowed_cells, rounds, drift, places],
     findings=[
         *(simulated, unsuccessful, slowed_gpus, load_warning, unsteady_cells),
         *(remote_code, not_understood, native_types),

@@ -166,7 +166,23 @@ drift = TablePart(
         "drift_pct": "Faster at the end",
     },
     "The first cell of each round, measured again at its end",
+    lambda rows: rows[rows["drift_pct"].notna()],
     note="These measurements only show drift; no estimate uses them. A ratio within a round cancels part of the drift.",
+    optional=True,
+)
+
+places = TablePart(
+    "drift",
+    {
+        "gpu": "Device",
+        "cells": "Cells",
+        "place_pct": "Faster by one place later",
+        "place_low_pct": "At least",
+        "place_high_pct": "At most",
+    },
+    "Effect of the place in a session, beside those of the cell and of the session",
+    lambda rows: rows[rows["place_pct"].notna()],
+    note="The interval is one of 95 %. Sessions serve their cells in a random order.",
     optional=True,
 )
 

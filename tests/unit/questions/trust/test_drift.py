@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from workflow_scripts.questions.trust.drift import drift_table
@@ -54,3 +55,23 @@ def test_what_failed_or_ran_elsewhere_shows_no_drift(tmp_path, changes):
     record(paths.start(CELLS[0], 1), 12.0, 600.0, {"round": 1, "position": 1})
     record(paths.again(CELLS[0], 1), 10.0, 1200.0, {"round": 1, "position": 17, "again": True}, **changes)
     assert drift_table(CELLS, paths).empty
+
+
+@pytest.mark.parametrize(("slower", "places"), [(0.02, True), (0.0, True), (0.02, False)])
+def test_a_later_place_in_a_session_is_told_from_slow_cells_and_slow_sessions(tmp_path, slower, places):
+    paths, rng = StudyPaths(tmp_path, STUDY.name), np.random.default_rng(1)
+    for session in range(4):
+        # Without another order, the place is that of the cell.
+        for place, number in enumerate(rng.permutation(3) if places else range(3), start=1):
+            took_s = 5 * 1.5**number * 1.1**session * (1 + slower) ** place * np.exp(rng.normal(0, 0.001))
+            start = {"start": session + 1, "session": f"s{session}", "place_in_session": place}
+            cell_id = CELLS[number].id
+            record(paths.start(CELLS[number], session + 1), took_s, 0.0, start, cell_id=cell_id)
+    table = drift_table(CELLS, paths)
+    if not places:
+        assert table.empty
+        return
+    (row,) = table.to_dict("records")
+    assert (row["gpu"], row["cells"], row["place_low_pct"] < 0 < row["place_high_pct"]) == ("cpu-all", 3, not slower)
+    assert row["place_pct"] == pytest.approx(100 * (1 / (1 + slower) - 1), abs=0.2)
+    assert row["place_low_pct"] < row["place_pct"] < row["place_high_pct"] < row["place_low_pct"] + 1
