@@ -3,10 +3,8 @@
 Bad input raises an `InputError`, whose message says what is wrong and what is allowed.
 """
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -38,21 +36,18 @@ class Results:
         return self.table("cells")
 
     def table(self, name: str) -> pd.DataFrame:
+        # Here, because importing all modules that make a table takes seconds.
+        from workflow_scripts.questions.table_docs import schemas
         from workflow_scripts.tables.typed_tables import read_table
 
-        _columns()
+        schemas()
         return read_table(self._folder / f"{name}.parquet")
 
     def meanings(self, name: str) -> dict[str, str]:
         """What each column of a table means, with its unit. Raises KeyError if no table has this name."""
-        by_table = _columns()
+        from workflow_scripts.questions.table_docs import meanings
 
-        def meaning(table: str, column: str) -> str:
-            text = str(by_table[table][column].description)
-            elsewhere = re.fullmatch(r"as in `(\w+)`", text)
-            return meaning(elsewhere[1], column) if elsewhere else text
-
-        return {column: meaning(name, column) for column in by_table[name]}
+        return meanings(name)
 
     def __getattr__(self, name: str) -> pd.DataFrame:
         if name.startswith("_"):
@@ -61,13 +56,6 @@ class Results:
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *(path.stem for path in self._folder.glob("*.parquet"))]
-
-
-def _columns() -> dict[str, Any]:
-    """The columns of each table. Here, because importing all modules that make a table takes seconds."""
-    from workflow_scripts.questions.table_docs import schemas
-
-    return {schema.name: schema.columns for schema in schemas()}
 
 
 def load(folder: str | Path) -> Results:

@@ -30,6 +30,7 @@ GROUPS = {
         "sbatch": "cluster.site",
         "status": "study.status",
         "archive": "study.archive",
+        "tables": "questions.spreadsheet",
         "compare": "questions.compare.compare",
         "regress": "questions.compare.regress",
         "promise": "questions.serving.make_promise",

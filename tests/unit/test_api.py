@@ -1,13 +1,17 @@
 """`import kvsweep`: what the commands answer, as Python objects."""
 
 import json
+import re
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import kvsweep
 from benchmarks.start import CALLS
 from tests.unit.present.synthetic import write_results
 from workflow_scripts.__main__ import main
+from workflow_scripts.tables.typed_tables import write_table
 
 LOG = CALLS["log"]
 
@@ -16,13 +20,31 @@ def test_a_study_s_tables_are_there_with_the_meaning_of_every_column(tmp_path):
     results = kvsweep.load(write_results(tmp_path).parent)
     assert {"cells", "starts", "repeats", "intervals"} <= {*dir(results)}
     assert {"ok", "failed"} & {*results.cells["outcome"]}
-    for name in ("cells", "repeats", "intervals"):
+    for name in (path.stem for path in (tmp_path / "tables").glob("*.parquet")):
         meanings = results.meanings(name)
         assert [column for column in results.table(name) if not column.startswith("knob_")] == [
             name for name in meanings if not name.startswith("^")
         ]
         assert all(meanings.values())
-        assert not any(meaning.startswith("as in `") for meaning in meanings.values())
+        assert not any(re.fullmatch(r"as in `\w+`", meaning) for meaning in meanings.values())
+
+
+def test_a_spreadsheet_has_every_table_with_its_numbers_their_units_and_no_formula(tmp_path):
+    results, book = kvsweep.load(write_results(tmp_path).parent), tmp_path / "all.xlsx"
+    cells = results.cells.assign(reason='=HYPERLINK("http://x")\x1b[2J')
+    write_table(cells, tmp_path / "tables/cells.parquet")
+    assert main(["tables", str(tmp_path), "--excel", str(book)]) == 0
+    columns, *_ = (sheets := pd.read_excel(book, sheet_name=None)).values()
+    assert sheets.keys() - {"columns"} == {path.stem for path in (tmp_path / "tables").glob("*.parquet")}
+    for name in sheets.keys() - {"columns"}:
+        table = results.table(name)
+        assert list(sheets[name]) == list(table) == columns.loc[columns["table"] == name, "column"].tolist()
+        for column in table.select_dtypes(["number", "boolean"]):
+            read, written = (of[column].astype("float64") for of in (sheets[name], table))
+            np.testing.assert_allclose(read, written, rtol=1e-15)
+    of = columns.set_index(["table", "column"]).loc[("repeats", "tpot_s_p50")]
+    assert (of["shown_in"], of["factor"], "per output token" in of["meaning"]) == ("ms", 1000, True)
+    assert sheets["cells"]["reason"].unique() == ['\'=HYPERLINK("http://x")\\x1b[2J']
 
 
 def test_missing_tables_and_unknown_names_are_bad_input(tmp_path):

@@ -25,9 +25,10 @@ HEAD = """<!-- Written by `kvsweep write-table-docs` from the schemas of the tab
 
 # Tables
 
-Every table lies in `results/{study}/tables/` as Parquet, which keeps the types, and as CSV. Names end in their unit;
-`_pct` is per cent, a share lies between 0 and 1. `_p50`, `_p90` and `_p99` are percentiles. An unknown value is null,
-never zero. `source` is `measured`, `imported` (measured elsewhere), `predicted`, `published` or `simulated`.
+Every table lies in `results/{study}/tables/` as Parquet, which keeps the types, and as CSV; `kvsweep tables
+results/{study} --excel FILE` writes all into one spreadsheet. Names end in their unit; `_pct` is per cent, a share lies
+between 0 and 1. `_p50`, `_p90` and `_p99` are percentiles. An unknown value is null, never zero. `source` is
+`measured`, `imported` (measured elsewhere), `predicted`, `published` or `simulated`.
 
 Not listed, unless described otherwise: `{x}_low` and `{x}_high`, the 95 % interval of `{x}`; and `{x}_again_low` and
 `{x}_again_high`, between which 95 % of further runs with as many starts measure `{x}` (verdicts do not use them).
@@ -46,6 +47,19 @@ def schemas() -> list[pa.DataFrameSchema]:
     modules = [importlib.import_module(f"workflow_scripts.{place}") for place in places]
     found = [value for module in modules for value in vars(module).values() if isinstance(value, pa.DataFrameSchema)]
     return list({schema.name: schema for schema in found}.values())  # a module may read another's table
+
+
+def meanings(table: str) -> dict[str, str]:
+    """What each column of a table means, with its unit. Raises KeyError if no table has this name."""
+    by_table = {schema.name: schema.columns for schema in schemas()}
+
+    def meaning(of: str, column: str) -> str:
+        columns = by_table[of]
+        text = str(columns[column if column in columns else re.sub("_[ab]$", "", column)].description)
+        elsewhere = re.fullmatch(r"as in `(\w+)`", text)
+        return meaning(elsewhere[1], column) if elsewhere else text
+
+    return {column: meaning(table, column) for column in by_table[table]}
 
 
 def documentation() -> str:

@@ -43,7 +43,7 @@ SCHEMA = table_schema(
     "Share of the reserved KV memory that held no token. One row per repeat and layout, and per "
     "what-if block size ([how](fragmentation.md)).",
     TEXT("cell_id", "as in `cells`"),
-    INTEGER("start repeat", "as in `cells`"),
+    INTEGER("start repeat", "as in `repeats`"),
     TEXT("layout", "`paged`, `block_size_whatif`, `contiguous_max_model_len`, ..."),
     TEXT("layer_kind", "kind of layers, e.g. `window of 128`; null: all layers"),
     INTEGER("block_size", "null for layouts without blocks"),

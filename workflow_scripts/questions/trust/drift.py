@@ -32,9 +32,9 @@ SCHEMA = table_schema(
     "The first cell of a round, measured again at the end of the round (on a cluster: of the job). "
     "No other table counts these measurements.",
     TEXT("cell_id gpu", "as in `cells`"),
-    INTEGER("round", "as in `cells`"),
+    INTEGER("round", "as in `starts`"),
     INTEGER("cells", "cells from the first measurement to the last, both included"),
-    TEXT("host", "as in `cells`"),
+    TEXT("host", "as in `starts`"),
     NUMBER("minutes", "time between the two"),
     NUMBER("drift_pct", "how much faster the cell was at the end"),
     NUMBER("place_pct place_low_pct place_high_pct", "how much faster cells are one place later in a session, 95 %"),

@@ -51,9 +51,9 @@ SCHEMA = table_schema(
     "Time of each repeat on a GPU: work of the GPU and waiting for its host. One row per repeat of "
     "an `ok` cell. `device_s`, `launch_s`, `arrival_s` and `other_s` add up to `wall_s`.",
     TEXT("cell_id study source gpu engine model workload knobs", "as in `cells`"),
-    INTEGER("start repeat", "as in `cells`"),
+    INTEGER("start repeat", "as in `repeats`"),
     TEXT("session", "as in `starts`"),
-    NUMBER("wall_s", "as in `cells`"),
+    NUMBER("wall_s", "as in `repeats`"),
     NUMBER("decode_step_s", "median time between the ends of two decode steps without a step with prompts next"),
     INTEGER("prompt_steps", "steps with prompts"),
     NUMBER(
