@@ -21,6 +21,7 @@ from workflow_scripts.cluster.batches import (
     read_batch,
     write_batch,
 )
+from workflow_scripts.study.definition import session_keys
 from workflow_scripts.study.paths import HERE
 from workflow_scripts.study.rounds import Round, RoundPlan, ended_starts, forget_plans
 
@@ -56,7 +57,7 @@ def planned_rounds(cells, batches_of):
     """The rounds of a call that measures these cells, as fields of Measuring."""
     if not workflow.is_main_process:
         return {}
-    of_round = partial(batches_of, definitions=definitions())
+    of_round = partial(batches_of, definitions=definitions(), sessions=session_keys(STUDY))
     found = pending(STUDY, PATHS, ended(), cells, time.time())
     return {
         "batches": {(batch.gpu, batch.key): batch for one in found.rounds for batch in of_round(one)},

@@ -15,6 +15,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -51,24 +52,51 @@ class Batch:
     first_position: int
 
 
-def batches_of_machine(of: Round, definitions: Mapping[str, str]) -> Iterator[Batch]:
-    """The one batch of a round on this machine; `definitions` holds the hash of each cell's definition."""
-    yield _batch(HERE, of, of.starts, len(of.done) + 1, definitions)
+def batches_of_machine(of: Round, definitions: Mapping[str, str], sessions: Mapping[str, str]) -> Iterator[Batch]:
+    """The one batch of a round on this machine. `definitions` holds the hash of each cell's definition, `sessions` that
+    of the settings of its engine."""
+    starts = list(chain(*in_sessions(of.starts, sessions)))
+    yield _batch(HERE, of, starts, len(of.done) + 1, definitions)
 
 
 def batches_of_cluster(
-    of: Round, cells: Mapping[str, Cell], definitions: Mapping[str, str], size: int
+    of: Round, cells: Mapping[str, Cell], definitions: Mapping[str, str], sessions: Mapping[str, str], size: int
 ) -> Iterator[Batch]:
-    """The batches of a round, each of at most `size` cells that need the same GPUs; places are counted per GPU type."""
+    """The batches of a round, each of at most `size` cells that need the same GPUs; places are counted per GPU type. A
+    batch has whole sessions, unless one alone has more cells."""
     alike: dict[tuple[str, int], list[CellStart]] = {}
     for start in of.starts:
         alike.setdefault((cells[start.cell].gpu, cells[start.cell].knobs.ranks), []).append(start)
     places = Counter(cells[cell].gpu for cell in of.done)
     for (gpu, _), starts in alike.items():
-        for first in range(0, len(starts), size):
-            batch = _batch(gpu, of, starts[first : first + size], places[gpu] + 1, definitions)
-            places[gpu] += len(batch.starts)
-            yield batch
+        for some in _filled(in_sessions(starts, sessions), size):
+            yield _batch(gpu, of, some, places[gpu] + 1, definitions)
+            places[gpu] += len(some)
+
+
+def in_sessions(starts: Iterable[CellStart], sessions: Mapping[str, str]) -> list[list[CellStart]]:
+    """The starts that may share a start of their engine, in the order of the first of each."""
+    shared: dict[str, list[CellStart]] = {}
+    for start in starts:
+        shared.setdefault(sessions[start.cell], []).append(start)
+    return list(shared.values())
+
+
+def _filled(sessions: Iterable[Sequence[CellStart]], size: int) -> Iterator[list[CellStart]]:
+    """Sessions in groups of at most `size` cells.
+
+    >>> [len(group) for group in _filled(["ab", "c", "defgh", "i"], 3)]
+    [3, 3, 3]
+    """
+    group: list[CellStart] = []
+    for session in sessions:
+        for part in (session[first : first + size] for first in range(0, len(session), size)):
+            if len(group) + len(part) > size:
+                yield group
+                group = []
+            group += part
+    if group:
+        yield group
 
 
 def _batch(
@@ -135,10 +163,9 @@ def pending(study: Study, paths: StudyPaths, ended: EndedStarts, cells: Sequence
     return Pending(rounds, 1 + max([last_round(ended), *(planned_round.number for planned_round in rounds)]))
 
 
-def without_outcome(batches: Iterable[Path], study: Study, paths: StudyPaths) -> list[CellStart]:
-    """The starts of batches, given by their files, that have no outcome by their present definition."""
+def without_outcome(starts: Iterable[CellStart], study: Study, paths: StudyPaths) -> list[CellStart]:
+    """The starts that have no outcome by their present definition."""
     definitions = definitions_sha256(study)
-    starts = (start for path in batches for start in read_batch(path).starts)
     return [start for start in starts if not is_outcome_of(paths.outcome(*start), definitions.get(start.cell, ""))]
 
 
@@ -153,7 +180,8 @@ def without_outcome(batches: Iterable[Path], study: Study, paths: StudyPaths) ->
 def main(args: Namespace) -> int:
     study = load_study(args.study)
     paths = StudyPaths(args.results, study.name)
-    if missing := without_outcome(args.batches, study, paths):
+    starts = [start for path in args.batches for start in read_batch(path).starts]
+    if missing := without_outcome(starts, study, paths):
         print(f"{len(missing)} starts have no outcome, and the next call tries them again:", file=sys.stderr)
         print("\n".join(f"    {start.cell}  {paths.log(*start)}" for start in missing), file=sys.stderr)
         return 1

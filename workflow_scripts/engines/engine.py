@@ -122,6 +122,10 @@ class Engine:
         """Start up; return the settings that took effect."""
         raise NotImplementedError
 
+    def use(self, setup: EngineSetup) -> None:
+        """Serve another cell from now on: another workload, or another load; all else of its setup is the same."""
+        self._setup = setup
+
     def warm_up(self, requests: Sequence[Request]) -> ExpertsTouched | None:
         """Serve requests that do not count, all at once; for a server up to the limit of its users. The first time,
         return how many experts the steps used, if the model has experts and the engine reports them."""

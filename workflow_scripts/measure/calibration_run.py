@@ -32,7 +32,7 @@ from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.cell import note_wrong_node
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.provenance import provenance_of
-from workflow_scripts.measure.run import Job, NoEnvironmentError
+from workflow_scripts.measure.session import Job, NoEnvironmentError, Session
 from workflow_scripts.physics.model_facts import ModelFactsError, facts_on, vocabulary_and_context
 from workflow_scripts.study.calibrations import (
     CALIBRATION_S,
@@ -45,12 +45,11 @@ from workflow_scripts.study.calibrations import (
     calibrations_of,
     points_for,
     sustained_tokens,
-    without_load,
 )
-from workflow_scripts.study.definition import Definition, cell_definition, model_key, resolved_models
+from workflow_scripts.study.definition import Definition, cell_definition, model_key, resolved_models, without_load
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Measured
-from workflow_scripts.study.paths import ENGINE_LOG, JOB, StudyPaths
+from workflow_scripts.study.paths import ENGINE_LOG, StudyPaths
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
 from workflow_scripts.study.study import Study, StudyError
 from workflow_scripts.study.study_file import load_study
@@ -194,13 +193,14 @@ class CalibrationRun:
             model_dir=model_dir,
             workload=workload,
             evidence=evidence,
+            session=evidence,
             passes=[indices[point] for point in passes],
             passes_s=limit_s,
             start_limit_s=START_LIMIT_S,
         )
-        job.write(evidence / JOB)
         try:
-            _, measured = job.run(START_LIMIT_S + 2 * limit_s)
+            with Session() as session:
+                _, measured = session.serve(job, START_LIMIT_S + 2 * limit_s)
         except NoEnvironmentError as e:
             raise CalibrationRunError(str(e)) from None
         if measured is None:

@@ -1,11 +1,12 @@
-"""Measure one cell of a study.
+"""Measure cells of a study: one, or several that share a start of their engine.
 
     kvsweep measure-cell --study config/studies/demo.yaml \\
         --cell cpu-all/vllm/tiny-llama-57m/chat/bs32-seqs4-len128-eager1-cpukv1
 
 writes `results/{study}/cells/{cell}/raw/` (engine log, requests, steps, metrics, device trace) and, last,
 `outcome.json` beside it. A cell that has been measured before is measured in a further start of its engine, into
-`start-2/` in that folder and so on; the earlier results stay. `--start 1` measures the first start again.
+`start-2/` in that folder and so on; the earlier results stay. `--start 1` measures the first start again. Cells that
+differ only in their workload or load may share a start; each of them keeps its folder and its outcome.
 
 If the engine refuses the cell, fails on it or takes too long, that is a result: the command writes an outcome and exits
 with 0. It exits with 1 for a fault of the infrastructure (a killed process, a full disk), and for a time limit that was
@@ -14,10 +15,14 @@ ran.
 """
 
 import os
+import secrets
 import shutil
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from statistics import mean
 
@@ -27,14 +32,13 @@ from workflow_scripts.catalog.environments import is_installed
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.cluster.site import Attempt
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option, positive
-from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import last_line, read_json, write_text
 from workflow_scripts.device.device_lock import boot_id, device_lock
 from workflow_scripts.device.host_load import suspension
 from workflow_scripts.engines.engine import SCRATCH
 from workflow_scripts.measure.forkserver import ForkServerError
-from workflow_scripts.measure.provenance import provenance_of
-from workflow_scripts.measure.run import MEASURED, Job, NoEnvironmentError
+from workflow_scripts.measure.provenance import now_in_utc, provenance_of
+from workflow_scripts.measure.session import MEASURED, Job, NoEnvironmentError, Session
 from workflow_scripts.statistics.repeats import best_repeats
 from workflow_scripts.study.definition import (
     cell_definition,
@@ -42,11 +46,12 @@ from workflow_scripts.study.definition import (
     definitions_sha256,
     model_key,
     resolved_models,
+    session_key,
     workload_key,
 )
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.outcome import Measured, Outcome, Start, is_outcome_of
-from workflow_scripts.study.paths import ENGINE_LOG, JOB, OUTCOME, PARTIAL, RAW, StudyPaths
+from workflow_scripts.study.outcome import Measured, Outcome, Provenance, Start, is_outcome_of
+from workflow_scripts.study.paths import ENGINE_LOG, JOB, MEASURE_LOG, OUTCOME, PARTIAL, RAW, StudyPaths
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.study.rounds import ended_starts, last_seen_s, next_start, present_round
 from workflow_scripts.study.study import Study, StudyError
@@ -70,87 +75,137 @@ def _repeats(study: Study, cell: Cell, paths: StudyPaths, start: Start) -> int:
     return best_repeats(start_s, mean(repeats_s), is_cpu, study.repeats, study.most_repeats)
 
 
-def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt, start: Start) -> int:
-    """Measure a cell in one start of its engine and write the start's folder; return the exit status. The status is 3
-    on the wrong device, and 1 if an attempt other than the last reached the time limit. Raises StudyError if the cell's
-    model or workload was not prepared, and ForkServerError if the process that should measure the cell could not be
-    started."""
-    folder = folder_of(paths, cell.id, start)
-    definition = cell_definition(study, cell, resolved_models(study))
-    definition = definition.model_copy(update={"repeats": _repeats(study, cell, paths, start)})
-    model_dir = paths.model(cell.model, model_key(definition.model))
-    draft = definition.draft_model
-    draft_model_dir = paths.model(draft.name, model_key(draft)) if draft else None
-    workload = paths.workload(cell.model, cell.workload, workload_key(definition))
-    configs = [folder / "config.json" for folder in (model_dir, draft_model_dir) if folder]
-    for needed in (*configs, workload):
-        if not needed.exists():
-            raise StudyError(f"{needed} is not there; `snakemake {paths.outcome(cell)}` prepares and measures")
-    evidence = folder / PARTIAL
-    shutil.rmtree(evidence, ignore_errors=True)
-    evidence.mkdir(parents=True)
-    time_limit_s = attempt.time_limit_s(study.cell_time_limit_s)
-    job = Job(
-        definition=definition,
-        model_dir=model_dir,
-        draft_model_dir=draft_model_dir,
-        workload=workload,
-        evidence=evidence,
-        start_limit_s=min(study.server_start_limit_s, time_limit_s),
-        # All cells of a round get the same arrivals, and each round gets others.
-        arrival_seed=SEED + start.round - 1,
-    )
-    job.write(evidence / JOB)
-    with device_lock(load_gpus()[cell.gpu], cell.knobs.ranks) as idle_before_s:
-        print(f"measuring {cell.id}" + (f", start {start.start}" if start.start > 1 else ""), flush=True)
+def measure_cells(
+    study: Study, starts: Sequence[tuple[Cell, Start]], paths: StudyPaths, attempt: Attempt, with_logs: bool = False
+) -> int:
+    """Measure cells in one start of their engine, or in a new one after a cell that ended it, and write the folder of
+    each as soon as it has ended; return the highest exit status of a cell. The status is 3 on the wrong device, where
+    the remaining cells are not tried, and 1 if an attempt other than the last reached the time limit. Raises StudyError
+    if a cell's model or workload was not prepared, and ForkServerError if the process that should measure could not be
+    started. With `with_logs`, what is printed about a cell goes to the log in its folder."""
+    all_series = [_Series(study, cell, start, paths, attempt) for cell, start in starts]
+    left, first, statuses = [*all_series], all_series[0], [0]
+    provenance = provenance_of(first.cell, first.definition.endpoint)
+    try:
+        with device_lock(load_gpus()[first.cell.gpu], first.cell.knobs.ranks) as idle_before_s:
+            held = {"idle_before_s": idle_before_s, "boot_id": boot_id(), "planned": study.starts.in_words}
+            while left and statuses[-1] != WRONG_DEVICE:
+                # The folder in which the last one has its evidence is not moved before all have ended.
+                jobs = [one.job(left[-1].evidence, following) for one, following in zip_longest(left, left[1:])]
+                of_session = {"session": secrets.token_hex(4)} if len(left) > 1 else {}
+                with Session() as session:
+                    for place, job in enumerate(jobs, start=1):
+                        one = left.pop(0)
+                        if with_logs and one is not first:
+                            print_to(one.folder / MEASURE_LOG)
+                        place_in = {"place_in_session": place} if of_session else {}
+                        start = one.start.model_copy(update={**held, **of_session, **place_in})
+                        statuses.append(one.measure(job, session, start, provenance))
+                        if not session.goes_on:
+                            break
+    finally:
+        for one in all_series:
+            shutil.rmtree(one.evidence, ignore_errors=True)
+    return max(statuses)
+
+
+def print_to(log: Path) -> None:
+    """Let this process and those that it starts print to a file from now on."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+
+
+class _Series:
+    """A start of a cell that a session measures."""
+
+    def __init__(self, study: Study, cell: Cell, start: Start, paths: StudyPaths, attempt: Attempt) -> None:
+        """Raises StudyError if the cell's model or workload was not prepared."""
+        self.cell, self.start, self._paths, self._attempt = cell, start, paths, attempt
+        self.folder = folder_of(paths, cell.id, start)
+        self.evidence = self.folder / PARTIAL
+        definition = cell_definition(study, cell, resolved_models(study))
+        self.definition = definition.model_copy(update={"repeats": _repeats(study, cell, paths, start)})
+        self._model_dir = paths.model(cell.model, model_key(definition.model))
+        draft = definition.draft_model
+        self._draft_model_dir = paths.model(draft.name, model_key(draft)) if draft else None
+        self._workload = paths.workload(cell.model, cell.workload, workload_key(definition))
+        configs = [folder / "config.json" for folder in (self._model_dir, self._draft_model_dir) if folder]
+        for needed in (*configs, self._workload):
+            if not needed.exists():
+                raise StudyError(f"{needed} is not there; `snakemake {paths.outcome(cell)}` prepares and measures")
+        self._limit_s = attempt.time_limit_s(study.cell_time_limit_s)
+        self._start_limit_s = min(study.server_start_limit_s, self._limit_s)
+
+    def job(self, session: Path, following: "_Series | None") -> Job:
+        return Job(
+            definition=self.definition,
+            model_dir=self._model_dir,
+            draft_model_dir=self._draft_model_dir,
+            workload=self._workload,
+            evidence=self.evidence,
+            session=session,
+            following=following and following.evidence / JOB,
+            start_limit_s=self._start_limit_s,
+            # All cells of a round get the same arrivals, and each round gets others.
+            arrival_seed=SEED + self.start.round - 1,
+        )
+
+    def measure(self, job: Job, session: Session, start: Start, provenance: Provenance) -> int:
+        """Write the folder of the start; return the exit status."""
+        if not session.goes_on:
+            shutil.rmtree(job.session, ignore_errors=True)
+            job.session.mkdir(parents=True)
+        if job.evidence != job.session:
+            shutil.rmtree(job.evidence, ignore_errors=True)
+            job.evidence.mkdir(parents=True)
+        print(f"measuring {self.cell.id}" + (f", start {start.start}" if start.start > 1 else ""), flush=True)
         began = time.monotonic()
         try:
-            name, kind = cell.environment, load_gpus()[cell.gpu].engine_kind
-            tried = paths.environment(name, kind)  # in this call
+            name, kind = self.cell.environment, load_gpus()[self.cell.gpu].engine_kind
+            tried = self._paths.environment(name, kind)  # in this call
             if tried.exists() and not is_installed(name, kind) and (fault := read_json(tried)["fault"]):
                 raise NoEnvironmentError(f"environment {name} could not be installed: {fault}")
             with suspension() as why_suspended:
-                exit_status, measured = job.run(time_limit_s)
+                exit_status, measured = session.serve(job, self._limit_s)
         except NoEnvironmentError as e:
             # As of a cell that never ran: the next call measures it if the environment then works.
             exit_status, measured = 0, Measured(outcome="invalid", reason=str(e))
-    if exit_status is None:
-        reason = f"not done after {time_limit_s:g} s; the engine and all its processes were killed"
-        if (why := why_suspended()) or not attempt.last:
-            message = f"{reason}, in which {why}" if why else reason
-            return _left_to_the_next(attempt, evidence, message, status=1)
-        record = Measured(outcome="timeout", reason=reason)
-    elif measured is None:
-        _report_failure(evidence, exit_status)
-        return 1
-    else:
-        record = measured
-        (evidence / MEASURED).unlink(missing_ok=True)
-    (evidence / JOB).unlink()
-    if record.wrong_device:
-        reason = record.reason or "the wrong device"
-        note_wrong_node(paths.wrong_nodes(cell.gpu), reason)
-        return _left_to_the_next(attempt, evidence, reason, status=WRONG_DEVICE)
-    now = {"idle_before_s": idle_before_s, "boot_id": boot_id(), "planned": study.starts.in_words}
-    outcome = Outcome(
-        cell_id=cell.id,
-        definition=definition.as_json(),
-        definition_sha256=definition_sha256(definition),
-        start=start.model_copy(update=now),
-        provenance=provenance_of(cell, definition.endpoint),
-        **record.model_dump(exclude={"wrong_device"}),
-    )
-    _put_in_place(evidence, folder, outcome)
-    print(
-        f"{outcome.outcome} after {time.monotonic() - began:.1f} s" + (f": {outcome.reason}" if outcome.reason else "")
-    )
-    return 0
+        if exit_status is None:
+            reason = f"not done after {self._limit_s:g} s; the engine and all its processes were killed"
+            if (why := why_suspended()) or not self._attempt.last:
+                return self._left_to_the_next(f"{reason}, in which {why}" if why else reason, status=1)
+            measured = Measured(outcome="timeout", reason=reason)
+        elif measured is None:
+            _report_failure(self.evidence, exit_status)
+            return 1
+        if measured.wrong_device:
+            reason = measured.reason or "the wrong device"
+            note_wrong_node(self._paths.wrong_nodes(self.cell.gpu), reason)
+            return self._left_to_the_next(reason, status=WRONG_DEVICE)
+        for file in (MEASURED, JOB):
+            (self.evidence / file).unlink(missing_ok=True)
+        outcome = Outcome(
+            cell_id=self.cell.id,
+            definition=self.definition.as_json(),
+            definition_sha256=definition_sha256(self.definition),
+            start=start,
+            provenance={**provenance, "ended_at": now_in_utc()},
+            **measured.model_dump(exclude={"wrong_device", "log_bytes"}),
+        )
+        _put_in_place(self.evidence, self.folder, outcome)
+        why_so = f": {outcome.reason}" if outcome.reason else ""
+        print(f"{outcome.outcome} after {time.monotonic() - began:.1f} s{why_so}", flush=True)
+        return 0
 
-
-def _left_to_the_next(attempt: Attempt, evidence: Path, reason: str, status: int) -> int:
-    print(f"{reason}; attempt {attempt.number} of {attempt.of}, and this cell has no outcome yet", file=sys.stderr)
-    shutil.rmtree(evidence)
-    return status
+    def _left_to_the_next(self, reason: str, status: int) -> int:
+        attempt = self._attempt
+        print(f"{reason}; attempt {attempt.number} of {attempt.of}, and this cell has no outcome yet", file=sys.stderr)
+        shutil.rmtree(self.evidence)
+        return status
 
 
 def note_wrong_node(folder: Path, reason: str) -> None:
@@ -196,52 +251,69 @@ def find_cell(study: Study, cell_id: str) -> Cell:
 @command(
     "measure-cell",
     STUDY,
-    option("--cell", required=True, help="gpu/engine[@environment]/model/workload/knobs"),
+    option("--cell", nargs="+", required=True, help="gpu/engine[@environment]/model/workload/knobs; several share it"),
     RESULTS,
     ATTEMPT,
     ATTEMPTS,
-    option("--start", type=positive, help="number of this start of the cell's engine (default: the next)"),
+    option("--start", nargs="+", type=positive, help="number of each cell's start of its engine (default: the next)"),
     option("--round", type=positive, help="the round of the study that it belongs to (default: by the present time)"),
-    option("--position", type=positive, help="its place in the order of the round"),
+    option("--position", type=positive, help="place of the first cell in the order of the round"),
     option("--again", action="store_true", help="measure it once more in its round, into again-ROUND, to show drift"),
-    option("--unless-done", action="store_true", help="do nothing if the start already has its outcome"),
+    option("--unless-done", action="store_true", help="leave out starts that already have their outcome"),
+    option("--with-logs", action="store_true", help="print to the log in each cell's folder"),
 )
 def main(args: Namespace) -> int:
     study = load_study(args.study)
-    cell = find_cell(study, args.cell)
+    cells = [find_cell(study, cell) for cell in args.cell]
+    definitions = [cell_definition(study, cell, resolved_models(study)) for cell in cells]
+    if len({session_key(definition) for definition in definitions}) > 1:
+        raise StudyError("--cell: these cells differ in more than their workload and load, and cannot share a start")
+    if args.start and len(args.start) != len(cells):
+        raise StudyError(f"--start: {len(args.start)} numbers for {len(cells)} cells; allowed: one for each")
     paths = StudyPaths(args.results, study.name)
-    # Only one process at a time measures a cell, of all jobs on all hosts that share the results.
-    lock = FileLock(paths.lock(cell), mode=0o666)
+    if args.with_logs:
+        first = Start(start=(args.start or [1])[0], round=args.round or 1, again=args.again)
+        print_to(folder_of(paths, cells[0].id, first) / MEASURE_LOG)
     try:
-        paths.lock(cell).parent.mkdir(parents=True, exist_ok=True)
-        try:
-            held = lock.acquire(timeout=0)
-        except Timeout:
-            print("waiting: another process measures this cell", flush=True)
-            held = lock.acquire(poll_interval=1)
-        with held:
-            number, round_number = args.start, args.round
-            if number is None or round_number is None:
-                # The next start, and the round that it belongs to if it begins now.
-                ended = ended_starts(definitions_sha256(study), paths)
-                present = present_round(ended, time.time(), last_seen_s(ended, paths))
-                (_, next_number), present = next_start(ended, cell.id, present)
-                number, round_number = number or next_number, round_number or present
-            start = Start(start=number, round=round_number, position=args.position, again=args.again)
-            folder = folder_of(paths, cell.id, start)
-            definition = cell_definition(study, cell, resolved_models(study))
-            if args.unless_done and is_outcome_of(folder / OUTCOME, definition_sha256(definition)):
-                print("this start of the cell has its outcome already")
+        with ExitStack() as locks:
+            # All processes take the locks in one order, so that no two wait for each other.
+            for cell in sorted(cells, key=lambda cell: cell.id):
+                locks.enter_context(_locked(paths.lock(cell)))
+            starts = []
+            for index, (cell, definition) in enumerate(zip(cells, definitions, strict=True)):
+                number, round_number = args.start and args.start[index], args.round
+                if number is None or round_number is None:
+                    # The next start, and the round that it belongs to if it begins now.
+                    ended = ended_starts(definitions_sha256(study), paths)
+                    present = present_round(ended, time.time(), last_seen_s(ended, paths))
+                    (_, next_number), present = next_start(ended, cell.id, present)
+                    number, round_number = number or next_number, round_number or present
+                position = args.position and args.position + index
+                start = Start(start=number, round=round_number, position=position, again=args.again)
+                outcome = folder_of(paths, cell.id, start) / OUTCOME
+                if args.unless_done and is_outcome_of(outcome, definition_sha256(definition)):
+                    print(f"{cell.id}, start {number}: it has its outcome already")
+                else:
+                    starts.append((cell, start))
+            if not starts:
                 return 0
-            try:
-                return measure_cell(study, cell, paths, Attempt(args.attempt, args.attempts), start)
-            except InputError:
-                shutil.rmtree(folder / PARTIAL, ignore_errors=True)
-                raise
-            except OSError:  # such as a full disk
-                shutil.rmtree(folder / PARTIAL, ignore_errors=True)
-                print(file=sys.stderr)  # the log may have had no room for the end of its last line
-                raise
+            return measure_cells(study, starts, paths, Attempt(args.attempt, args.attempts), args.with_logs)
     except (ForkServerError, OSError) as e:
+        if isinstance(e, OSError):  # such as a full disk
+            print(file=sys.stderr)  # the log may have had no room for the end of its last line
         print(f"kvsweep measure-cell: {e}", file=sys.stderr)
         return 1
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Only one process at a time measures a cell, of all jobs on all hosts that share the results."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, mode=0o666)
+    try:
+        held = lock.acquire(timeout=0)
+    except Timeout:
+        print("waiting: another process measures this cell", flush=True)
+        held = lock.acquire(poll_interval=1)
+    with held:
+        yield

@@ -26,7 +26,7 @@ import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Self
 
 from workflow_scripts.common.ownership import own_folder, peer_of, temporary_folder
 from workflow_scripts.common.parent import die_with_parent
@@ -35,6 +35,7 @@ IDLE_S = 120.0
 START_LIMIT_S = 600.0  # imports from a slow network file system take minutes
 LONGEST_S = 2e6  # poll(2) counts milliseconds in 31 bits
 MESSAGE_BYTES = 16  # of the longest message
+KILLED_IN_S = 10.0
 SEARCH_PATHS = ("PATH", "LD_LIBRARY_PATH")
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -59,14 +60,58 @@ def run(
     preload: Sequence[str],
     python: Path | None = None,
 ) -> int | None:
-    """Run `module.main(argv)` in a forked child whose output goes to `log`; wait for its end and return its exit
-    status: negative if a signal killed it, None if it reached the time limit. The child's environment is `env`, plus
+    """Run a child as `begin` does, wait for its end and return its exit status: negative if a signal killed it, None if
+    it reached the time limit. The limit counts from the fork, not from the start of the server, which has
+    `START_LIMIT_S`. Raises as `begin` and `Child.wait` do."""
+    with begin(module, argv, log, env, time_limit_s, preload, python) as child:
+        return child.wait(time_limit_s)
+
+
+class Child:
+    """A forked process. It and all that it started are killed when its context ends, or this process."""
+
+    def __init__(self, server: socket.socket) -> None:
+        self._server = server
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._server, contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_WR)
+            self._server.settimeout(KILLED_IN_S)
+            while self._server.recv(MESSAGE_BYTES):  # until the server has killed them
+                pass
+
+    def wait(self, limit_s: float) -> int | None:
+        """The exit status; None if the child has not ended within `limit_s`. Raises ForkServerError if the server
+        ended."""
+        self._server.settimeout(min(limit_s, LONGEST_S))
+        try:
+            status = self._server.recv(MESSAGE_BYTES)
+        except TimeoutError:
+            return None
+        except ConnectionError:
+            status = b""
+        if not status:
+            raise ForkServerError("the fork server went away while the cell ran")
+        return int(status)
+
+
+def begin(
+    module: str,
+    argv: Sequence[str],
+    log: IO[bytes],
+    env: dict[str, str],
+    time_limit_s: float,
+    preload: Sequence[str],
+    python: Path | None = None,
+) -> Child:
+    """Run `module.main(argv)` in a forked child whose output goes to `log`. The child's environment is `env`, plus
     variables that the preloaded modules set and `env` lacks; its folder for temporary files is one that only this user
-    can enter. The child and everything that it started are killed after `time_limit_s`, or when this process ends. The
-    limit counts from the fork, not from the start of the server, which has `START_LIMIT_S`. `python` is that of another
-    environment, where the child keeps its own search paths. Raises ForkServerError if no server could be started, it
-    did not begin the job within `time_limit_s`, or it ended during the job; InputError if the folder is not this
-    user's own."""
+    can enter. `python` is that of another environment, where the child keeps its own search paths. Raises
+    ForkServerError if no server could be started, or it did not begin the job within `time_limit_s`; InputError if the
+    folder is not this user's own."""
     own = () if python is None else SEARCH_PATHS
     temporary = temporary_folder()
     env = {**env, "TMPDIR": str(temporary)}
@@ -78,26 +123,19 @@ def run(
     log_of_server = path.with_suffix(".log")
     with own_folder(temporary) as folder:
         for _ in range(3):
-            with _server(folder, path, preload, python) as server:
+            with contextlib.ExitStack() as unless_begun:
+                server = unless_begun.enter_context(_server(folder, path, preload, python))
                 try:
                     server.settimeout(min(time_limit_s, LONGEST_S))
                     _send_job(server, job, log)
-                    if not server.recv(MESSAGE_BYTES):
-                        continue  # the server was idle and ended at the moment of the request
+                    if server.recv(MESSAGE_BYTES):  # else the server was idle and ended at the moment of the request
+                        unless_begun.pop_all()
+                        return Child(server)
                 except ConnectionError:
                     continue
                 except TimeoutError:
                     how = f"did not begin the job within {time_limit_s:g} s"
                     raise ForkServerError(f"the fork server {how}; its log is {log_of_server}") from None
-                try:
-                    status = server.recv(MESSAGE_BYTES)
-                except TimeoutError:
-                    return None
-                except ConnectionError:
-                    status = b""
-                if not status:
-                    raise ForkServerError("the fork server went away while the cell ran")
-                return int(status)
     raise ForkServerError(f"no fork server answers; its log is {log_of_server}")
 
 

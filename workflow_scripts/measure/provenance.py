@@ -65,8 +65,12 @@ def provenance(engine: str, endpoint: Endpoint | None = None, lock: Path | None 
         "host": socket.gethostname(),
         "processor": processor_facts([])["processor"],
         "job": {name: os.environ[name] for name in _JOB_VARIABLES if name in os.environ},
-        "ended_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "ended_at": now_in_utc(),
     }
+
+
+def now_in_utc() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def provenance_of(cell: Cell, endpoint: Endpoint | None = None) -> Provenance:

@@ -1,7 +1,8 @@
-"""The timed part of a cell: start one engine, warm it up, run the workload a few times, write what was observed.
+"""The timed part of cells: start one engine; for each job warm it up, run the workload a few times, write what was
+observed.
 
-It runs in a child of the fork server, which holds the device. `Job.run` starts it; evidence goes to the job's folder.
-`measured.json` in that folder is written last and holds what `measure.cell` needs for `outcome.json`.
+It runs in a child of the fork server, which `measure.session` starts. Evidence goes to the job's folder. There
+`measured.json` is written last and holds what `measure.cell` needs for `outcome.json`.
 """
 
 import math
@@ -16,71 +17,23 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.catalog.environments import NEEDED, install, python_of
 from workflow_scripts.catalog.gpus_and_models import load_gpus
-from workflow_scripts.common.files import read_json, read_jsonl, write_json, write_jsonl
-from workflow_scripts.common.records import Record
+from workflow_scripts.common.files import read_jsonl, write_json, write_jsonl
 from workflow_scripts.device.device_check import WrongDeviceError, found_device, lost_gpu, use_cores
 from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.device.host_load import load_by_others
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.engines.adapters import make_engine
 from workflow_scripts.engines.engine import SCRATCH, Effective, Engine, EngineSetup, ExpertsTouched, RequestRecord
-from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.failures import Failure, request_failures, run_failure, start_failure
-from workflow_scripts.measure.forkserver import NotImportedError
-from workflow_scripts.measure.forkserver import run as run_forked
+from workflow_scripts.measure.session import LOOK_S, MEASURED, Job
 from workflow_scripts.measure.trace import sampled
 from workflow_scripts.study.definition import Definition
 from workflow_scripts.study.outcome import Measured, OutcomeKind, Repeat, WarmUp
-from workflow_scripts.study.paths import ENGINE_LOG, JOB, TRACE, WARMUP
+from workflow_scripts.study.paths import ENGINE_LOG, TRACE, WARMUP
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.warmup import chosen, is_steady, most_passes, pass_size
-
-# Written last by that process, beside its input: what it observed.
-MEASURED = "measured.json"
-
-
-class NoEnvironmentError(RuntimeError):
-    """An environment that cannot be installed or started, so that no cell of it is measured; the message says why."""
-
-
-class Job(Record):
-    """The cell's definition, and the paths of its inputs and its evidence. A calibration has `passes` instead of a
-    warm-up and repeats: which requests of the workload each one serves. No pass begins later than `passes_s` after the
-    first, if that is set."""
-
-    definition: Definition
-    model_dir: Path
-    draft_model_dir: Path | None = None
-    workload: Path
-    evidence: Path
-    start_limit_s: float = math.inf
-    arrival_seed: int = SEED
-    passes: list[list[int]] | None = None
-    passes_s: float | None = None
-
-    def run(self, limit_s: float) -> tuple[int | None, Measured | None]:
-        """Run the record, as it was written into the evidence, in a forked process of the cell's environment, which is
-        installed if this host lacks it; raises as `forkserver.run` does, and NoEnvironmentError if an environment other
-        than the default one cannot be installed or started. Return the process's exit status, None if it was killed
-        after `limit_s`, and what it observed, None if it broke."""
-        with (self.evidence / ENGINE_LOG).open("wb") as log:
-            words = (__name__, [str(self.evidence / JOB)], log, dict(os.environ), limit_s)
-            name, preload = self.definition.environment, get_engine(self.definition.engine).preload
-            kind = load_gpus()[self.definition.gpu].engine_kind
-            if name and (fault := install(name, kind)):
-                raise NoEnvironmentError(f"environment {name} could not be installed: {fault}")
-            python = python_of(name, kind) if name else None
-            try:
-                status = run_forked(*words, (*preload, *NEEDED) if name else preload, python)
-            except NotImportedError as e:
-                if not name:
-                    raise
-                raise NoEnvironmentError(f"environment {name}: {e}") from None
-        measured = self.evidence / MEASURED
-        return status, Measured.model_validate(read_json(measured)) if status == 0 and measured.exists() else None
 
 
 @dataclass
@@ -97,6 +50,7 @@ class _Measured:
     warmup: WarmUp | None = None
     repeats: list[Repeat] = field(default_factory=list)
     host_load: LoadByOthers = field(default_factory=LoadByOthers)
+    log_bytes: tuple[int, int] = (0, 0)
     requests: list[dict[str, Any]] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
     metrics: list[dict[str, Any]] = field(default_factory=list)
@@ -128,42 +82,64 @@ class _Measured:
         write_json(folder / MEASURED, Measured(**fields).model_dump(mode="json"))
 
 
+class _Engine:
+    """The engine of a session, which starts with the first job, and what it was warmed up with."""
+
+    def __init__(self) -> None:
+        self.host_cores = sorted(os.sched_getaffinity(0))
+        self.adapter: Engine | None = None
+        self.device: Device = {}
+        self.effective: Effective = {}
+        self.log_bytes = 0  # at the end of the start
+        self.warmed: dict[str, tuple[int, WarmUp]] = {}
+
+    def setup(self, job: Job) -> EngineSetup:
+        definition, gpu, device = job.definition, load_gpus()[job.definition.gpu], self.device
+        return EngineSetup(
+            model_dir=job.model_dir,
+            load_format=definition.model.load_format,
+            dtype=dtype_on(definition.model.dtype, gpu, device),
+            seed=SEED,
+            arrival_seed=job.arrival_seed,
+            knobs=definition.knobs.set_values(),
+            device_kind=gpu.engine_kind,
+            cores=device.get("cores", []),
+            host_cores=self.host_cores,
+            evidence=job.session,
+            start_limit_s=job.start_limit_s,
+            endpoint=definition.endpoint,
+            draft_model_dir=job.draft_model_dir,
+            trust_remote_code=definition.model.trust_remote_code,
+            sampling=definition.workload.sampling,
+            keep_answers=definition.workload.keep_answers,
+        )
+
+
 def measure(job: Job) -> None:
-    """Measure one cell; even if the engine fails, what was observed until then is written."""
-    measured = _Measured()
+    """Measure a job, and those that follow it until one fails; what was observed until then is written."""
+    engine = _Engine()
+    while _goes_on_after(job, engine):
+        assert job.following is not None
+        while not job.following.exists():  # this process is killed if none is written
+            time.sleep(LOOK_S / 2)
+        job = Job.read(job.following)
+
+
+def _goes_on_after(job: Job, engine: _Engine) -> bool:
+    """Measure a job; return whether the engine is up and waits for the next one."""
+    measured, goes_on = _Measured(), False
     definition = job.definition
     gpu = load_gpus()[definition.gpu]
     try:
         elsewhere = definition.endpoint.base_url if definition.endpoint else None
         ranks = definition.knobs.ranks
-        device: Device = {"server": elsewhere} if elsewhere else found_device(gpu, ranks)
-        measured.device = device
+        if engine.adapter is None:
+            engine.device = {"server": elsewhere} if elsewhere else found_device(gpu, ranks)
+        device = measured.device = engine.device
         with nullcontext() if elsewhere else sampled(gpu.kind, job.evidence / TRACE, ranks):
-            host_cores = sorted(os.sched_getaffinity(0))
-            if gpu.kind == "cpu" and not elsewhere:
+            if gpu.kind == "cpu" and not elsewhere and engine.adapter is None:
                 use_cores(device["cores"])
-            engine = make_engine(
-                definition.engine,
-                EngineSetup(
-                    model_dir=job.model_dir,
-                    load_format=definition.model.load_format,
-                    dtype=dtype_on(definition.model.dtype, gpu, device),
-                    seed=SEED,
-                    arrival_seed=job.arrival_seed,
-                    knobs=definition.knobs.set_values(),
-                    device_kind=gpu.engine_kind,
-                    cores=device.get("cores", []),
-                    host_cores=host_cores,
-                    evidence=job.evidence,
-                    start_limit_s=job.start_limit_s,
-                    endpoint=definition.endpoint,
-                    draft_model_dir=job.draft_model_dir,
-                    trust_remote_code=definition.model.trust_remote_code,
-                    sampling=definition.workload.sampling,
-                    keep_answers=definition.workload.keep_answers,
-                ),
-            )
-            _run(engine, job, measured)
+            goes_on = _run(engine, engine.setup(job), job, measured)
         # An engine's error about a GPU that has failed says nothing about the cell: another node may measure it.
         on_gpu = gpu.kind == "cuda" and not elsewhere
         if on_gpu and measured.outcome != "ok" and (lost := lost_gpu(ranks)):
@@ -171,24 +147,35 @@ def measure(job: Job) -> None:
     except WrongDeviceError as e:
         measured.ended("invalid", str(e))
         measured.wrong_device = True
-    shutil.rmtree(job.evidence / SCRATCH, ignore_errors=True)
+    if not goes_on:
+        shutil.rmtree(job.session / SCRATCH, ignore_errors=True)
     measured.write(job.evidence)
+    return goes_on
 
 
-def _run(engine: Engine, job: Job, measured: _Measured) -> None:
+def _run(session: _Engine, setup: EngineSetup, job: Job, measured: _Measured) -> bool:
+    """Serve a job's requests, with a start of the engine if it is not up; return whether it stays up."""
     requests = _read_requests(job.workload)
-    warmup = [] if job.passes else _read_requests(job.workload.with_name(WARMUP))
     served = job.passes or [list(range(len(requests)))] * job.definition.repeats
-    try:
-        with measured.phase("start"):
-            measured.effective = engine.start()
-    except Exception as e:
-        measured.failed(e, start_failure, job.evidence / ENGINE_LOG)
-        return
+    log = job.session / ENGINE_LOG
+    if session.adapter is None:
+        try:
+            with measured.phase("start"):
+                session.adapter = make_engine(job.definition.engine, setup)
+                session.effective = session.adapter.start()
+        except Exception as e:
+            measured.failed(e, start_failure, log)
+            return False
+        session.log_bytes = since = _size(log)
+    else:
+        since = _size(log)
+        print(f"next: {job.definition.workload_name}, {job.definition.knobs.set_values()}", flush=True)
+        session.adapter.use(setup)
+    measured.effective, measured.log_bytes = session.effective, (session.log_bytes, since)
+    engine = session.adapter
     try:
         if job.passes is None:
-            with measured.phase("warmup"):
-                measured.warmup = _warm_up(engine, warmup, job.definition, measured.effective)
+            measured.warmup = _warmed_up(session, job, measured)
         engine.take_steps()
         with measured.phase("measure"), load_by_others() as host_load:
             end_s = math.inf if job.passes_s is None else time.monotonic() + job.passes_s
@@ -198,21 +185,44 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
                     break
         measured.host_load = host_load
     except Exception as e:
-        measured.failed(e, run_failure, job.evidence / ENGINE_LOG)
+        measured.failed(e, run_failure, log)
+    if measured.outcome == "ok" and job.following and hasattr(engine, "use"):
+        return True
     try:
         with measured.phase("stop"):
             engine.stop()
     except Exception:
         # The measurement stays valid; the engine's remaining processes end with this process group.
         traceback.print_exc()
+    return False
 
 
-def _warm_up(engine: Engine, requests: Sequence[Request], definition: Definition, effective: Effective) -> WarmUp:
+def _size(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
+
+
+def _warmed_up(session: _Engine, job: Job, measured: _Measured) -> WarmUp:
+    """Warm the engine up for a workload; if it was for as many requests at once, it still is."""
+    assert session.adapter is not None
+    definition, requests = job.definition, _read_requests(job.workload.with_name(WARMUP))
+    at_once = _at_once(definition, session.effective)
+    before, record = session.warmed.get(definition.workload_name, (0, None))
+    if record is None or before < at_once:
+        with measured.phase("warmup"):
+            record = _warm_up(session.adapter, requests, definition, at_once)
+        session.warmed[definition.workload_name] = at_once, record
+    return record
+
+
+def _at_once(definition: Definition, effective: Effective) -> int:
+    """How many requests the engine may serve at once; its own limit is preferred to the study's setting."""
+    allowed = int(effective.get("max_num_seqs", definition.knobs.max_concurrency))
+    return min(allowed, getattr(definition.knobs, "users", None) or allowed)
+
+
+def _warm_up(engine: Engine, requests: Sequence[Request], definition: Definition, concurrency: int) -> WarmUp:
     """Serve requests that do not count until two consecutive passes take equally long, or the pass limit is reached."""
     joins = not hasattr(definition.knobs, "batch_size")
-    # The engine's own limit is preferred to the study's setting.
-    allowed = int(effective.get("max_num_seqs", definition.knobs.max_concurrency))
-    concurrency = min(allowed, getattr(definition.knobs, "users", None) or allowed)
     count = pass_size(len(requests), concurrency, joins)
     some = [requests[i] for i in chosen([len(r.prompt_token_ids) for r in requests], count)]
     passes_s: list[float] = []
@@ -247,7 +257,7 @@ def _one_pass(engine: Engine, requests: Sequence[Request], repeat: int, measured
     measured.steps += ({**of, **step} for step in engine.take_steps())
     measured.metrics.append({**of, "before": before, "after": after})
     if any(record.error for record in records):
-        measured.ended(*request_failures([record.error for record in records], job.evidence / ENGINE_LOG))
+        measured.ended(*request_failures([record.error for record in records], job.session / ENGINE_LOG))
     elif wrong := _wrong_lengths(requests, records, measured.effective):
         measured.ended("invalid", wrong)
 
@@ -290,5 +300,5 @@ def _read_requests(path: Path) -> list[Request]:
 
 def main(argv: Sequence[str]) -> int:
     (job,) = argv
-    measure(Job.model_validate(read_json(Path(job))))
+    measure(Job.read(Path(job)))
     return 0

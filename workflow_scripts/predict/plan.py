@@ -10,7 +10,7 @@ docs/plan.md says how the numbers are made.
 
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -38,10 +38,12 @@ from workflow_scripts.predict.predictions import VLLM_VERSION, at_version, predi
 from workflow_scripts.statistics.costs import MOST_REPEATS, Costs
 from workflow_scripts.statistics.further_starts import MOST_FURTHER_STARTS
 from workflow_scripts.statistics.repeats import of_starts_and_repeats
+from workflow_scripts.study.definition import session_keys
 from workflow_scripts.study.grid import COORDINATES, Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.workloads.warmup import PASSES_WHEN_WARM, USUAL_PASSES
 
 # With fewer cells than this, one process is done before a second one has started.
 CELLS_WORTH_A_PROCESS = 1000
@@ -68,8 +70,26 @@ def plan(
     table = pd.DataFrame(rows, columns=list(FIELDS)).set_index("cell_id").loc[[cell.id for cell in cells]]
     table = table.reset_index()
     table = table.astype({name: "string" if name in TEXTS else "float64" for name in FIELDS})
+    table = _in_sessions(table, session_keys(study))
     starts, repeats, pair_s = _costs(table).cheapest_flat(study.equivalence_margin_pct, study.repeats, MOST_REPEATS)
     return table.assign(starts_needed=starts, repeats_needed=repeats, pair_s=pair_s)
+
+
+def _in_sessions(table: pd.DataFrame, sessions: Mapping[str, str]) -> pd.DataFrame:
+    """The cells that share a start of their engine have equal parts of what it takes, and those of one workload share
+    its warm-up. A warm engine needs only the passes that show it to be steady for a further workload."""
+    timed = table[table["cell_s"].notna()]
+    session = timed["cell_id"].map(sessions)
+    workloads = timed.groupby(session)["workload"].transform("nunique")
+    passes = (USUAL_PASSES + PASSES_WHEN_WARM * (workloads - 1)) / (USUAL_PASSES * workloads)
+    parts = {
+        **{name: timed[name] / session.map(session.value_counts()) for name in ("start_s", "stop_s")},
+        "warmup_s": timed["warmup_s"] * passes / timed.groupby([session, "workload"])["cell_id"].transform("size"),
+    }
+    shared = timed.assign(**parts)
+    saved_s = (timed[[*parts]] - shared[[*parts]]).sum(axis="columns")
+    table.loc[timed.index, [*parts, "cell_s"]] = shared.assign(cell_s=timed["cell_s"] - saved_s)
+    return table
 
 
 def _costs(table: pd.DataFrame) -> Costs:

@@ -116,16 +116,6 @@ def variant(knobs: Knobs) -> str:
     return knobs.slug_of({name: values[name] for name in described if name in values})
 
 
-def without_load(knobs: Knobs) -> Knobs:
-    """The knobs of a server without the load on it: a point's requests are sent at once.
-
-    >>> from workflow_scripts.engines.vllm.knobs import VllmServeKnobs
-    >>> without_load(VllmServeKnobs(block_size=32, request_rate_per_s=2.0)).set_values()
-    {'block_size': 32}
-    """
-    return knobs.model_copy(update=dict.fromkeys(Load.model_fields)) if isinstance(knobs, Load) else knobs
-
-
 @dataclass(frozen=True)
 class Calibration:
     """A calibration to measure: its place in the grid, and the cell whose settings the engine starts with. It has to

@@ -16,6 +16,7 @@ from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.study.grid import Cell, endpoints_of, expand
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
 from workflow_scripts.study.study import Study, as_list
+from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.workload_kinds import TextWorkload, Workload
 
 # Increased when the same definition of a workload leads to other prepared files.
@@ -136,6 +137,34 @@ def json_sha256(value: JsonValue) -> str:
 def definition_sha256(definition: Definition) -> str:
     """SHA-256 of what a cell measures, for any number of repeats."""
     return json_sha256({name: value for name, value in definition.as_json().items() if name != "repeats"})
+
+
+def without_load(knobs: Knobs) -> Knobs:
+    """The knobs of a server without the load on it: a point's requests are sent at once.
+
+    >>> from workflow_scripts.engines.vllm.knobs import VllmServeKnobs
+    >>> without_load(VllmServeKnobs(block_size=32, request_rate_per_s=2.0)).set_values()
+    {'block_size': 32}
+    """
+    return knobs.model_copy(update=dict.fromkeys(Load.model_fields)) if isinstance(knobs, Load) else knobs
+
+
+def session_key(definition: Definition) -> str:
+    """Hash of the settings with which an engine starts: one start serves all cells that agree in it."""
+    whole = definition.as_json()
+    of_cell = ("workload", "num_prompts", "knobs", "repeats")
+    settings = {name: value for name, value in whole.items() if name not in of_cell}
+    requests = definition.workload.model_dump(mode="json", include={"sampling", "keep_answers"})
+    return json_sha256({**settings, **requests, "knobs": without_load(definition.knobs).set_values()})
+
+
+def session_keys(study: Study) -> dict[str, str]:
+    """The `session_key` of each cell, by the cell's id; of its own for each if the study shares no starts."""
+    models = resolved_models(study)
+    return {
+        cell.id: session_key(cell_definition(study, cell, models)) if study.share_starts else cell.id
+        for cell in expand(study)
+    }
 
 
 def study_sha256(study: Study) -> str:

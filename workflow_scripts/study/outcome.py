@@ -90,7 +90,8 @@ class Start(Record):
 
 class Measured(Record):
     """What the measuring process observed; the fields are those of `Outcome`. `wrong_device`: the cell did not run,
-    because the device was not its own."""
+    because the device was not its own. `log_bytes`: of the engine's log, the end of its start and the
+    beginning of this cell."""
 
     outcome: OutcomeKind
     reason: str | None = None
@@ -101,6 +102,7 @@ class Measured(Record):
     device: Annotated[Device, AsRecorded] = {}
     host_load: Annotated[LoadByOthers, AsRecorded] = {}
     wrong_device: bool = False
+    log_bytes: tuple[int, int] = (0, 0)
 
 
 class Outcome(Record):

@@ -181,6 +181,11 @@ class Study(StrictRecord):
         ONE_START,
         description="starts of the engine per cell, each in another round; more repeat nothing that was measured",
     )
+    share_starts: bool = Field(
+        True,
+        description="one start of an engine per round serves all cells that differ only in their workload or load",
+        exclude_if=bool,
+    )
     measure: Measure | None = Field(
         None,
         description="measure only cells that can change an answer; if left out, every cell is measured",

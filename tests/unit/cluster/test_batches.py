@@ -18,7 +18,7 @@ from workflow_scripts.cluster.batches import (
     write_batch,
 )
 from workflow_scripts.common.files import read_json
-from workflow_scripts.study.definition import definitions_sha256
+from workflow_scripts.study.definition import definitions_sha256, session_keys
 from workflow_scripts.study.rounds import CellStart, Round, ended_starts
 
 
@@ -29,7 +29,7 @@ class Called(MadeStudy):
         knobs = {"max_num_seqs": [1, 2], "tensor_parallel_size": [1, 2]}
         settings = {"starts": {"at_least": 2, "at_most": 4}, "workloads": {"chat": fixed()}} | changes
         super().__init__(folder, {"gpu": ["h200", "l40s"], "knobs": knobs}, name="called", **settings)
-        self.definitions = definitions_sha256(self.study)
+        self.definitions, self.sessions = definitions_sha256(self.study), session_keys(self.study)
 
     def on(self, gpu: str) -> list[str]:
         return [name for name, cell in self.cells.items() if cell.gpu == gpu]
@@ -103,7 +103,7 @@ def test_with_measure_nothing_is_known_in_advance_but_the_rest_of_an_interrupted
 def test_places_in_a_round_are_counted_for_each_gpu_type(called):
     h200, l40s = called.on("h200"), called.on("l40s")
     of = Round(3, tuple(CellStart(name, 2) for name in [*l40s[1:], *h200]), done=(l40s[0],))
-    batches = list(batches_of_cluster(of, called.cells, called.definitions, size=2))
+    batches = list(batches_of_cluster(of, called.cells, called.definitions, called.sessions, size=2))
     assert sorted(one for batch in batches for one in batch.starts) == sorted(of.starts)
     assert {len(batch.starts) for batch in batches} == {1, 2}
     for gpu, first in (("h200", 1), ("l40s", 2)):
@@ -112,7 +112,7 @@ def test_places_in_a_round_are_counted_for_each_gpu_type(called):
         assert sorted(places) == [*range(first, 5)]
         # Cells that need different numbers of GPUs share no job.
         assert all(len({called.cells[one.cell].knobs.ranks for one in batch.starts}) == 1 for batch in mine)
-    (here,) = batches_of_machine(of, called.definitions)
+    (here,) = batches_of_machine(of, called.definitions, called.sessions)
     assert (here.first_position, here.starts) == (2, of.starts)
 
 
@@ -131,7 +131,12 @@ def test_the_list_of_what_has_ended_says_so_until_something_else_ends(called, ca
 
 def test_cells_are_not_listed_while_a_start_that_was_due_has_no_outcome(called, capsys):
     due, listed, file = called.on("h200")[:2], called.paths.ended("h200"), called.paths.root / "batch.json"
-    write_batch(file, next(batches_of_machine(Round(1, tuple(CellStart(one, 1) for one in due)), called.definitions)))
+    write_batch(
+        file,
+        next(
+            batches_of_machine(Round(1, tuple(CellStart(one, 1) for one in due)), called.definitions, called.sessions)
+        ),
+    )
     words = [*called.options, "--gpu", "h200", "--out", str(listed), "--batches", str(file)]
     for one in due:
         assert main(words) == 1
@@ -150,6 +155,6 @@ def test_cells_are_not_listed_while_a_start_that_was_due_has_no_outcome(called, 
 def test_a_batch_is_another_one_when_a_definition_or_the_round_changes():
     def key(number: int, **definitions: str) -> str:
         starts = CellStart("a", 1), CellStart("b", 1)
-        return next(batches_of_machine(Round(number, starts), definitions)).key
+        return next(batches_of_machine(Round(number, starts), definitions, definitions)).key
 
     assert len({key(1, a="x", b="y"), key(1, b="y", a="x"), key(1, a="z", b="y"), key(2, a="x", b="y")}) == 3

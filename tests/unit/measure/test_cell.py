@@ -1,23 +1,28 @@
 """The command that measures a cell, in cases that do not depend on the engine."""
 
 import json
+import math
 import os
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import IO, Any
 
 import pytest
 
+from tests.unit.made_studies import fixed, write_study
 from workflow_scripts.common.ownership import temporary_folder
 from workflow_scripts.measure import cell as command
-from workflow_scripts.measure import run
+from workflow_scripts.measure import session
 from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study import Starts, Study
+from workflow_scripts.study.study import Starts
 from workflow_scripts.study.study_file import load_study
 
 DEMO = Path(__file__).parents[3] / "config/studies/demo.yaml"
@@ -39,27 +44,89 @@ def call(results: Path, cell: Cell, *options: str) -> int:
     return command.main(["--study", str(DEMO), "--results", str(results), "--cell", cell.id, *options])
 
 
+class Children:
+    """Stands for the processes that measure: `ends` says after which of its jobs, from 1, each one ends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *ends: int) -> None:
+        self.ends, self.served = iter(ends), 0
+        monkeypatch.setattr(session, "begin", self.begin)
+        monkeypatch.setattr(session, "LOOK_S", 0)
+
+    @contextmanager
+    def begin(self, _: str, arguments: list[str], log: IO[bytes], *__: Any) -> Iterator[SimpleNamespace]:
+        self.job, left = Path(arguments[0]), next(self.ends)
+        log_file = Path(log.name)
+        log_file.write_text("start\n")
+
+        def wait(_: float) -> int | None:
+            nonlocal left
+            job = session.Job.read(self.job)
+            since = log_file.stat().st_size
+            with log_file.open("a") as more:
+                more.write(f"{job.definition.workload_name}\n")
+            left -= 1
+            failed = not left and job.following
+            record = {"outcome": "engine_error" if failed else "ok", "log_bytes": [6, since]}
+            (job.evidence / "measured.json").write_text(json.dumps(record))
+            self.job = job.following or self.job
+            return None if left else 0
+
+        yield SimpleNamespace(wait=wait)
+
+
+def test_cells_that_share_a_start_have_their_own_outcomes_and_logs_and_go_on_after_a_failure(tmp_path, monkeypatch):
+    workloads = {name: fixed(num_prompts=n) for n, name in enumerate("abcd", start=1)}
+    file = write_study(
+        tmp_path, {"gpu": "cpu-all", "model": "tiny-llama-57m", "workload": [*workloads]}, workloads=workloads
+    )
+    study = load_study(file)
+    cells, paths = expand(study), StudyPaths(tmp_path, study.name)
+    for cell in cells:
+        definition = cell_definition(study, cell, resolved_models(study))
+        model = paths.model(cell.model, model_key(definition.model)) / "config.json"
+        for needed in (model, paths.workload(cell.model, cell.workload, workload_key(definition))):
+            needed.parent.mkdir(parents=True, exist_ok=True)
+            needed.touch()
+    Children(monkeypatch, 2, 2)  # the second cell ends the first session
+    words = ["--cell", *(cell.id for cell in cells), "--start", *4 * ["1"], "--round", "3", "--position", "5"]
+    assert command.main(["--study", str(file), "--results", str(tmp_path), *words]) == 0
+    outcomes = [Outcome.read(paths.outcome(cell)) for cell in cells]
+    assert [outcome.outcome for outcome in outcomes] == ["ok", "engine_error", "ok", "ok"]
+    assert [(one.start.position, one.start.place_in_session) for one in outcomes] == [(5, 1), (6, 2), (7, 1), (8, 2)]
+    first, _, second, _ = sessions = [outcome.start.session for outcome in outcomes]
+    assert sessions == [first, first, second, second]
+    assert first != second
+    logs = [(paths.cell(cell) / "raw/engine.log").read_text().split() for cell in cells]
+    assert logs == [["start", name] for name in "abcd"]
+    assert all(sorted(p.name for p in paths.cell(cell).iterdir()) == ["outcome.json", "raw"] for cell in cells)
+
+
+def test_cells_of_other_settings_cannot_share_a_start(tmp_path, capsys):
+    cells = [cell.id for cell in expand(load_study(DEMO))][:2]
+    assert command.main(["--study", str(DEMO), "--results", str(tmp_path), "--cell", *cells]) == 2
+    assert "cannot share" in capsys.readouterr().err
+
+
 def let_measure(monkeypatch: pytest.MonkeyPatch, *records: dict[str, Any]) -> None:
     """Let each process that measures a cell end with the next of these records."""
     left = iter(records)
 
-    def measured(_: str, arguments: list[str], *__: Any, **___: Any) -> int:
+    def measured(_: str, arguments: list[str], *__: Any, **___: Any) -> nullcontext[SimpleNamespace]:
         (Path(arguments[0]).parent / "measured.json").write_text(json.dumps(next(left)))
-        return 0
+        return nullcontext(SimpleNamespace(wait=lambda _: 0))
 
-    monkeypatch.setattr(run, "run_forked", measured)
+    monkeypatch.setattr(session, "begin", measured)
 
 
 def test_a_full_disk_leaves_a_last_line_and_no_half_evidence(tmp_path, monkeypatch, capsys):
-    study = load_study(DEMO)
-    demo_cell, paths = expand(study)[0], StudyPaths(tmp_path, study.name)
+    demo_cell, paths = prepared(tmp_path)
 
-    def on_a_full_disk(_: Study, cell: Cell, paths: StudyPaths, *__: Any) -> int:
-        (paths.cell(cell) / "raw.partial").mkdir(parents=True)
+    def on_a_full_disk(_: object, job: session.Job, *__: object) -> int:
+        job.evidence.mkdir(parents=True)
         print("INFO half a li", end="", file=sys.stderr)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(command, "measure_cell", on_a_full_disk)
+    monkeypatch.setattr(command._Series, "measure", on_a_full_disk)
     assert call(tmp_path, demo_cell) == 1
     assert list(paths.cell(demo_cell).iterdir()) == []
     assert capsys.readouterr().err == "INFO half a li\nkvsweep measure-cell: [Errno 28] No space left on device\n"
@@ -70,20 +137,22 @@ def test_a_folder_for_temporary_files_that_is_not_its_own_ends_the_command_with_
     temporary_folder().symlink_to("elsewhere")
     cell, paths = prepared(tmp_path)
     assert call(tmp_path, cell) == 2
-    assert list(paths.cell(cell).iterdir()) == []
+    assert not paths.cell(cell).exists()
     assert str(temporary_folder()) in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_time_that_ran_out_while_the_command_was_suspended_is_no_timeout(tmp_path, monkeypatch, capsys):
-    def stopped(*_: Any, **__: Any) -> None:
+    def stopped(_: float) -> None:
         os.kill(os.getpid(), signal.SIGCONT)
+        monkeypatch.setattr(session.time, "monotonic", lambda: math.inf)
 
     cell, paths = prepared(tmp_path)
-    monkeypatch.setattr(run, "run_forked", stopped)
+    child = SimpleNamespace(wait=stopped)
+    monkeypatch.setattr(session, "begin", lambda *_: nullcontext(child))
     assert call(tmp_path, cell, "--start", "1", "--round", "1") == 1
     assert not paths.outcome(cell).exists()
     assert "stopped" in capsys.readouterr().err
-    monkeypatch.setattr(run, "run_forked", lambda *_, **__: None)
+    child.wait = lambda _: None
     assert call(tmp_path, cell, "--start", "1", "--round", "1") == 0
     assert Outcome.read(paths.outcome(cell)).outcome == "timeout"
 

@@ -14,7 +14,7 @@ from workflow_scripts.common.files import read_json, write_jsonl
 from workflow_scripts.device.host_load import SuspendedError
 from workflow_scripts.engines.engine import Engine, EngineSetup, ExpertsTouched, RequestRecord
 from workflow_scripts.measure import run
-from workflow_scripts.measure.run import Job
+from workflow_scripts.measure.session import Job
 from workflow_scripts.study.definition import Definition, cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import WarmUp
@@ -68,7 +68,13 @@ def job_of(
     evidence = tmp_path / "raw"
     evidence.mkdir()
     definition = defined("vllm", {}, repeats=1).model_copy(update={"gpu": gpu})
-    return Job(definition=definition, model_dir=tmp_path, workload=tmp_path / "workload.jsonl", evidence=evidence)
+    return Job(
+        definition=definition,
+        model_dir=tmp_path,
+        workload=tmp_path / "workload.jsonl",
+        evidence=evidence,
+        session=evidence,
+    )
 
 
 def test_an_engine_that_fails_while_it_is_suspended_has_no_outcome(tmp_path, monkeypatch):
@@ -87,6 +93,86 @@ def test_an_engine_that_fails_to_stop_loses_nothing_that_was_measured(tmp_path, 
     assert record["warmup"]["requests"] == 1
     assert "stop" in record["phases_s"]
     assert "RuntimeError: a worker does not answer" in capsys.readouterr().err
+
+
+class Noting(Unstoppable):
+    """Notes what it does, of which cell, and logs it."""
+
+    def __init__(self, setup: EngineSetup, noted: list[str]) -> None:
+        super().__init__(setup)
+        self.noted = noted
+
+    def note(self, what: str) -> None:
+        self.noted.append(f"{what} {self._setup.knobs.get('users')}")
+        with (self._setup.evidence / "engine.log").open("a") as log:
+            log.write(f"{self.noted[-1]}\n")
+
+    def start(self) -> dict[str, Any]:
+        self.note("start")
+        return {"max_num_seqs": 8}
+
+    def warm_up(self, requests: Sequence[Request]) -> None:
+        self.note("warm up")
+
+    def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
+        self.note("serve")
+        return super().run(requests)
+
+    def stop(self) -> None:
+        self.note("stop")
+
+
+def test_one_start_serves_jobs_in_turn_and_warms_up_what_is_not_warm(tmp_path, monkeypatch):
+    noted: list[str] = []
+    first = job_of(tmp_path, monkeypatch, lambda setup: Noting(setup, noted))
+    monkeypatch.setattr(run, "is_steady", bool)
+    jobs = []
+    for users, workload in ((6, "chat"), (2, "chat"), (9, "chat"), (9, "code")):
+        of_job = defined("openai", {"endpoint": "any", "users": users}, repeats=1)
+        definition = of_job.model_copy(update={"workload_name": workload, "endpoint": None})
+        evidence = tmp_path / str(len(jobs))
+        jobs.append(
+            first.model_copy(update={"definition": definition, "evidence": evidence, "session": tmp_path / "3", "start_limit_s": 9.0})
+        )
+    files = [job.evidence / "job.json" for job in jobs]
+    for job, file, following in zip(jobs, files, [*files[1:], None], strict=True):
+        job.model_copy(update={"following": following}).write(file)
+    run.measure(Job.read(files[0]))
+    records = [read_json(job.evidence / "measured.json") for job in jobs]
+    assert [record["outcome"] for record in records] == ["ok"] * 4
+    # For 9 users the engine, which serves 8 at once, is warmed up again; for 2 it is warm.
+    assert noted == [
+        *("start 6", "warm up 6", "serve 6"),
+        "serve 2",
+        *("warm up 9", "serve 9"),
+        *("warm up 9", "serve 9", "stop 9"),
+    ]
+    assert [{*record["phases_s"]} for record in records] == [
+        {"start", "warmup", "measure"},
+        {"measure"},
+        {"warmup", "measure"},
+        {"warmup", "measure", "stop"},
+    ]
+    assert records[1]["warmup"] == records[0]["warmup"]  # in which it was seen to be steady
+    log = (tmp_path / "3" / "engine.log").read_bytes()
+    until, since = records[2]["log_bytes"]
+    assert log[:until].decode().splitlines() == ["start 6"]
+    assert log[since:].decode().splitlines() == noted[4:]
+
+
+def test_a_job_that_fails_ends_the_session(tmp_path, monkeypatch):
+    class Refusing(Unstoppable):
+        def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
+            return [RequestRecord(r.request_id, len(r.prompt_token_ids), 0, error="no") for r in requests]
+
+        def warm_up(self, requests: Sequence[Request]) -> None:
+            pass
+
+    job = job_of(tmp_path, monkeypatch, Refusing)
+    run.measure(job.model_copy(update={"following": tmp_path / "never written"}))
+    record = read_json(job.evidence / "measured.json")
+    assert record["outcome"] == "engine_error"
+    assert "stop" in record["phases_s"]
 
 
 class Timed(Engine):
@@ -117,7 +203,8 @@ def warmed_up(
     engine = Timed(passes_s)
     monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: engine.now_s))
     requests = [Request([1] * (i + 1), 2, request_id=str(i)) for i in range(32)]
-    return engine, run._warm_up(engine, requests, defined(engine_name, knobs, repeats=3), effective or {})
+    definition = defined(engine_name, knobs, repeats=3)
+    return engine, run._warm_up(engine, requests, definition, run._at_once(definition, effective or {}))
 
 
 def test_warm_up_goes_on_until_two_passes_take_equally_long_or_it_took_too_many(monkeypatch):

@@ -28,10 +28,14 @@ class Serving(Engine):
 
     def __init__(self, setup: EngineSetup) -> None:
         super().__init__(setup)
-        self._load = Load.model_validate({k: setup.knobs[k] for k in Load.model_fields if k in setup.knobs})
+        self.use(setup)
         self._server: ServerProcess | None = None
         self._folder: str | None = None
         self._target: Target
+
+    def use(self, setup: EngineSetup) -> None:
+        super().use(setup)
+        self._load = Load.model_validate({k: setup.knobs[k] for k in Load.model_fields if k in setup.knobs})
 
     def _launch(self) -> tuple[ServerProcess | None, Target, str]:
         """Start the server, if this process has to start it; return it, the target of requests and its health path."""

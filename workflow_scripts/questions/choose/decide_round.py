@@ -18,7 +18,7 @@ from statistics import fmean
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.cluster.batches import known_sha256, without_outcome
+from workflow_scripts.cluster.batches import known_sha256, read_batch, without_outcome
 from workflow_scripts.common.command import RESULTS, STUDY, TABLES, command, option, out, positive
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.parquet import read_parquet
@@ -192,7 +192,8 @@ def main(args: Namespace) -> None:
     paths = StudyPaths(args.results, study.name)
     last = paths.round_plan(args.number - 1)
     before = RoundPlan.read(last) if last.exists() and not args.first else None
-    tried = {start.cell for start in without_outcome(args.batches, study, paths)}
+    batches = map(read_batch, args.batches)
+    tried = {start.cell for batch in batches for start in without_outcome(batch.starts, study, paths)}
     cells = read_measurements(args.tables)
     predicted = None if args.plan is None else read_parquet(args.plan)
     plan = decide_round(study, paths, cells, args.number, args.gpus, before, tried, predicted)
