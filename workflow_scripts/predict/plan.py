@@ -70,8 +70,8 @@ def plan(
     table = pd.DataFrame(rows, columns=list(FIELDS)).set_index("cell_id").loc[[cell.id for cell in cells]]
     table = table.reset_index()
     table = table.astype({name: "string" if name in TEXTS else "float64" for name in FIELDS})
-    table = _in_sessions(table, session_keys(study))
     starts, repeats, pair_s = _costs(table).cheapest_flat(study.equivalence_margin_pct, study.repeats, MOST_REPEATS)
+    table = _in_sessions(table, session_keys(study))
     return table.assign(starts_needed=starts, repeats_needed=repeats, pair_s=pair_s)
 
 
