@@ -14,7 +14,7 @@ export PATH := $(abspath $(BIN)):$(PATH):$(abspath .venv-linters/bin)
 # Modules stay compiled between commands, which halves their start time, even if the machine's default differs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help gpu-report variation demo test test-all test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict bench-external bench-faults bench-hostile bench-replay bench-statistics bench-variance pictures mutants clean-env
+.PHONY: help gpu-report variation demo test test-all test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-sessions bench-report bench-predict bench-external bench-faults bench-hostile bench-replay bench-statistics bench-variance pictures mutants clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -96,6 +96,9 @@ bench-harness: $(VENV)/cpu.installed ## measure what the pipeline itself costs p
 
 bench-analysis: $(VENV)/cpu.installed ## measure how parsing, analysis and figures scale
 	$(BIN)/python -m benchmarks.analysis $(ARGS)
+
+bench-sessions: $(VENV)/cpu.installed ## measure studies with shared starts of engines and with a start for each cell (half an hour)
+	$(BIN)/python -m benchmarks.sessions $(ARGS)
 
 bench-agreement: $(VENV)/cpu.installed ## measure the demo twice, half an hour apart, and compare the two runs
 	$(BIN)/python -m benchmarks.agreement $(ARGS)

@@ -130,10 +130,8 @@ def test_one_start_serves_jobs_in_turn_and_warms_up_what_is_not_warm(tmp_path, m
     for users, workload in ((6, "chat"), (2, "chat"), (9, "chat"), (9, "code")):
         of_job = defined("openai", {"endpoint": "any", "users": users}, repeats=1)
         definition = of_job.model_copy(update={"workload_name": workload, "endpoint": None})
-        evidence = tmp_path / str(len(jobs))
-        jobs.append(
-            first.model_copy(update={"definition": definition, "evidence": evidence, "session": tmp_path / "3", "start_limit_s": 9.0})
-        )
+        places = {"evidence": tmp_path / str(len(jobs)), "session": tmp_path / "3"}
+        jobs.append(first.model_copy(update={"definition": definition, "start_limit_s": 9.0, **places}))
     files = [job.evidence / "job.json" for job in jobs]
     for job, file, following in zip(jobs, files, [*files[1:], None], strict=True):
         job.model_copy(update={"following": following}).write(file)
