@@ -62,6 +62,7 @@ STEPS = {
         "table-engines": "questions.engines.table",
         "table-serving": "questions.serving.table",
         "table-latencies": "questions.serving.latencies",
+        "table-conversations": "questions.serving.conversations",
         "table-recommendations": "questions.recommendations.table",
         "table-memory": "questions.memory.capacity",
         "table-predictions": "questions.predictions.table",

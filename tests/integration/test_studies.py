@@ -12,10 +12,14 @@ import yaml
 from tests.integration.conftest import CHECKOUT
 from tests.integration.served_study import Listeners
 from workflow_scripts.catalog.environments import install
+from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.common.command import BAD_INPUT
+from workflow_scripts.common.files import read_json
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.measurements import read_measurements
+from workflow_scripts.workloads.byte_tokens import vocabulary_of_bytes
+from workflow_scripts.workloads.workload_kinds import MultiTurnWorkload
 
 pytestmark = [pytest.mark.studies, pytest.mark.timeout(2000)]
 Snakemake = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -46,6 +50,8 @@ def run_cut(name: str, folder: Path, snakemake: Snakemake) -> Results:
     def table(table_name: str) -> pd.DataFrame:
         if table_name == "measured":
             return read_measurements(root / "tables")
+        if table_name == "requests":
+            return pd.read_parquet(root / "parsed/cpu-all/requests.parquet")
         return pd.read_parquet(root / "tables" / f"{table_name}.parquet")
 
     cells = table("cells")
@@ -150,6 +156,49 @@ def check_serving(table: Results) -> None:
     assert (one_by_one["in_flight_peak"] >= 8).all()
 
 
+def check_conversations(table: Results) -> None:
+    """A turn begins after the answers in its prompt have ended, and finds them in the cache if it is on."""
+    study = load_study(CHECKOUT / "config/studies/tiny/conversations.yaml")
+    requests = table("requests")
+    for (cell_id, _), of_repeat in requests.groupby(["cell_id", "repeat"]):
+        spec = study.workloads[cell_id.split("/")[3]]
+        assert isinstance(spec, MultiTurnWorkload)
+        rows = of_repeat.assign(index=of_repeat["request_id"].astype(int)).set_index("index")
+        for index, sent_s in rows["sent_s"].items():
+            assert rows.loc[index, "prompt_tokens"] == spec.tokens_of_prompt(index)
+            assert all(sent_s >= rows.loc[earlier, "last_token_s"] for earlier, _ in spec.answers_in(index))
+    turns = table("conversations")
+    assert len(turns) == 4 * (1 + 3) + 4 * (1 + 3 + 1)
+    whole = turns[turns["agent"] == "conversation"].set_index("cell_id")
+    last = turns[(turns["agent"] == "user") & (turns["turn"] == 3)].set_index("cell_id")
+    assert (whole["e2e_s_p50"] > last["e2e_s_p50"]).all()
+    cells = table("measured").set_index("cell_id").loc[whole.index]
+    counted = cells["prefix_cache_hits"] / cells["prompt_tokens"]
+    assert whole["prefix_cache_hit_rate"].tolist() == pytest.approx(counted.tolist(), abs=1e-12)
+    # Blocks of 32 tokens: all of what was said and heard before, by one user and by two.
+    alone = [name for name in whole.index if "/chats/" in name and "-pc0-" not in name]
+    assert whole.loc[alone, "prefix_cache_hit_rate"].tolist() == pytest.approx([(32 + 64) / (40 + 88 + 136)] * 3)
+    assert (whole.loc[whole.index.str.contains("-pc0-"), "prefix_cache_hit_rate"] == 0).all()
+
+
+def check_reasoning(table: Results) -> None:
+    """vLLM's server tells reasoning from the answer, which comes the later the more the model may reason."""
+    requests = table("requests")
+    assert len(requests) == 4 * 2 * 6
+    assert requests[["reasoning", "text"]].notna().all(axis=None)
+    assert not requests["reasoning"].str.contains("think>").any()
+    told = requests["first_answer_s"]
+    assert ((requests["first_token_s"] < told) & (told <= requests["last_token_s"])).all()
+    summary = table("serving_summary").set_index("workload")
+    assert (summary["ttfa_s_p50"] > summary["ttft_s_p50"]).all()
+    ends = int(vocabulary_of_bytes(read_json(get_model("tiny-llama-57m").config)).text_ids[-1])
+    reasoned = (
+        requests["token_ids"].map(lambda ids: list(ids).index(ends)).groupby(requests["cell_id"].str.split("/").str[3])
+    )
+    # The budget holds the twelve tokens of the template after the mark.
+    assert reasoned.agg(["min", "max"]).loc[["budget-16", "budget-32"]].to_numpy().tolist() == [[4, 4], [20, 20]]
+
+
 def check_concurrency(table: Results) -> None:
     """As many requests are in flight as there are users."""
     summary = table("serving_summary")
@@ -196,6 +245,8 @@ def check_vllm_versions(table: Results) -> None:
 
 
 CHECKS = {
+    "conversations": check_conversations,
+    "reasoning": check_reasoning,
     "traces": check_traces,
     "vllm_versions": check_vllm_versions,
     "prefix_caching": check_prefix_caching,

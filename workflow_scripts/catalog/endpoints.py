@@ -13,7 +13,7 @@ from workflow_scripts.common.records import Record, read_yaml, validated
 ENDPOINTS = CONFIG / "endpoints.yaml"
 PLACEHOLDERS = ("port", "model_dir", "api_key", "name")
 CHAT_PATH = "/v1/chat/completions"
-SamplingSetting = Literal["temperature", "top_p", "repetition_penalty", "seed"]
+SamplingSetting = Literal["temperature", "top_p", "repetition_penalty", "seed", "thinking_token_budget"]
 # Settings of the OpenAI API itself; a repetition penalty is an extension of some servers.
 OPENAI_SAMPLING: tuple[SamplingSetting, ...] = ("temperature", "top_p", "seed")
 

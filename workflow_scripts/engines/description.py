@@ -32,6 +32,7 @@ class EngineDescription:
         peaks: the same for metrics that start again from zero each time they are read.
         bounds_sequences: whether the knobs limit how many sequences run at once.
         random_weights: the library that makes up weights of load_format dummy; the same library makes the same weights.
+        tells_tokens: a server that tells the tokens of its answers, which later prompts of a conversation hold.
         sampling: the settings of `workloads.sampling` that it applies; a cell with another one is an error.
         predicted: whether it is known how the engine forms steps; without that, its speed is not predicted and no
             calibration is measured for it.
@@ -51,6 +52,7 @@ class EngineDescription:
     bounds_sequences: bool = True
     random_weights: str = ""
     sampling: frozenset[str] = frozenset()
+    tells_tokens: bool = False
     predicted: bool = False
     adapter: Callable[..., Any] | None = None
     check: Callable[..., Any] | None = None

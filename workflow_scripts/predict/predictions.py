@@ -39,7 +39,7 @@ from workflow_scripts.study.study import Study
 from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.make_requests import make_requests
 from workflow_scripts.workloads.request import Vocabulary, WorkloadError
-from workflow_scripts.workloads.workload_kinds import Workload
+from workflow_scripts.workloads.workload_kinds import MultiTurnWorkload, Workload
 
 CHARACTERS_PER_TOKEN = 4
 VLLM_VERSION = option("--vllm-version", help="of vLLM's cells, such as 0.10.1 (default: of their environment)")
@@ -192,6 +192,9 @@ class _Inputs:
         unmodelled = ["the server around this engine is not modelled"] if record.engine != cell.engine_at else []
         unmodelled += ["engines are assumed to take turns with equal requests"] if steps.engines > 1 else []
         unmodelled += ["users' pauses between answers are not modelled"] if load.users else []
+        workload = self.study.workloads[cell.workload]
+        if isinstance(workload, MultiTurnWorkload) and workload.answers == "real":
+            unmodelled += ["prompts that wait for answers, and answers found in the prefix cache, are not modelled"]
         # By the data sheet, which no engine on the device can undercut.
         bytes_per_s, flop_per_s = gpu.memory_bandwidth_bytes_per_s, gpu.peak_flop_per_s(facts.dtype)
         task = CellTask(

@@ -14,12 +14,15 @@ from workflow_scripts.physics.model_facts import vocabulary_and_context
 from workflow_scripts.workloads.byte_tokens import CHAT_TEMPLATE, plain_ids, special_ids
 from workflow_scripts.workloads.request import Messages, Vocabulary
 
+# The texts with which most models begin and end their reasoning.
+THINKING = ("<think>", "</think>")
+
 
 def build_tokenizer(vocab_size: int, special_tokens: Mapping[int, str]) -> Tokenizer:
     """A byte-level BPE tokenizer without merges that has exactly `vocab_size` tokens, the same on every call.
 
     Special tokens (id -> text) have the given ids, the 256 bytes the lowest other ids. The rest of the vocabulary
-    is filler: no text encodes to it, but if a model generates it, it can be decoded.
+    is filler: no text encodes to it, but if a model generates it, it can be decoded. The last two of it mark reasoning.
 
     >>> tokenizer = build_tokenizer(300, {0: "<s>", 299: "</s>"})
     >>> tokenizer.get_vocab_size()
@@ -34,10 +37,14 @@ def build_tokenizer(vocab_size: int, special_tokens: Mapping[int, str]) -> Token
     tokens = dict(special_tokens)
     tokens |= dict(zip(plain, alphabet, strict=False))
     tokens |= {i: f"<|filler-{i}|>" for i in plain[len(alphabet) :]}
+    thinking = dict(zip(plain[len(alphabet) :][-len(THINKING) :], THINKING, strict=False))
+    tokens |= thinking
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in tokens.items()}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(tokens[i], special=True) for i in sorted(special_tokens)])
+    if thinking:
+        tokenizer.add_tokens([AddedToken(text, special=False) for text in thinking.values()])
     return tokenizer
 
 

@@ -17,6 +17,8 @@ from workflow_scripts.common.records import faults
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import every_knob, get_engine, load_engines
 from workflow_scripts.study.study import Study, StudyError, Sweep, check_known
+from workflow_scripts.workloads.arrivals import Load
+from workflow_scripts.workloads.workload_kinds import MultiTurnWorkload
 
 # The names that tell cells apart, besides the settings of the knobs.
 COORDINATES = ["gpu", "engine", "model", "workload"]
@@ -156,6 +158,12 @@ def _fault_of(cell: Cell, study: Study) -> str | None:
     if workload.sampling and (unknown := sorted(workload.sampling.names() - set(applied))):
         says = f"workload {cell.workload!r} sets {', '.join(unknown)} of sampling"
         return f"{says}; {cell.endpoint or cell.engine} applies only {', '.join(sorted(applied)) or 'none'}"
+    if isinstance(workload, MultiTurnWorkload) and workload.answers == "real":
+        if not get_engine(cell.engine).tells_tokens:
+            able = ", ".join(engine.name for engine in load_engines().values() if engine.tells_tokens)
+            return f"workload {cell.workload!r} has real answers, whose tokens only {able} tells"
+        if isinstance(cell.knobs, Load) and cell.knobs.request_rate_per_s is not None:
+            return f"workload {cell.workload!r} is a closed loop: `users` sets its load, not request_rate_per_s"
     if len(cell.id) > MOST_ID:
         return f"{cell.id[:60]}...: the names and knobs of a cell make {len(cell.id)} characters; at most {MOST_ID}"
     return None

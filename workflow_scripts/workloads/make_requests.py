@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from workflow_scripts.workloads.hashed_trace import hashed_trace
@@ -82,8 +83,11 @@ def make_warmup(spec: Workload, vocabulary: Vocabulary, requests: Sequence[Reque
     spare. Raises WorkloadError if there are too few other prompts of these lengths."""
     taken = {_start(request) for request in requests}
     seed = spec.seed + WARMUP_SEED
+    others: Iterator[Request]
     if isinstance(spec, SharedTextWorkload):
-        others = sharing(spec, vocabulary, seed).requests
+        made = sharing(spec, vocabulary, seed).requests
+        # Turns of conversations do not wait for each other here.
+        others = (replace(request, answers=(), think_s=0.0, session=None) for request in made)
     else:
         others = as_long_as(requests, vocabulary, seed)
     candidates = itertools.islice(others, len(requests) + WARMUP_ATTEMPTS)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from workflow_scripts.workloads.request import Request, RequestStream, Vocabular
 from workflow_scripts.workloads.workload_kinds import (
     FixedWorkload,
     LengthDistribution,
+    MultiTurnWorkload,
     SharedTextWorkload,
     SyntheticWorkload,
 )
@@ -50,7 +52,12 @@ def sharing(spec: SharedTextWorkload, vocabulary: Vocabulary, seed: int) -> Requ
         # However many of a text's tokens are drawn, the first ones are the same.
         text = vocabulary.random_ids(np.random.default_rng([seed, TEXT, shared.id]), shared.tokens)
         prompt = text + own[shared.tokens :]
-        return Request(prompt, spec.output_tokens, prefix_tokens=shared.tokens, prefix_id=shared.id)
+        made = Request(prompt, spec.output_tokens, prefix_tokens=shared.tokens, prefix_id=shared.id)
+        if not isinstance(spec, MultiTurnWorkload) or spec.answers != "real":
+            return made
+        answers = spec.answers_in(index)
+        think_s = round(rng.exponential(spec.think_s), 6) if answers else 0.0
+        return replace(made, session=spec.place(index)[0], answers=answers, think_s=think_s)
 
     return RequestStream(spec.kind, itertools.starmap(request, enumerate(generators(seed))))
 

@@ -38,6 +38,8 @@ class Request:
 
     `prefix_tokens`: how many of the prompt's first tokens come from a text that other prompts also begin with.
     `prefix_id`: which text. Prompts of one text have the smaller of their `prefix_tokens` in common.
+    `answers`: earlier requests of its conversation, by position, and where in the prompt each answer begins; a server
+    gets its own answers there, `think_s` after they have ended. `session`: the number of the conversation.
     `hashed`: instead of a text, the blocks with hashes that the prompt begins with; not in the file.
     `messages`: the chat that the prompt's tokens are, which a server gets instead of them.
     `request_id`: its name in `workload.jsonl`; a request that is not written yet has none.
@@ -50,6 +52,9 @@ class Request:
     prefix_id: int | None = None
     messages: Messages | None = None
     request_id: str = ""
+    answers: Sequence[tuple[int, int]] = ()
+    think_s: float = 0.0
+    session: int | None = None
     hashed: HashedBlocks = field(default_factory=HashedBlocks)
 
     @property
@@ -69,7 +74,9 @@ class Request:
             "arrival_s": self.arrival_s,
         }
         prefix = {"prefix_tokens": self.prefix_tokens, "prefix_id": self.prefix_id}
-        return line | (prefix if self.prefix_tokens else {}) | ({"messages": self.messages} if self.messages else {})
+        line |= (prefix if self.prefix_tokens else {}) | ({"messages": self.messages} if self.messages else {})
+        told = {"session": self.session, "answers": self.answers, "think_s": self.think_s}
+        return line | (told if self.session is not None else {})
 
 
 @dataclass(frozen=True)

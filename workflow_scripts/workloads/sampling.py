@@ -29,6 +29,12 @@ class Sampling(StrictRecord):
         description="seed of the first request, each further one has the next; without it, engines choose",
         exclude_if=is_unset,
     )
+    thinking_token_budget: int | None = Field(
+        None,
+        ge=0,
+        description="after so many tokens of reasoning, a server with a reasoning parser ends it",
+        exclude_if=is_unset,
+    )
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> Self:
@@ -61,6 +67,7 @@ def in_words(sampling: Sampling | None) -> str:
 
 
 SETTINGS = frozenset(Sampling.model_fields)
+THINKING = "thinking_token_budget"
 
 
 def settings_of_request(sampling: Sampling | None, index: int) -> dict[str, float | int]:

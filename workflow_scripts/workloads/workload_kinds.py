@@ -4,6 +4,7 @@
 """
 
 import math
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self
 
@@ -17,6 +18,7 @@ from workflow_scripts.workloads.sampling import Sampling, is_unset
 # Far above every context and benchmark; a typing error should not fill the memory.
 MOST_TOKENS = MOST_PROMPTS = 10_000_000
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+MOST_TURNS = 1_000
 
 
 class LengthDistribution(StrictRecord):
@@ -145,8 +147,13 @@ class SharedTextWorkload(_Workload):
             if text := self.shared_text(index):
                 shared = min(cached.get(text.id, 0), text.tokens, self.tokens_of_prompt(index) - 1)
                 hit_tokens += shared // block_size * block_size
-                cached[text.id] = max(cached.get(text.id, 0), text.tokens)
+                cached[text.id] = max(cached.get(text.id, 0), self.tokens_kept(index))
         return hit_tokens
+
+    def tokens_kept(self, index: int) -> int:
+        """Tokens of the shared text that a cache holds when the request at `index` has ended."""
+        text = self.shared_text(index)
+        return text.tokens if text else 0
 
 
 class IdenticalWorkload(SharedTextWorkload):
@@ -204,19 +211,76 @@ class SharedPrefixWorkload(SharedTextWorkload):
         return SharedText(before % self.users, self.prefix_tokens) if after > before else None
 
 
+class Turn(NamedTuple):
+    """A request of a conversation: `agent` 0 is the user's own, others are sub-agents; `turn` is the agent's, from 0.
+    `parts` of its prompt, in order: None for new tokens, the position of an earlier request for its answer."""
+
+    agent: int
+    turn: int
+    parts: tuple[int | None, ...]
+
+
+@cache
+def conversation(turns: int, sub_agents: int, sub_agent_turns: int) -> tuple[Turn, ...]:
+    """The requests of one conversation. After each turn but the last, sub-agents begin side by side, each with a prompt
+    of its own and the answer as its task; the next prompt holds their last answers, too.
+
+    >>> [turn.parts for turn in conversation(turns=2, sub_agents=1, sub_agent_turns=1)]
+    [(None,), (None, 0), (None, 0, 1, None)]
+    """
+    made: list[Turn] = []
+    agents = 0
+    parts: tuple[int | None, ...] = ()
+    for turn in range(turns):
+        parts = (*parts, None)
+        made.append(Turn(0, turn, parts))
+        asked, results = len(made) - 1, []
+        for _ in range(sub_agents if turn < turns - 1 else 0):
+            agents += 1
+            of_agent: tuple[int | None, ...] = (None, asked)
+            for own in range(sub_agent_turns):
+                made.append(Turn(agents, own, of_agent))
+                of_agent = (*of_agent, len(made) - 1, None)
+            results.append(len(made) - 1)
+        parts = (*parts, asked, *results)
+    return tuple(made)
+
+
 class MultiTurnWorkload(SharedTextWorkload):
-    """Conversations: each turn's prompt holds all earlier prompts and answers, and what the user says next. Answers are
-    random tokens too, because an engine's own are not known beforehand. A prefix cache therefore finds the previous
-    prompt but not the previous answer."""
+    """Conversations: each turn's prompt holds all earlier prompts and answers, and what the user says next.
+
+    Random answers are in the prompts of any engine; a prefix cache finds the previous prompt but not the previous
+    answer. Real answers are those of the server, which is sent a turn when the answers in its prompt have ended.
+    """
 
     kind: Literal["multi_turn"]
-    turns: int = Field(ge=2, description="requests of one conversation")
+    turns: int = Field(ge=2, le=MOST_TURNS, description="requests of one conversation, without those of sub-agents")
     prompt_tokens: int = Field(ge=1, description="tokens that the user adds in a turn")
     output_tokens: int = Field(ge=1, description="tokens of an answer")
     users: int = Field(1, ge=1, description="conversations at once; their turns alternate")
+    answers: Literal["random", "real"] = Field(
+        "random",
+        description="what prompts hold as earlier answers; `real`: those of the server, in a closed loop",
+        exclude_if=lambda answers: answers == "random",
+    )
+    think_s: float = Field(
+        0.0, ge=0, le=86_400, description="mean pause before a turn, drawn exponentially", exclude_if=lambda s: s == 0
+    )
+    sub_agents: int = Field(
+        0, ge=0, le=100, description="agents that work at once on each answer but the last", exclude_if=lambda n: n == 0
+    )
+    sub_agent_turns: int = Field(1, ge=1, le=100, description="requests of each of them", exclude_if=lambda n: n == 1)
 
-    def tokens_of_prompt(self, index: int) -> int:
-        """Prompt lengths grow with each turn.
+    @model_validator(mode="after")
+    def _a_closed_loop(self) -> Self:
+        if self.answers == "real" and self.users > 1:
+            raise ValueError("users: with real answers the knob `users` says how many conversations run at once")
+        if self.answers == "random" and (self.think_s or self.sub_agents):
+            raise ValueError("think_s and sub_agents need answers: real")
+        return self
+
+    def place(self, index: int) -> tuple[int, Turn]:
+        """The conversation of a request, from 0, and its turn.
 
         >>> spec = MultiTurnWorkload(
         ...     kind="multi_turn", num_prompts=8, turns=3, prompt_tokens=10, output_tokens=5, users=2
@@ -224,16 +288,37 @@ class MultiTurnWorkload(SharedTextWorkload):
         >>> [(spec.shared_text(i).id, spec.tokens_of_prompt(i)) for i in range(8)]
         [(0, 10), (1, 10), (0, 25), (1, 25), (0, 40), (1, 40), (2, 10), (3, 10)]
         """
-        turn = index % (self.users * self.turns) // self.users
-        return self.prompt_tokens + turn * (self.prompt_tokens + self.output_tokens)
+        made = conversation(self.turns, self.sub_agents, self.sub_agent_turns)
+        group, position = divmod(index, self.users * len(made))
+        return group * self.users + position % self.users, made[position // self.users]
+
+    def answers_in(self, index: int) -> list[tuple[int, int]]:
+        """The earlier requests whose answers a prompt holds, by their index, and where each begins."""
+        first = index - index % len(conversation(self.turns, self.sub_agents, self.sub_agent_turns))
+        found, at = [], 0
+        for part in self.place(index)[1].parts:
+            if part is not None:
+                found.append((first + part, at))
+            at += self.prompt_tokens if part is None else self.output_tokens
+        return found
+
+    def tokens_of_prompt(self, index: int) -> int:
+        parts = self.place(index)[1].parts
+        return sum(self.prompt_tokens if part is None else self.output_tokens for part in parts)
 
     def tokens_of_longest_prompt(self) -> int:
-        return self.tokens_of_prompt(self.users * self.turns - 1)  # the last turn of the first conversations
+        made = conversation(self.turns, self.sub_agents, self.sub_agent_turns)
+        return max(self.tokens_of_prompt(position * self.users) for position in range(len(made)))
 
     def shared_text(self, index: int) -> SharedText:
-        """The whole prompt: all of the conversation so far."""
-        conversation = index // (self.users * self.turns) * self.users + index % self.users
-        return SharedText(conversation, self.tokens_of_prompt(index))
+        """The whole prompt: all that the agent has read so far."""
+        session, turn = self.place(index)
+        agents = 1 + (self.turns - 1) * self.sub_agents
+        return SharedText(session * agents + turn.agent, self.tokens_of_prompt(index))
+
+    def tokens_kept(self, index: int) -> int:
+        """With the real answer, whose last token is never computed."""
+        return super().tokens_kept(index) + (self.output_tokens - 1 if self.answers == "real" else 0)
 
 
 class LongContextWorkload(SharedTextWorkload):

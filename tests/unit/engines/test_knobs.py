@@ -47,6 +47,7 @@ SLUGS: list[tuple[str, dict[str, Any], str]] = [
     ("vllm", VLLM, OF_VLLM),
     ("vllm", LOOKUP, "specngram-draft4-lookup3-lookupmin2"),
     ("vllm-serve", LOAD | VLLM, f"{OF_VLLM}-rate2-to4-burst0.5-users7"),
+    ("vllm-serve", {"users": 2, "reasoning_parser": "deepseek_r1"}, "reasondeepseek_r1-users2"),
     (
         "sglang-serve",
         LOAD | OF_SGLANG,

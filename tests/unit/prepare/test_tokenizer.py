@@ -33,6 +33,13 @@ def test_every_id_of_the_vocabulary_is_one_token_that_decodes(vocabulary):
     assert tokenizer.decode(sorted(special), skip_special_tokens=True) == ""
 
 
+def test_marks_of_reasoning_are_one_token_each_wherever_there_is_room():
+    tokenizer = build_tokenizer(300, {299: "</s>"})
+    assert tokenizer.encode("a<think>b</think>").ids == [64, 297, 65, 298]
+    assert tokenizer.decode([297, 65, 298], skip_special_tokens=True) == "<think>b</think>"
+    assert "<think>" not in build_tokenizer(256, {}).get_vocab()
+
+
 @given(st.text())
 def test_any_text_is_encoded_a_byte_a_token_and_comes_back(text):
     tokenizer = build_tokenizer(400, {0: "<s>", 1: "</s>"})

@@ -231,3 +231,47 @@ def test_every_number_of_requests_has_the_same_mix():
         means.append(lengths.mean(axis=0))
         assert len(np.unique(lengths[:, 0])) > 0.4 * len(requests)
     assert np.ptp(means, axis=0) / np.mean(means, axis=0) == pytest.approx(0, abs=0.02)
+
+
+def test_a_prompt_of_a_conversation_holds_the_answers_of_its_tree_where_they_were_said():
+    lengths = {"prompt_tokens": 5, "output_tokens": 3}
+    spec = MultiTurnWorkload(
+        kind="multi_turn", num_prompts=1, turns=3, answers="real", think_s=2, sub_agents=2, sub_agent_turns=2, **lengths
+    )
+    requests, _ = make_requests(spec, VOCABULARY, 22)
+    assert [r.session for r in requests] == [0] * 11 + [1] * 11
+    # The user's turn, two agents of two turns each that have its answer as their task, and the turn after them.
+    assert [list(r.answers) for r in requests[:6]] == [
+        [],
+        [(0, 5)],
+        [(0, 5), (1, 8)],
+        [(0, 5)],
+        [(0, 5), (3, 8)],
+        [(0, 5), (2, 8), (4, 11)],
+    ]
+    assert [[earlier - 11 for earlier, _ in r.answers] for r in requests[11:]] == [
+        [earlier for earlier, _ in r.answers] for r in requests[:11]
+    ]
+    for index, request in enumerate(requests):
+        assert len(request.prompt_token_ids) == spec.tokens_of_prompt(index)
+        assert all(start + 3 <= len(request.prompt_token_ids) for _, start in request.answers)
+        assert (request.think_s > 0) == bool(request.answers)
+        assert Request(**request.as_line("0")).as_line("0") == request.as_line("0")
+    assert spec.total_tokens_needed() == spec.tokens_of_prompt(10) + 3
+    # All else equal, each turn of an agent finds what it has said and heard before, but for the last token.
+    alone = spec.model_copy(update={"sub_agents": 0, "sub_agent_turns": 1})
+    assert alone.tokens_found(3, block_size=1) == (5 + 2) + (13 + 2)
+    assert all(not r.answers and r.session is None for r in make_warmup(spec, VOCABULARY, requests))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"answers": "real", "users": 2}, "the knob `users` says"),
+        ({"think_s": 1}, "need answers: real"),
+        ({"sub_agents": 1}, "need answers: real"),
+    ],
+)
+def test_what_only_real_answers_have_is_refused_without_them(fields, words):
+    with pytest.raises(ValidationError, match=words):
+        MultiTurnWorkload(kind="multi_turn", num_prompts=1, turns=2, prompt_tokens=1, output_tokens=1, **fields)

@@ -55,6 +55,13 @@ def test_a_setting_that_an_engine_does_not_apply_is_an_error_before_anything_run
     assert expand(study({"temperature": 0.8, "top_p": 0.9, "seed": 4}, engine, knobs))
 
 
+def test_only_a_server_ends_reasoning():
+    budget = {"thinking_token_budget": 8}
+    assert expand(study(budget, "vllm-serve", {"reasoning_parser": "qwen3"}))
+    with pytest.raises(StudyError, match="'w' sets thinking_token_budget of sampling; vllm applies only"):
+        expand(study(budget, "vllm", {}))
+
+
 @pytest.mark.parametrize(
     ("engine", "knobs"), [("vllm", {"max_num_seqs": 2}), ("openai", {"endpoint": "running-vllm", "users": 2})]
 )

@@ -8,7 +8,7 @@ from pydantic import Field
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.knobs import Knobs, Positive
-from workflow_scripts.workloads.sampling import SETTINGS
+from workflow_scripts.workloads.sampling import SETTINGS, THINKING
 
 PACKAGES = ("transformers",)
 
@@ -80,7 +80,7 @@ HF_STATIC = EngineDescription(
     preload=("torch", "transformers", "transformers.modeling_utils"),
     peaks={"torch_memory_bytes_max": "torch_max_memory_allocated_bytes"},
     random_weights="transformers",
-    sampling=SETTINGS,
+    sampling=SETTINGS - {THINKING},
     predicted=True,
 )
 HF_CONTINUOUS = replace(
@@ -91,5 +91,5 @@ HF_CONTINUOUS = replace(
     # Its maximum comes from the budget of tokens.
     bounds_sequences=False,
     # It drops the processor of a repetition penalty with no more than a warning.
-    sampling=SETTINGS - {"repetition_penalty"},
+    sampling=SETTINGS - {"repetition_penalty", THINKING},
 )

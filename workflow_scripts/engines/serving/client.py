@@ -142,35 +142,82 @@ def send(
 ) -> list[RequestRecord]:
     """Send all requests and return their records, in the order of `requests`; a failed request has an `error`.
     `arrivals_s`: when each request is due, in seconds after the first. `users`: maximum number of requests in flight at
-    once. Raises TimeoutError if not all are answered after `limit_s`."""
+    once, or of conversations: a request of one is due when the answers in its prompt have ended. Raises TimeoutError if
+    not all are answered after `limit_s`."""
+    target_asked = replace(target, keep_answers=True) if any(request.answers for request in requests) else target
 
-    async def sent() -> tuple[list[RequestRecord], float]:
-        """A record of each request, without its arrival, and the moment from which arrivals count."""
+    async def sent() -> tuple[list[RequestRecord], list[float]]:
+        """A record of each request, without its arrival, and the moment at which each was due."""
         import aiohttp  # not every environment that reads records has it
 
         free, path = asyncio.Semaphore(users or len(requests)), target.address.socket_path
+        due_at_s = [0.0] * len(requests)
+        answered: dict[int, asyncio.Future[RequestRecord]] = {}
         connector = aiohttp.UnixConnector(path, limit=0) if path else aiohttp.TCPConnector(limit=0)
         limit = aiohttp.ClientTimeout(total=ANSWER_LIMIT_S)
         async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:
 
-            async def answered(request: Request, prompt: Prompt, index: int) -> RequestRecord:
-                async with free:
-                    return await stream_completion(session, target, request, prompt, index)
+            async def answer(index: int) -> RequestRecord:
+                request, prompt = requests[index], prompts[index]
+                if request.answers:
+                    earlier = [(await answered[position], start) for position, start in request.answers]
+                    due_at_s[index] = time.monotonic() + request.think_s
+                    await asyncio.sleep(request.think_s)
+                    try:
+                        prompt = with_answers(prompt, earlier)
+                    except ServerError as e:
+                        return RequestRecord(request.request_id, 0, 0, sent_s=time.monotonic(), error=str(e))
+                return await stream_completion(session, target_asked, request, prompt, index)
 
-            began_s, answers = time.monotonic(), []
-            for index, (request, prompt, due_s) in enumerate(zip(requests, prompts, arrivals_s, strict=True)):
-                await asyncio.sleep(began_s + due_s - time.monotonic())
-                answers.append(asyncio.create_task(answered(request, prompt, index)))
-            return await asyncio.gather(*answers), began_s
+            async def converse(indices: Sequence[int]) -> None:
+                async with free:
+                    for index in indices:
+                        answered[index] = asyncio.ensure_future(answer(index))
+                    await asyncio.gather(*(answered[index] for index in indices))
+
+            began_s, conversations = time.monotonic(), []
+            for indices in _conversations(requests):
+                due_at_s[indices[0]] = began_s + arrivals_s[indices[0]]
+                await asyncio.sleep(due_at_s[indices[0]] - time.monotonic())
+                conversations.append(asyncio.create_task(converse(indices)))
+            await asyncio.gather(*conversations)
+            return [answered[index].result() for index in range(len(requests))], due_at_s
 
     with asyncio.Runner(loop_factory=_Loop) as runner:
-        records, began_s = runner.run(asyncio.wait_for(sent(), limit_s))
+        records, due_at_s = runner.run(asyncio.wait_for(sent(), limit_s))
     # With a number of users only, a request arrives when a user is free; its position in the file is no arrival time.
     closed_loop = users is not None and not any(arrivals_s)
+    if not target.keep_answers:
+        records = [replace(record, token_ids=None, text=None, reasoning=None) for record in records]
     return [
-        replace(record, queued_s=record.sent_s if closed_loop else began_s + due_s)
-        for record, due_s in zip(records, arrivals_s, strict=True)
+        replace(record, queued_s=record.sent_s if closed_loop else due_s)
+        for record, due_s in zip(records, due_at_s, strict=True)
     ]
+
+
+def _conversations(requests: Sequence[Request]) -> list[list[int]]:
+    """The positions of requests of one conversation; a request of none is alone."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for index, request in enumerate(requests):
+        key = ("alone", index) if request.session is None else ("session", request.session)
+        found.setdefault(key, []).append(index)
+    return list(found.values())
+
+
+def with_answers(prompt: Prompt, earlier: Sequence[tuple[RequestRecord, int]]) -> list[int]:
+    """The prompt with the tokens of earlier answers, each from its place on. Raises ServerError if one of them failed,
+    or the server does not tell the tokens of its answers.
+
+    >>> with_answers([1, 0, 0, 2], [(RequestRecord("0", 1, 2, token_ids=[8, 9]), 1)])
+    [1, 8, 9, 2]
+    """
+    filled = [token for token in prompt if isinstance(token, int)]
+    for record, start in earlier:
+        if not record.token_ids:
+            fault = "failed" if record.error else "has no tokens, which a server tells as `token_ids`"
+            raise ServerError(f"the answer to request {record.request_id} {fault}, so no prompt can hold it")
+        filled[start : start + len(record.token_ids)] = record.token_ids
+    return filled
 
 
 async def stream_completion(
@@ -187,6 +234,7 @@ async def stream_completion(
         "stream": True,
         "stream_options": {"include_usage": True},
         **settings_of_request(target.sampling, index),
+        **({"return_token_ids": True} if request.session is not None else {}),
         **target.extra_body,
     }
     headers = {**target.address.headers, "x-request-id": request.request_id}
@@ -194,6 +242,7 @@ async def stream_completion(
     token_ids: list[int] = []
     text = reasoning = ""
     prompt_tokens = output_tokens = 0
+    cached_tokens: int | None = None
     ended_s: float | None = None
     first_answer_s: float | None = None
     error: str | None = None
@@ -219,6 +268,7 @@ async def stream_completion(
                     token_ids += choice.get("token_ids") or ()
                 if usage := event.get("usage"):
                     prompt_tokens, output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+                    cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         if not pieces_s:
             if ended_s is None:
                 raise ServerError("the answer has no text")
@@ -235,6 +285,7 @@ async def stream_completion(
         output_tokens=output_tokens,
         first_token_s=pieces_s[0] if pieces_s else None,
         last_token_s=pieces_s[-1] if pieces_s else None,
+        cached_prompt_tokens=cached_tokens,
         sent_s=sent_s,
         itl_s=[round(later - earlier, 7) for earlier, later in pairwise(pieces_s)],
         error=error,

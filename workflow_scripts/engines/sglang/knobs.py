@@ -10,7 +10,7 @@ from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.knobs import Knobs, Positive
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.workloads.arrivals import Load
-from workflow_scripts.workloads.sampling import SETTINGS
+from workflow_scripts.workloads.sampling import SETTINGS, THINKING
 
 # Switches of SGLang that exist only for one value, by the knob and this value.
 _SWITCHES = {("enable_prefix_caching", False): "--disable-radix-cache", ("enforce_eager", True): "--disable-cuda-graph"}
@@ -102,5 +102,5 @@ SGLANG_SERVE = EngineDescription(
         "prefix_cache_hits": "sglang:prefill_effective_tokens{mode=device_hit}",
     },
     random_weights="sglang",
-    sampling=SETTINGS,
+    sampling=SETTINGS - {THINKING},
 )

@@ -156,6 +156,7 @@ class VllmServe(Serving):
             "served_model_name": SERVED_MODEL_NAME,
             # A checkpoint may set penalties, which would be extra work that the other engines do not have.
             "generation_config": "vllm",
+            "enable_prompt_tokens_details": True,  # what each request found in the prefix cache
             "uds": str(socket),
             # At its end vLLM logs the command line of the process that listens at its port.
             "port": 0,

@@ -13,7 +13,7 @@ from workflow_scripts.common.knob import Knob
 from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.knobs import Knobs, Positive
 from workflow_scripts.workloads.arrivals import Load
-from workflow_scripts.workloads.sampling import SETTINGS
+from workflow_scripts.workloads.sampling import SETTINGS, THINKING
 
 # The words of a shell that start the server; the model and its options follow.
 SERVE_COMMAND = ("vllm", "serve")
@@ -236,6 +236,12 @@ class VllmKnobs(Knobs):
 class VllmServeKnobs(VllmKnobs, Load):
     """Arguments of vLLM's engine behind its OpenAI-compatible server, and the load on it."""
 
+    reasoning_parser: Annotated[
+        Annotated[str, Field(pattern=r"^[a-z0-9_]+$", description="how the server tells reasoning from the answer")]
+        | None,
+        Knob("reason", wording="reasoning told as {} does"),
+    ] = None
+
     @property
     def max_concurrency(self) -> int:
         allowed = super().max_concurrency
@@ -265,7 +271,7 @@ VLLM = EngineDescription(
     preload=PRELOAD,
     counters=_COUNTERS,
     random_weights="vllm",
-    sampling=SETTINGS,
+    sampling=SETTINGS - {THINKING},
     predicted=True,
 )
-VLLM_SERVE = replace(VLLM, name="vllm-serve", knobs=VllmServeKnobs)
+VLLM_SERVE = replace(VLLM, name="vllm-serve", knobs=VllmServeKnobs, sampling=SETTINGS, tells_tokens=True)

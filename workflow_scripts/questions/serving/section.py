@@ -255,6 +255,27 @@ def _by_rate(rows: pd.DataFrame, measure: str, caption: str) -> Table:
     return Table(caption, headings, body, [True] * len(headings), note if too_high.any() else "")
 
 
+def conversations(report: Report) -> Iterator[Block]:
+    """How long conversations take, and how first and last turns differ, cell by cell."""
+    rows = report.tables.get("conversations", "cell_id")
+    cells = [rows[rows["cell_id"] == cell_id] for cell_id in rows["cell_id"].unique()]
+    yield from some([_conversation(of_cell, report.labels) for of_cell in cells], "conversations", MOST_FINDINGS)
+
+
+def _conversation(rows: pd.DataFrame, labels: Mapping[str, str]) -> Finding:
+    whole, *turns = records(rows)
+    first, *_, last = [turn for turn in turns if turn["agent"] == "user"]
+    words = f"{whole['gpu']}, {whole['model']}, {whole['workload']} ({labels.get(whole['cell_id'], whole['knobs'])}): "
+    words += f"a conversation takes {column('e2e_s_p50').text(whole['e2e_s_p50'])} in the median; the TTFT is "
+    words += " and ".join(
+        f"{column('ttft_s_p50').text(turn['ttft_s_p50'])} in turn {turn['turn']:g}" for turn in (first, last)
+    )
+    if pd.notna(last["prefix_cache_hit_rate"]):
+        found = column("prefix_cache_hit_rate").text(last["prefix_cache_hit_rate"])
+        words += f", whose prompts of {number(last['prompt_tokens_mean'])} tokens were found in the cache to {found}"
+    return Finding(column("e2e_s_p50").text(whole["e2e_s_p50"]), f"{words}.")
+
+
 def latency_verdicts(report: Report) -> Iterator[Block]:
     rows = report.tables.need("latencies")
     # What the client sends is not a setting of the server.
@@ -291,6 +312,20 @@ SUBJECT = Subject(
         ),
         sequences_by_rate,
         TablePart(
+            "conversations",
+            {
+                **PLACE_HEADINGS,
+                "knobs": "Settings and load",
+                "agent": "Agent",
+                "turn": "Turn",
+                "count": "Requests or conversations",
+                "prompt_tokens_mean": "Prompt tokens",
+                **dict.fromkeys(("ttft_s_p50", "ttft_s_p90", "e2e_s_p50", "e2e_s_p90", "prefix_cache_hit_rate"), ""),
+            },
+            "Conversations, as a whole and by turn",
+            optional=True,
+        ),
+        TablePart(
             "latencies",
             {
                 "metric": "Latency",
@@ -307,5 +342,5 @@ SUBJECT = Subject(
             ),
         ),
     ],
-    findings=[sustained, load_findings, latency_verdicts],
+    findings=[sustained, load_findings, conversations, latency_verdicts],
 )

@@ -3,18 +3,22 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 
 from tests.http_server import Handler, serving
 from workflow_scripts.engines.engine import RequestRecord
 from workflow_scripts.engines.serving import client
 from workflow_scripts.engines.serving.client import Address, Target, send, stream_completion
-from workflow_scripts.workloads.request import Request
+from workflow_scripts.workloads.make_requests import make_requests
+from workflow_scripts.workloads.request import Request, Vocabulary
 from workflow_scripts.workloads.sampling import Sampling
+from workflow_scripts.workloads.workload_kinds import MultiTurnWorkload
 
 COUNTS = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
 SAMPLING = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1}
@@ -187,3 +191,69 @@ def test_a_failure_is_said_in_a_line(answer, events, status, error):
     assert "\n" not in record.error
     assert "key" not in record.error
     assert (record.first_token_s, record.last_token_s, record.itl_s) == (None, None, [])
+
+
+class Numbering(Handler):
+    """Answers each prompt with two tokens that no other answer has, and the last token of the prompt."""
+
+    fails_at: int = -1
+    seen: list[list[int]]
+
+    def post(self) -> None:
+        asked = json.loads(self.asked())
+        assert asked["return_token_ids"]
+        self.seen.append(asked["prompt"])
+        number = len(self.seen)
+        self.answer(500 if number == self.fails_at else 200)
+        ids = [1000 + number, 2000 + number, asked["prompt"][-1]]
+        counts = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": 3}
+        details = {"prompt_tokens_details": {"cached_tokens": 16 * number}}
+        for event in [*({**piece("x")["choices"][0], "token_ids": [i]} for i in ids), None]:
+            body = {"choices": [event]} if event else {"choices": [], "usage": counts | details}
+            self.wfile.write(f"data: {json.dumps(body)}\n\n".encode())
+            self.wfile.flush()
+
+
+SPEC = MultiTurnWorkload(
+    kind="multi_turn", num_prompts=8, turns=2, prompt_tokens=4, output_tokens=3, answers="real", sub_agents=2
+)
+
+
+def conversations(fails_at: int = -1, users: int | None = 1) -> tuple[list[Request], list[RequestRecord], list[Any]]:
+    vocabulary = Vocabulary(np.arange(10, 100), list, list)
+    made, _ = make_requests(SPEC, vocabulary, 8)
+    requests = [replace(r, request_id=str(i), think_s=0.03 if r.answers else 0.0) for i, r in enumerate(made)]
+    seen: list[list[int]] = []
+    with serving(Numbering) as start:
+        target = Target(Address(start(seen=seen, fails_at=fails_at)), "m")
+        records = send(target, requests, [r.prompt for r in requests], [0.0] * len(requests), users)
+    return requests, records, seen
+
+
+@pytest.mark.parametrize("users", [1, 2, None])
+def test_a_turn_holds_the_answers_that_the_server_gave_and_never_begins_before_they_have_ended(users):
+    requests, records, seen = conversations(users=users)
+    assert [r.error for r in records] == [None] * 8
+    for request, record in zip(requests, records, strict=True):
+        for earlier, _ in request.answers:
+            assert record.sent_s >= records[earlier].last_token_s + request.think_s
+            assert record.queued_s >= records[earlier].last_token_s
+    answers = {tuple(prompt): [1001 + number, 2001 + number, prompt[-1]] for number, prompt in enumerate(seen)}
+    of_request: list[list[int]] = []
+    for index, request in enumerate(requests):
+        prompt = list(request.prompt_token_ids)
+        for earlier, start in request.answers:
+            prompt[start : start + 3] = of_request[earlier]
+        of_request.append(answers[tuple(prompt)])
+        assert len(prompt) == SPEC.tokens_of_prompt(index)
+    if users == 1:
+        assert max(r.last_token_s for r in records[:4]) <= records[4].sent_s
+    assert {r.cached_prompt_tokens for r in records} == {16 * number for number in range(1, 9)}
+    assert all(r.token_ids is None and r.text is None for r in records)
+
+
+def test_a_conversation_ends_with_the_answer_that_failed():
+    _, records, _ = conversations(fails_at=1)
+    assert str(records[0].error).startswith("HTTP 500")
+    assert {r.error for r in records[1:3]} == {"the answer to request 0 failed, so no prompt can hold it"}
+    assert [r.error for r in records[4:]] == [None] * 4
