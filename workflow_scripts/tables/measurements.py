@@ -71,7 +71,7 @@ STARTS = table_schema(
     NUMBER("available_kv_cache_gib model_weights_gib peak_activation_gib cuda_graph_gib", "printed by the engine"),
     NUMBER("cpu_steal_pct", "CPU time of the hypervisor, of all cores"),
     declared("cpu_others_pct"),
-    NUMBER("start_s warmup_s measure_s", "time of the cell's phases"),
+    NUMBER("start_s warmup_s measure_s", "time of the cell's phases; null: in another cell of its session"),
     FLAG("graphs_from_cache", "start: compiled graphs all loaded from vLLM's cache"),
     NUMBER("compile_s", "start: compiling or loading graphs, by the log"),
     INTEGER("warmup_requests warmup_passes", "requests per pass, and passes"),

@@ -86,6 +86,8 @@ def _promise_of(
     extra, ceilings = table("serving"), table(LIMITS.name).groupby("cell_id")["output_tokens_per_s_ceiling"].min()
     if of_server:
         rows = rows.merge(extra[[*REPEAT, *extra.columns.difference(rows.columns)]], on=REPEAT, how="left")
+    # Only the first cell of a session started the engine.
+    started = cells[cells["cell_id"].eq(cell_id) | cells["session"].isin(rows["session"].dropna())]
     expected = one_more_start(rows, MEASURES)
     sustained, too_much = _loads(served, cells, rows) if of_server else (None, None)
     seqs = row["max_num_seqs_effective"]
@@ -100,7 +102,7 @@ def _promise_of(
         engine_release=str(row["engine_version"]).rpartition(" ")[2],
         effective=_effective(row),
         max_num_seqs=seqs,
-        start_s=_float_or_none(rows["start_s"].max()) or 0.0,
+        start_s=_float_or_none(started["start_s"].max()) or 0.0,
         starts=int(rows["start"].nunique()),
         repeats=len(rows),
         load=_load_text(row, of_server),

@@ -111,7 +111,7 @@ def provenance(report: Report) -> Iterator[Block]:
         rows.append(["Time of the engines", f"{total_s / 60:.3g} min: {shares}"])
     graphs = [
         f"{'loaded' if cached else 'compiled'} in {plural(len(some), 'start')} (median {some.median():.3g} s)"
-        for cached, some in starts.groupby("graphs_from_cache")["start_s"]
+        for cached, some in starts.dropna(subset="start_s").groupby("graphs_from_cache")["start_s"]
     ]
     if graphs:
         rows.append(["Compiled graphs of the engines", ", ".join(graphs)])

@@ -76,6 +76,14 @@ def test_it_is_the_highest_rate_that_a_server_kept_up_with(study, tables):
     assert found.predicted_bytes == {}
 
 
+def test_a_server_starts_as_fast_as_the_start_that_it_shared(study, tables):
+    first, later = (tables["cells"]["cell_id"] == SERVED.format(rate) for rate in (1, 4))
+    tables["cells"].loc[later, "start_s"] = None
+    tables["cells"].loc[first | later, "session"] = "1f"
+    found = promised(study, tables)
+    assert (found.cell_id, found.start_s) == (SERVED.format(4), 12.5)
+
+
 def test_a_load_that_breaks_the_slo_is_not_recommended(study, tables):
     summary = tables["serving_summary"]
     summary.loc[summary["cell_id"] == SERVED.format(4), "slo_attainment"] = 0.98
