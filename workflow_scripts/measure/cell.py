@@ -90,6 +90,8 @@ def measure_cells(
         with device_lock(load_gpus()[first.cell.gpu], first.cell.knobs.ranks) as idle_before_s:
             held = {"idle_before_s": idle_before_s, "boot_id": boot_id(), "planned": study.starts.in_words}
             while left and statuses[-1] != WRONG_DEVICE:
+                for one in left:  # a job that a killed command left would be taken for the next one
+                    shutil.rmtree(one.evidence, ignore_errors=True)
                 # The folder in which the last one has its evidence is not moved before all have ended.
                 jobs = [one.job(left[-1].evidence, following) for one, following in zip_longest(left, left[1:])]
                 of_session = {"session": secrets.token_hex(4)} if len(left) > 1 else {}
@@ -156,12 +158,7 @@ class _Series:
 
     def measure(self, job: Job, session: Session, start: Start, provenance: Provenance) -> int:
         """Write the folder of the start; return the exit status."""
-        if not session.goes_on:
-            shutil.rmtree(job.session, ignore_errors=True)
-            job.session.mkdir(parents=True)
-        if job.evidence != job.session:
-            shutil.rmtree(job.evidence, ignore_errors=True)
-            job.evidence.mkdir(parents=True)
+        job.evidence.mkdir(parents=True, exist_ok=True)
         print(f"measuring {self.cell.id}" + (f", start {start.start}" if start.start > 1 else ""), flush=True)
         began = time.monotonic()
         try:

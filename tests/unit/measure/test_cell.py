@@ -55,6 +55,8 @@ class Children:
     @contextmanager
     def begin(self, _: str, arguments: list[str], log: IO[bytes], *__: Any) -> Iterator[SimpleNamespace]:
         self.job, left = Path(arguments[0]), next(self.ends)
+        following = session.Job.read(self.job).following
+        assert following is None or not following.exists()
         log_file = Path(log.name)
         log_file.write_text("start\n")
 
@@ -87,6 +89,9 @@ def test_cells_that_share_a_start_have_their_own_outcomes_and_logs_and_go_on_aft
         for needed in (model, paths.workload(cell.model, cell.workload, workload_key(definition))):
             needed.parent.mkdir(parents=True, exist_ok=True)
             needed.touch()
+    left = paths.cell(cells[1]) / "raw.partial/job.json"  # by a command that was killed
+    left.parent.mkdir(parents=True)
+    left.touch()
     Children(monkeypatch, 2, 2)  # the second cell ends the first session
     words = ["--cell", *(cell.id for cell in cells), "--start", *4 * ["1"], "--round", "3", "--position", "5"]
     assert command.main(["--study", str(file), "--results", str(tmp_path), *words]) == 0
