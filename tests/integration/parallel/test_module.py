@@ -1,4 +1,4 @@
-"""The workflow from other folders: by its Snakefile, and as a module of another workflow as snakedeploy writes it."""
+"""The workflow from other folders: by its Snakefile, and as a module of the workflow that snakedeploy writes."""
 
 import shutil
 import subprocess
@@ -8,17 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import CHECKOUT
+from tests.integration.installing import run, uv
 
-# What `snakedeploy deploy-workflow` writes beside copies of config/ and profiles/, but for the place of the Snakefile.
-DEPLOYED = f"""
-configfile: "config/config.yaml"
-
-module kvsweep:
-    snakefile: "{CHECKOUT}/workflow/Snakefile"
-    config: config
-
-use rule * from kvsweep
-"""
+HOSTED = "https://github.com/kvsweep/kvsweep"
 
 
 @pytest.fixture
@@ -32,16 +24,22 @@ def call(environment):
     return snakemake
 
 
-def test_a_deployed_workflow_draws_the_report_of_the_two_gpus_in_its_folder(call, two_gpus_evidence, tmp_path):
-    for name in ("config", "profiles"):
-        ignored = shutil.ignore_patterns("calibration", "models", "published", "reference", "schemas")
-        shutil.copytree(CHECKOUT / name, tmp_path / name, ignore=ignored)
-    (tmp_path / "workflow").mkdir()
-    (tmp_path / "workflow/Snakefile").write_text(DEPLOYED)
-    shutil.copytree(two_gpus_evidence, tmp_path / "results/two_gpus")
-    call(tmp_path, "--configfile", "config/studies/two_gpus.yaml", "--", "partial_report")
-    assert (tmp_path / "results/two_gpus/report.html").stat().st_size > 100_000
-    assert "Nothing to be done" in call(tmp_path, "--config", "study=config/studies/two_gpus.yaml", "--", "figures")
+def test_snakedeploy_writes_a_workflow_that_draws_the_report_of_the_two_gpus(
+    call, two_gpus_evidence, environment, monkeypatch, tmp_path
+):
+    # The last commit of this checkout, instead of a repository of the network.
+    settings = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"url.{CHECKOUT}.insteadOf", "GIT_CONFIG_VALUE_0": HOSTED}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+        monkeypatch.setitem(environment, name, value)
+    commit = run("git", "rev-parse", "HEAD").strip()
+    words = ("deploy-workflow", HOSTED, tmp_path / "mine", "--commit", commit)
+    uv("tool", "run", "--from", "snakedeploy==0.17.1", "snakedeploy", *words)
+    shutil.copytree(two_gpus_evidence, tmp_path / "mine/results/two_gpus")
+    call(tmp_path / "mine", "--configfile", "config/studies/two_gpus.yaml", "--", "partial_report")
+    assert (tmp_path / "mine/results/two_gpus/report.html").stat().st_size > 100_000
+    again = call(tmp_path / "mine", "--config", "study=config/studies/two_gpus.yaml", "--", "figures")
+    assert "Nothing to be done" in again
 
 
 def test_the_snakefile_runs_from_an_empty_folder_with_its_profile_and_an_own_study(call, tmp_path):
