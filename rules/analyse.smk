@@ -8,7 +8,6 @@ rule cells:
     input:
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
         imported=[PATHS.imported] if RUNS or PATHS.imported.exists() else [],
-        devices=lambda wildcards: device_records(),
         code=sources("questions.cells.table"),
     output:
         **{key: path for name in MEASUREMENTS for key, path in written(name, of=f"{name}_").items()},
@@ -33,7 +32,7 @@ rule cells:
 # command `table-NAME` by option, and its other options.
 READS_CELLS = {"tables": list(map(table, ("cells", "starts", "repeats")))}
 READS_PARSED = {"parsed": expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED)}
-READS_DEVICES = {"devices": lambda wildcards: device_records()}
+READS_DEVICES = {"devices": []}  # what was parsed is newer
 # Inputs of which the command gets the folder, and inputs that it finds by itself.
 FOLDERS = {"parsed": PATHS.root / "parsed", "devices": PATHS.device("any").parent, "tables": PATHS.tables}
 FOUND = ("published", "ended")

@@ -209,11 +209,23 @@ def now_if_unfinished(wildcards):
     return 0 if measures() or is_complete() else int(time.time())
 
 
-def device_records():
-    """Records of the devices' rates; none for a device whose cells were all measured on another host."""
+def device_records(gpus=GPUS):
+    """Records of the devices' rates; none for a device whose cells were all measured on another host. On a cluster the
+    jobs that measure cells make them."""
     only_known = CELLS_PER_JOB or not measures()
-    wanted = [gpu for gpu in GPUS if PATHS.device(gpu).exists() or not (only_known or all_measured(gpu))]
+    wanted = [gpu for gpu in gpus if PATHS.device(gpu).exists() or not (only_known or all_measured(gpu))]
     return [PATHS.device(gpu) for gpu in wanted]
+
+
+def rates_to_predict_with():
+    """What is new when devices' rates are: the lists of what has ended, which come after them. With `measure`, cells
+    follow from the plan, so it has the rates that are there before it. A plan alone waits for no list."""
+    plan = PATHS.plan / "plan.parquet"
+    if STUDY.measure:
+        made = plan.stat().st_mtime if plan.exists() else None
+        return [path for path in device_records() if not (made and path.exists() and path.stat().st_mtime > made)]
+    is_plan = set(workflow.dag_settings.targets) == {"plan"}
+    return [PATHS.ended(gpu) for gpu in GPUS if PATHS.ended(gpu).exists() or not is_plan]
 
 
 def other_runs(key):

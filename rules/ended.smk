@@ -5,11 +5,13 @@ The path of a list of ended cells never changes, because with other inputs every
 
 PENDING = {one.cell.split("/")[0] for batch in MEASURING.batches.values() for one in batch.starts}
 PENDING |= set(MEASURING.gpus if MEASURING.decided else ())
-# GPUs with a list that is missing or does not hold what has ended.
+# GPUs with a list that is missing, older than their rates, or does not hold what has ended.
 CHANGED = set()
 if workflow.is_main_process:
     for gpu in GPUS:
-        if not is_list_of(PATHS.ended(gpu), ended_cells([cell for cell in CELLS.values() if cell.gpu == gpu], PATHS)):
+        of_gpu, rates = ended_cells([cell for cell in CELLS.values() if cell.gpu == gpu], PATHS), PATHS.device(gpu)
+        listed = PATHS.ended(gpu)
+        if not is_list_of(listed, of_gpu) or (rates.exists() and rates.stat().st_mtime > listed.stat().st_mtime):
             CHANGED.add(gpu)
 
 

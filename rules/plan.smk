@@ -4,7 +4,7 @@
 rule predict_cells:
     """Predictions for every cell, which the report compares with the measurements."""
     input:
-        devices=lambda wildcards: device_records(),
+        devices=lambda wildcards: rates_to_predict_with(),
         calibrations=lambda wildcards: calibration_records(),
         project_files=sorted(map(str, [HOME / "config/endpoints.yaml", *HOME.glob("config/calibration/*/*/*/*.json")])),
         published=PUBLISHED,

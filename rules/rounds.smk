@@ -159,13 +159,14 @@ def markers_with(gpu):
 
 
 def needed_by_list(wildcards):
-    """The batches with cells of a GPU. They are new in each call, so an existing list is made again."""
+    """The rates of a GPU and the batches with its cells. They are new in each call, so an existing list is made again."""
     if measures():
         tell_what_is_measured()
     if not (measures() and wildcards.gpu in PENDING):
         return [PATHS.begun] if wildcards.gpu in CHANGED else [ancient(PATHS.begun)]
     markers = markers_with(wildcards.gpu)
-    return [*markers, PATHS.round_plan(MEASURING.decided)] if MEASURING.decided else markers
+    decided = [PATHS.round_plan(MEASURING.decided)] if MEASURING.decided else []
+    return [*markers, *decided, *device_records([wildcards.gpu])]
 
 
 onstart:
