@@ -124,10 +124,11 @@ class Samples:
         variance = cast(Samples, self.within_sessions).variation.variance
         return np.where((self.starts > 1).any(axis=-1, keepdims=True), variance, 0.0)
 
-    def covariance(self) -> FloatArray:
+    def covariance(self, wider: FloatArray | float = 1.0) -> FloatArray:
         """Covariance of the errors of the cells' means, shape (..., cells, cells); NaN where variation is not known.
 
-        Cells of a device have the effects of their rounds in common, and those of a session its start.
+        Cells of a device have the effects of their rounds in common, whose standard deviation is taken `wider` times as
+        large, and those of a session its start.
         """
         starts, noise = np.maximum(self.starts, 1), self.variation
 
@@ -135,7 +136,7 @@ class Samples:
             each = np.where(np.isnan(log), 0.0, (np.sqrt(part) / starts)[..., None])
             return np.asarray(each @ each.swapaxes(-1, -2) * (of[:, None] == of))
 
-        own, cov = noise.total - noise.rounds, shared(noise.rounds, self.log, self.device)
+        own, cov = noise.total - noise.rounds, shared(wider**2 * noise.rounds, self.log, self.device)
         if of := self.within_sessions:
             of_sessions = np.where(of.spread.weight < 1, np.maximum(own - self._within, 0.0), 0.0)
             own, cov = own - of_sessions, cov + shared(of_sessions, of.log, of.group)

@@ -161,7 +161,9 @@ def _measured(cells: pd.DataFrame, ids: pd.Index) -> tuple[FloatArray, FloatArra
     of_cells = summary.drop_duplicates("cell_id", keep="last").set_index("cell_id").reindex(ids)
     has_value = of_cells["sample"].notna().to_numpy()
     at = of_cells["sample"][has_value].to_numpy(dtype=int)
-    found = samples.covariance()[np.ix_(at, at)]
+    # No mean over cells makes up for few rounds, and draws are normal: they have the ends of Student's t.
+    wider = special.stdtrit(np.maximum(samples.variation.rounds_df, 1.0), (1 + CONFIDENCE) / 2) / _ENDS
+    found = samples.covariance(wider)[np.ix_(at, at)]
     usual = np.diag(_USUAL_SD**2 / samples.starts[at])
     cov = np.zeros((len(ids), len(ids)))
     cov[np.ix_(has_value, has_value)] = np.where(np.isnan(found), usual, found)
@@ -276,7 +278,9 @@ def _sizes(alike: FloatArray, y: FloatArray, noise: FloatArray, first: FloatArra
         inverse = linalg.cho_solve((root, True), np.eye(len(y)))
         weights = inverse @ y
         gradient = sizes * np.tensordot(alike, inverse - np.outer(weights, weights), 2) / 2
-        return float(y @ weights / 2 + np.log(np.diag(root)).sum()), gradient
+        # Two devices show next to nothing of how far devices differ from the plan; then the first size remains.
+        away = log_sizes - np.log(first)
+        return float(y @ weights / 2 + np.log(np.diag(root)).sum() + away @ away / 2), gradient + away
 
     bounds = [(np.log(_FLOOR), np.log(100.0))] * len(first)
     optimum = optimize.minimize(unlikely, np.log(first), jac=True, method="L-BFGS-B", bounds=bounds)

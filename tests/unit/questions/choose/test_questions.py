@@ -122,3 +122,12 @@ def test_a_refused_cell_is_a_limit_and_no_part_of_other_questions():
     assert all(not math.isnan(q.values.mean()) for q in questions)
     (recommended, *_) = of(questions, RECOMMENDATION).values()
     assert "seqs16" in recommended.needs[0]
+
+
+@pytest.mark.parametrize("slower", [1.0, 0.88])
+def test_a_ratio_of_devices_is_not_answered_by_the_plan_if_their_rounds_leave_it_open(slower):
+    table = cells(POINTS)
+    table = table[table["start"] <= 2].copy()
+    table.loc[table["gpu"].eq("h200") & table["start"].eq(1), "output_tokens_per_s"] *= slower
+    (question,) = of(asked(plan(), table, decide=[DEVICES]), DEVICES).values()
+    assert question.is_answered == (slower == 1)
