@@ -40,6 +40,12 @@ STUDY = study_content(
         "workload": "prefix",
         "knobs": {"block_size": 32, "max_num_seqs": 1, "enable_prefix_caching": [True, False]},
     },
+    {
+        **TINY,
+        "name": "traces",
+        "workload": "trace",
+        "knobs": {"block_size": 32, "max_num_seqs": 2, "num_gpu_blocks_override": [17, 257]},
+    },
     {**TINY, "name": "ranks", "knobs": {**BLOCKS, "tensor_parallel_size": 2, "attention_backend": "FLASH_ATTN"}},
     {**TINY, "name": "int8", "model": "tiny-llama-57m-w8a8", "knobs": {**BLOCKS, "attention_backend": "FLASH_ATTN"}},
     {
@@ -67,6 +73,13 @@ STUDY = study_content(
         },
         "endless": fixed(64, 16, 400),
         "prefix": fixed(4, 8, 2, kind="shared_prefix", prefix_tokens=64),
+        "trace": {
+            "kind": "trace",
+            "num_prompts": 24,
+            "file": "tests/fixtures/traces/mooncake.jsonl",
+            "sha256": "bad6b303fc77d08f45bd1c57e33868627a1ed5739f8a3167dd842fe722f601dd",
+            "hash_block_tokens": 32,
+        },
     },
     engine_defaults={"vllm": {"max_model_len": 512, "enforce_eager": True, "cpu_kv_cache_gib": 1}},
 )

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,14 @@ from workflow_scripts.common.ownership import temporary_folder
 from workflow_scripts.common.records import read_yaml
 from workflow_scripts.device.device_lock import device_lock
 from workflow_scripts.engines.registry import get_engine
+from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.engines.vllm.adapter import LAYOUT
 from workflow_scripts.measure.cell import WRONG_DEVICE
 from workflow_scripts.measure.forkserver import run
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, read_model_facts
+from workflow_scripts.predict.predictions import lengths_of
 from workflow_scripts.predict.schedule import RequestLengths
+from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.step_fit import scheduled
 from workflow_scripts.study.calibrations import CalibrationRecord
 from workflow_scripts.study.cell_status import status_of_starts
@@ -55,6 +59,8 @@ STATE = "tests.integration.process_state"
 GROWN = ("generation_tokens", "prefix_cache_hits")
 PREFIX = "cpu-all/vllm/tiny-llama-57m/prefix/bs32-seqs1-len512-pc{}-eager1-cpukv1"
 
+TRACE = "cpu-all/vllm/tiny-llama-57m/trace/bs32-seqs2-len512-eager1-cpukv1-pool{}"
+
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory, environment, snakemake, write_study):
@@ -62,6 +68,7 @@ def measured(tmp_path_factory, environment, snakemake, write_study):
     folder = tmp_path_factory.mktemp("measured")
     cells = [SHORT, SHORT.replace("cpu-all", "cpu-1core"), REFUSED]
     cells += [HF + "dynamic", HF + "static", CONTINUOUS, PREFIX.format(1), PREFIX.format(0), RANKS, INT8]
+    cells += [TRACE.format(17), TRACE.format(257)]
     outcomes = (str(outcome_of(folder / "results", cell)) for cell in cells)
     with Listeners(environment["TMPDIR"]) as listeners:
         done = snakemake(write_study(folder), folder / "results", *outcomes)
@@ -133,6 +140,25 @@ def test_huggingface_runs_the_steps_that_are_predicted(measured, cell):
     steps, requests = (list(read_jsonl(raw(measured, f"{name}.jsonl"))) for name in ("steps", "requests"))
     lengths = [(r["prompt_tokens"], r["output_tokens"]) for r in requests if r["repeat"] == 0]
     assert len([step for step in steps if step["repeat"] == 0]) == steps_of(record, outcome.effective, lengths)
+
+
+@pytest.mark.parametrize("blocks", [17, 257])
+def test_hits_of_a_trace_are_those_of_the_schedule_with_and_without_evicted_blocks(measured, blocks):
+    outcome = measured(TRACE.format(blocks))
+    assert outcome.outcome == "ok", outcome.reason
+    workload = load_study(measured.results.parent / "small.yaml").workloads["trace"]
+    requests = replace(lengths_of(workload, 24)[0], arrival_s=None)  # all at once
+    took = outcome.effective
+    names = ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len")
+    settings = SchedulerSettings(*(took[name] for name in names), took["num_gpu_blocks"], async_scheduling=False)
+    schedule = make_schedule(requests, settings)
+    assert bool(schedule.evicted_blocks) == (blocks == 17)
+    counted = list(read_jsonl(raw(measured, "metrics.jsonl")))
+    assert len(counted) == 2
+    for of in counted:
+        names = ("vllm:prefix_cache_hits", "vllm:prefix_cache_queries")
+        grown = [of["after"][name] - of["before"][name] for name in names]
+        assert grown == [schedule.cached_tokens.sum(), requests.prompt_tokens.sum()]
 
 
 def test_vllm_serves_every_request_with_the_tokens_it_asked_for(measured):

@@ -27,6 +27,8 @@ from workflow_scripts.tables.measurements import read_measurements
 
 SERVE = "cpu-all/vllm-serve/tiny-llama-57m/short/bs32-seqs4-len512-eager1-cpukv1"
 TWO_ENGINES = f"{SERVE.replace('len512', 'len512-dp2')}-users4"
+TALK = SERVE.replace("/short/", "/talk/") + "-users2"
+REASONED = SERVE.replace("/short/", "/reasoned/") + "-reasondeepseek_r1-users2"
 CHAT = SERVE.replace("/short/", "/chat/") + "-users2"
 OPENAI = "cpu-all/openai/tiny-llama-57m/short/at-{}-users4"
 # Answers as a server does, token by token in the seconds that it is told, as many different prompts as it is told;
@@ -174,6 +176,42 @@ def test_a_chat_has_the_prompt_tokens_of_the_workload_by_the_servers_own_count(r
         assert len(r["token_ids"]) == r["output_tokens"]  # type: ignore[arg-type]
 
 
+def test_vllms_parser_tells_reasoning_from_the_answer_that_comes_after_it(results):
+    found = outcome(results, REASONED)
+    assert found.outcome == "ok", found.reason
+    requests = raw(results, REASONED, "requests")
+    assert len(requests) == 2 * 3
+    for r in requests:
+        assert r["reasoning"]
+        assert "think>" not in str(r["reasoning"])
+        assert r["text"]
+        times = [float(str(r[name])) for name in ("sent_s", "first_token_s", "first_answer_s", "last_token_s")]
+        assert times == sorted(times)
+        # The budget holds the twelve tokens of the template after the mark; then comes the other mark.
+        assert r["first_token_s"] != r["first_answer_s"]
+    summary = pd.read_parquet(results / "tables" / "serving_summary.parquet").set_index("cell_id").loc[REASONED]
+    assert summary["ttfa_s_p50"] > summary["ttft_s_p50"]
+
+
+def test_a_turn_holds_the_servers_answers_finds_them_in_the_cache_and_begins_after_them(results):
+    found = outcome(results, TALK)
+    assert found.outcome == "ok", found.reason
+    (path,) = (results / "prepared" / "workloads").glob("*/talk/8-*/workload.jsonl")
+    asked = list(read_jsonl(path))
+    for repeat in (0, 1):
+        requests = [r for r in raw(results, TALK, "requests") if r["repeat"] == repeat]
+        for line, r in zip(asked, requests, strict=True):
+            assert r["prompt_tokens"] == len(line["prompt_token_ids"])
+            for earlier, _ in line["answers"]:
+                assert float(str(r["sent_s"])) >= float(str(requests[earlier]["last_token_s"])) + line["think_s"]
+            # Of the 47 tokens of the first turn that were computed, one block of 32 is found in the second.
+            assert r["cached_prompt_tokens"] == (32 if len(line["answers"]) == 3 else 0)
+    turns = pd.read_parquet(results / "tables" / "conversations.parquet")
+    assert turns[["agent", "turn", "count"]].fillna(0).to_numpy().tolist() == [
+        *(["conversation", 0, 4], ["user", 1, 4], ["user", 2, 4], ["sub-agent", 1, 8])
+    ]
+
+
 def test_answers_are_kept_and_compared_as_far_as_servers_tell_them(results):
     for r in raw(results, f"{SERVE}-users4", "requests"):
         assert len(r["token_ids"]) == r["output_tokens"]  # type: ignore[arg-type]
@@ -194,6 +232,8 @@ def test_the_tables_put_servers_side_by_side(results):
         *(f"{SERVE}-{load}" for load in ("rate4", "rate1000", "users4")),
         TWO_ENGINES,
         CHAT,
+        TALK,
+        REASONED,
         OPENAI.format("transformers-serve"),
     }
     for name in ("requests_per_s", "output_tokens_per_s", "ttft_s_p50", "itl_s_p50", "e2e_s_p50"):

@@ -173,6 +173,9 @@ def check_conversations(table: Results) -> None:
     last = turns[(turns["agent"] == "user") & (turns["turn"] == 3)].set_index("cell_id")
     assert (whole["e2e_s_p50"] > last["e2e_s_p50"]).all()
     cells = table("measured").set_index("cell_id").loc[whole.index]
+    rates = cells[["prefix_cache_hit_rate", "prefix_cache_hit_rate_predicted"]].dropna().astype(float)
+    assert len(rates) == 6
+    assert rates.iloc[:, 0].tolist() == pytest.approx(rates.iloc[:, 1].tolist(), abs=1e-12)
     counted = cells["prefix_cache_hits"] / cells["prompt_tokens"]
     assert whole["prefix_cache_hit_rate"].tolist() == pytest.approx(counted.tolist(), abs=1e-12)
     # Blocks of 32 tokens: all of what was said and heard before, by one user and by two.

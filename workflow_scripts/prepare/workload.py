@@ -9,6 +9,7 @@ the requests really are, where they are from, and how long they are. docs/worklo
 """
 
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -60,13 +61,14 @@ def main(args: Namespace) -> None:
     config = read_config(args.model_dir)
     vocabulary = load_vocabulary(args.model_dir, vocabulary_and_context(config)[0])
     requests, stream, warmup = requests_of(workload, spec, cells, vocabulary, config, args.num_prompts)
+    first_blocks = Counter(r.hashed.ids[:1] for r in requests if r.hashed.ids)
     manifest = {
         **{"schema_version": 1, "workload": workload, "model": model, "kind": stream.kind, "seed": spec.seed},
         **stream.details,
         "specification": spec.model_dump(mode="json"),
         "num_requests": len(requests),
         "num_warmup_requests": len(warmup),
-        "requests_with_prefix": sum(request.prefix_tokens > 0 for request in requests),
+        "requests_with_prefix": sum(r.prefix_tokens > 0 or first_blocks[r.hashed.ids[:1]] > 1 for r in requests),
         "prompt_tokens": statistics([len(request.prompt_token_ids) for request in requests]),
         "output_tokens": statistics([request.output_tokens for request in requests]),
     }

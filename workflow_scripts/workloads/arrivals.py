@@ -33,7 +33,11 @@ class Load(StrictRecord):
         Knob("burst"),
     ] = None
     users: Annotated[
-        Annotated[int, Field(ge=1, description="maximum number of requests that the client has in flight")] | None,
+        Annotated[
+            int,
+            Field(ge=1, description="maximum number of requests, or of conversations, that the client has in flight"),
+        ]
+        | None,
         Knob("users", value_in="running_peak", wording="{} users"),
     ] = None
 

@@ -1,5 +1,6 @@
 """The command that writes the requests of a workload, and the page that describes the kinds."""
 
+import json
 import re
 from pathlib import Path
 from typing import get_args
@@ -69,6 +70,13 @@ def test_the_manifest_counts_shared_prefixes_and_names_a_stand_in(prepare, write
     assert prepare(write_study({**SHARED, "share": 0.4})) == 0
     found = [(r.get("prefix_id"), r.get("prefix_tokens")) for r in read_jsonl(tmp_path / "made" / "workload.jsonl")]
     assert found == [(0, 32), (None, None), (0, 32), (None, None), (None, None)]
+    assert read_json(tmp_path / "made" / "workload.json")["requests_with_prefix"] == 2
+    lines = [
+        {"timestamp": 0, "input_length": 20, "output_length": 1, "hash_ids": ids} for ids in ([1, 2], [1, 3], [4, 5])
+    ]
+    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    of_file = {"file": str(tmp_path / "trace.jsonl"), "sha256": sha256_of(tmp_path / "trace.jsonl")}
+    assert prepare(write_study({"kind": "trace", "num_prompts": 3, "hash_block_tokens": 16, **of_file})) == 0
     assert read_json(tmp_path / "made" / "workload.json")["requests_with_prefix"] == 2
     file = {"file": str(tmp_path / "missing.json"), "sha256": "0" * 64}
     workload = {"kind": "sharegpt", "num_prompts": 3, "fallback": SYNTHETIC} | file
