@@ -8,8 +8,10 @@ The name of the file is the name of the study. docs/studies.md says what else a 
 import re
 from argparse import Namespace
 from pathlib import Path
+from shlex import quote
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
@@ -76,4 +78,6 @@ def main(args: Namespace) -> None:
     write_text(args.study, text)
     if here and "gpu: cpu-all" in text:
         print(f"note: {here[0]} is not in config/gpus.yaml (docs/extending.md), so the study is for the CPU")
-    print(f"{args.study}: now `kvsweep check {args.study}`, and `snakemake --cores all --configfile {args.study}`")
+    is_here = Path("Snakefile").exists() or Path("workflow/Snakefile").exists()
+    snakemake = "snakemake" if is_here else f"snakemake -s {quote(str(CHECKOUT / 'Snakefile'))}"
+    print(f"{args.study}: now `kvsweep check {args.study}`, and `{snakemake} --cores all --configfile {args.study}`")

@@ -3,6 +3,7 @@
 import pytest
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.predict.capacity_of_cells import predict_study
 from workflow_scripts.study import first_study
 from workflow_scripts.study.check import main as check
@@ -18,9 +19,13 @@ OTHER, TWO = ["NVIDIA Unknown"], ["NVIDIA H200"] * 2
 @pytest.mark.parametrize(("here", "gpu"), [([], "cpu-all"), (OTHER, "cpu-all"), (TWO, "h200")])
 def test_the_study_is_for_what_is_here_and_passes_the_check(here, gpu, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(first_study, "gpus_here", lambda: here)
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / "mine.yaml"
     assert first_study.main([str(path)]) == 0
-    assert ("note: NVIDIA Unknown" in capsys.readouterr().out) == (here == OTHER)
+    said = capsys.readouterr().out
+    assert ("note: NVIDIA Unknown" in said) == (here == OTHER)
+    # From a folder without it, the Snakefile is named.
+    assert f"snakemake -s {CHECKOUT}/Snakefile --cores all --configfile" in said
     assert check([str(path)]) == 0
     study = load_study(path)
     assert (study.name, {cell.gpu for cell in expand(study)}) == ("mine", {gpu})
