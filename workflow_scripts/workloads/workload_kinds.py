@@ -18,7 +18,8 @@ from workflow_scripts.workloads.sampling import Sampling, is_unset
 # Far above every context and benchmark; a typing error should not fill the memory.
 MOST_TOKENS = MOST_PROMPTS = 10_000_000
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
-MOST_TURNS = 1_000
+# Of one conversation, with those of its sub-agents.
+MOST_REQUESTS = 1_000
 
 
 class LengthDistribution(StrictRecord):
@@ -254,7 +255,7 @@ class MultiTurnWorkload(SharedTextWorkload):
     """
 
     kind: Literal["multi_turn"]
-    turns: int = Field(ge=2, le=MOST_TURNS, description="requests of one conversation, without those of sub-agents")
+    turns: int = Field(ge=2, description="requests of one conversation, without those of sub-agents")
     prompt_tokens: int = Field(ge=1, description="tokens that the user adds in a turn")
     output_tokens: int = Field(ge=1, description="tokens of an answer")
     users: int = Field(1, ge=1, description="conversations at once; their turns alternate")
@@ -277,7 +278,13 @@ class MultiTurnWorkload(SharedTextWorkload):
             raise ValueError("users: with real answers the knob `users` says how many conversations run at once")
         if self.answers == "random" and (self.think_s or self.sub_agents):
             raise ValueError("think_s and sub_agents need answers: real")
+        if self._requests > MOST_REQUESTS:
+            raise ValueError(f"a conversation has {self._requests:,} requests; at most {MOST_REQUESTS:,}")
         return self
+
+    @property
+    def _requests(self) -> int:
+        return self.turns + (self.turns - 1) * self.sub_agents * self.sub_agent_turns
 
     def place(self, index: int) -> tuple[int, Turn]:
         """The conversation of a request, from 0, and its turn.
@@ -294,7 +301,7 @@ class MultiTurnWorkload(SharedTextWorkload):
 
     def answers_in(self, index: int) -> list[tuple[int, int]]:
         """The earlier requests whose answers a prompt holds, by their index, and where each begins."""
-        first = index - index % len(conversation(self.turns, self.sub_agents, self.sub_agent_turns))
+        first = index - index % self._requests
         found, at = [], 0
         for part in self.place(index)[1].parts:
             if part is not None:
@@ -307,8 +314,9 @@ class MultiTurnWorkload(SharedTextWorkload):
         return sum(self.prompt_tokens if part is None else self.output_tokens for part in parts)
 
     def tokens_of_longest_prompt(self) -> int:
-        made = conversation(self.turns, self.sub_agents, self.sub_agent_turns)
-        return max(self.tokens_of_prompt(position * self.users) for position in range(len(made)))
+        answer, both = self.output_tokens, self.prompt_tokens + self.output_tokens
+        of_user = self.prompt_tokens + (self.turns - 1) * (both + self.sub_agents * answer)
+        return max(of_user, self.sub_agent_turns * both if self.sub_agents else 0)
 
     def shared_text(self, index: int) -> SharedText:
         """The whole prompt: all that the agent has read so far."""

@@ -257,7 +257,9 @@ def test_a_prompt_of_a_conversation_holds_the_answers_of_its_tree_where_they_wer
         assert all(start + 3 <= len(request.prompt_token_ids) for _, start in request.answers)
         assert (request.think_s > 0) == bool(request.answers)
         assert Request(**request.as_line("0")).as_line("0") == request.as_line("0")
-    assert spec.total_tokens_needed() == spec.tokens_of_prompt(10) + 3
+    deep = spec.model_copy(update={"turns": 2, "sub_agents": 1, "sub_agent_turns": 5})
+    for one, requests_each in ((spec, 11), (deep, 7)):
+        assert one.total_tokens_needed() == max(map(one.tokens_of_prompt, range(requests_each))) + 3
     # All else equal, each turn of an agent finds what it has said and heard before, but for the last token.
     alone = spec.model_copy(update={"sub_agents": 0, "sub_agent_turns": 1})
     assert alone.tokens_found(3, block_size=1) == (5 + 2) + (13 + 2)
@@ -270,6 +272,7 @@ def test_a_prompt_of_a_conversation_holds_the_answers_of_its_tree_where_they_wer
         ({"answers": "real", "users": 2}, "the knob `users` says"),
         ({"think_s": 1}, "need answers: real"),
         ({"sub_agents": 1}, "need answers: real"),
+        ({"answers": "real", "sub_agents": 50, "sub_agent_turns": 20}, "has 1,002 requests; at most 1,000"),
     ],
 )
 def test_what_only_real_answers_have_is_refused_without_them(fields, words):
