@@ -64,7 +64,8 @@ export function saveTable(caption, whole) {
 // A table in a box that scrolls; rows are lists of texts or elements, the first of each is its heading. If rows are left
 // out, `whole()` gives the table with all rows, which is the one that is saved.
 export function tableOf(caption, headings, rows, numeric = [], whole = null) {
-  const classOf = (i, item = "") => (numeric[i] ? "number" : typeof item === "string" && item.length > 48 ? "long" : "");
+  const isLong = headings.map((_, i) => rows.some((row) => typeof row[i] === "string" && row[i].length > 48));
+  const classOf = (i) => `${numeric[i] ? "number" : isLong[i] ? "long" : ""}${i ? "" : " name"}`;
   const table = el(
     "table",
     { "aria-label": caption },
@@ -73,7 +74,7 @@ export function tableOf(caption, headings, rows, numeric = [], whole = null) {
       "tbody",
       {},
       rows.map((row) =>
-        el("tr", {}, row.map((item, i) => el(i ? "td" : "th", { scope: i ? null : "row", class: classOf(i, item) }, item))),
+        el("tr", {}, row.map((item, i) => el(i ? "td" : "th", { scope: i ? null : "row", class: classOf(i) }, item))),
       ),
     ),
   );

@@ -59,7 +59,7 @@ function limitsTable(cell) {
   const rows = cell.limits.map((limit) => [
     rates[limit.rates] ?? limit.rates,
     shown("output_tokens_per_s", limit.output_tokens_per_s_ceiling),
-    limit.bound_by ?? limit.steps_bound_by ?? "–",
+    (limit.bound_by ?? limit.steps_bound_by ?? "–").replaceAll("_", " "),
     shown("ceiling_share", limit.factor),
     limit.exceeds ? `above the limit: ${limit.ceiling_broken ?? ""}` : "within the limit",
   ]);

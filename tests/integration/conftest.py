@@ -183,6 +183,12 @@ def h200_later(drawn):
 
 
 @pytest.fixture(scope="session")
+def slurm_h100(drawn):
+    """The folder of the study slurm_h100, of which two cells were measured, with its tables and its report."""
+    return drawn("slurm_h100")
+
+
+@pytest.fixture(scope="session")
 def planted(environment):
     """The environment of a user who has secrets in it."""
     return {**environment, **served_study.SECRETS}

@@ -48,7 +48,7 @@ def unit_of(name: str) -> tuple[str, float]:
     return _UNITS[found["unit"]] if found else ("", 1)
 
 
-Summary = Literal["interval", "mean", "median"]
+Summary = Literal["interval", "mean", "median", "max", "min"]
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Column:
         label: the quantity as an axis or a heading names it, without the unit.
         dtype: the pandas type.
         more: whether more is better; None if neither is.
-        summary: how the table `intervals` sums it up: the mean over the starts with its interval, that mean alone, or
-            the median of the repeats.
+        summary: how the table `intervals`, and with it every page and figure, sums it up: the geometric mean over the
+            starts with its interval, that mean alone, or the median, highest or lowest of the repeats.
         digits: significant digits that are shown.
     """
 
@@ -111,8 +111,8 @@ class Column:
 ALL_DIGITS = 15
 
 
-def _count(name: str, label: str, meaning: str) -> Column:
-    return Column(name, label, meaning, "Int64", digits=ALL_DIGITS)
+def _count(name: str, label: str, meaning: str, summary: Summary = "median") -> Column:
+    return Column(name, label, meaning, "Int64", summary=summary, digits=ALL_DIGITS)
 
 
 _PER_REQUEST = (
@@ -171,34 +171,51 @@ COLUMNS = {
             "power_cap_share", "Samples at the power limit", "share of samples in which the limit lowered the clocks"
         ),
         Column("sm_clock_mhz_median", "Median clock of the multiprocessors", "multiprocessor clock, all GPUs"),
-        Column("sm_clock_mhz_min", "Lowest clock of the multiprocessors", "multiprocessor clock, all GPUs"),
+        Column(
+            "sm_clock_mhz_min", "Lowest clock of the multiprocessors", "multiprocessor clock, all GPUs", summary="min"
+        ),
         Column("mbu", "MBU", "bytes read over those that the device could read", more=True),
         Column("mfu", "MFU", "operations over those that the device could do", more=True),
         Column("ceiling_share", "Share of the ceiling", "measured rate over its ceiling", more=True),
-        Column("kv_cache_usage_peak", "KV blocks in use, peak", "share of KV blocks in use"),
-        Column("memory_used_bytes_max", "Peak memory", "of the first GPU (CPU: resident, of the engine's processes)"),
+        Column("kv_cache_usage_peak", "KV blocks in use, peak", "share of KV blocks in use", summary="max"),
+        Column(
+            "memory_used_bytes_max",
+            "Peak memory",
+            "of the first GPU (CPU: resident, of the engine's processes)",
+            summary="max",
+        ),
         Column("waste_pct", "Empty slots in held KV memory", "share of the slots without a token", more=False),
         Column("num_gpu_blocks", "KV blocks", "blocks of the KV cache", digits=ALL_DIGITS),
         Column("kv_cache_tokens", "KV-cache tokens", "tokens in the cache", digits=ALL_DIGITS),
         Column("kv_bytes_used_mean", "KV memory of running requests", "`kv_tokens_live_mean` in bytes on all devices"),
         Column("kv_bytes_reserved_mean", "KV reserved, mean", "bytes for keys and values; a pool counts whole"),
-        Column("kv_bytes_reserved_peak", "KV reserved, peak", "their highest value"),
-        Column("torch_memory_bytes_max", "Peak of torch", "HuggingFace on a GPU: `torch.cuda.max_memory_allocated`"),
+        Column("kv_bytes_reserved_peak", "KV reserved, peak", "their highest value", summary="max"),
+        Column(
+            "torch_memory_bytes_max",
+            "Peak of torch",
+            "HuggingFace on a GPU: `torch.cuda.max_memory_allocated`",
+            summary="max",
+        ),
         Column(
             "process_memory_growth_bytes_max",
             "Growth of the process",
             "CPU: highest resident memory of the engine's processes, minus that before the start",
+            summary="max",
         ),
-        Column("running_peak", "Requests at once, peak", "running sequences"),
+        Column("running_peak", "Requests at once, peak", "running sequences", summary="max"),
         Column(
             "running_while_others_wait",
             "Requests at once",
             "mean running sequences while requests wait",
             summary="interval",
         ),
-        _count("waiting_peak", "Waiting requests, peak", "waiting requests"),
+        _count("waiting_peak", "Waiting requests, peak", "waiting requests", "max"),
         _count("preemptions", "Preemptions", "requests that lost their blocks and were recomputed"),
-        _count("recomputed_tokens", "Tokens computed again", "after preemption; null where the engine does not count"),
+        _count(
+            "recomputed_tokens",
+            "Tokens computed again, at most",
+            "after preemption; a try that finds no blocks counts too; null where the engine does not count",
+        ),
         Column("prefix_cache_hits", "Prompt tokens found in the prefix cache", "tokens looked up and found"),
         Column("prefix_cache_hit_rate", "Share of prompt tokens found in the prefix cache", "hits over queries"),
         Column("draft_acceptance_rate", "Accepted drafts", "accepted over drafted tokens"),

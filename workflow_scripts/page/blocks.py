@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from workflow_scripts.tables.results import records
 UNKNOWN = "–"
 # Significant digits in tables.
 DIGITS = 4
+# A column with a longer text breaks its lines.
+LONG = 48
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows with headings; the first value of a row is its name. `numeric` says which columns hold numbers."""
+    """Rows with headings. `numeric` says which columns hold numbers."""
 
     caption: str
     headings: Sequence[str]
@@ -93,6 +96,29 @@ class Table:
     numeric: Sequence[bool]
     note: str = ""
     link: Link | None = None
+
+    @property
+    def classes(self) -> list[str]:
+        """The classes of each column: `number`; `long` if a text in it is; `name` if a narrow window shows it first.
+
+        The column, or the two columns, of texts that tell the most rows apart are their names.
+
+        >>> Table("", ["Device", "Rate", "Settings"], [["a", "1", "x"], ["a", "2", "y"]], [False, True, False]).classes
+        ['', 'number', 'name']
+        """
+        columns: list[list[str]] = [[] for _ in self.headings]
+        for row in self.rows:
+            for column, item in zip(columns, row, strict=True):
+                column.append(item.text if isinstance(item, Link) else item)
+        texts = [i for i, is_number in enumerate(self.numeric) if not is_number] or [0]
+        choices = [(i,) for i in texts], combinations(texts, 2)
+        names = max(chain(*choices), key=lambda of: len(set(zip(*(columns[i] for i in of), strict=True))))
+        kinds = ["number" if is_number else "" for is_number in self.numeric]
+        for i, column in enumerate(columns):
+            kinds[i] += " long" * (not self.numeric[i] and max(map(len, column), default=0) > LONG) + " name" * (
+                i in names
+            )
+        return [kind.strip() for kind in kinds]
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ CEILINGS: Mapping[str, tuple[LineStyle, str]] = {
     "measured": ((0, (4, 1.2, 1, 1.2, 1, 1.2)), "ceiling, measured rates (predicted)"),
 }
 # A column of rows whose measure is the rate while the engine is full: the cell's rate over whole repeats.
-WHOLE = "over_whole_repeats"
+WHOLE, WHILE_FULL = "over_whole_repeats", "\nwhile the engine is full"
 # Columns of rows: the value of the row's cell over all its repeats, and the ends of its 95 % interval.
 ENDS = ("value", "low", "high")
 VALUE, LOW, HIGH = ENDS
@@ -161,7 +161,7 @@ def plot_by_knob(
         alt=" ".join([f"{shown.label} against {name}, measured.", *_in_words(groups)]),
         sources=[*sorted(rows["source"].unique()), *beside],
         panels=[
-            Panel(group.title, partial(lines.draw, rows=group.rows, invalid=cells))
+            Panel(group.title + WHILE_FULL * (WHOLE in group.rows), partial(lines.draw, rows=group.rows, invalid=cells))
             for group, cells in zip(groups, invalid, strict=True)
         ],
         x_label=knob_axis(knob),

@@ -194,7 +194,7 @@ def write_label(ax: Axes, y: float, text: str) -> None:
 
 def write_plot(plot: Plot, folder: Path, name: str) -> dict[str, Any]:
     """Write `{name}.svg` and `{name}.png` in page width, and `{name}.column.svg` in column width; return the marks of
-    cells in both widths."""
+    cells in both widths, and their values, as (cell, x, y)."""
     columns = {1: 1, 2: 2, 4: 2}.get(len(plot.drawn), 3)
     wide = _drawn(plot, columns, SINGLE_WIDTH_IN if columns == 1 else PAGE_WIDTH_IN)
     write_bytes(folder / f"{name}.svg", _svg(wide, plot))
@@ -204,7 +204,9 @@ def write_plot(plot: Plot, folder: Path, name: str) -> dict[str, Any]:
     write_bytes(folder / f"{name}.png", png.getvalue())
     narrow = _drawn(plot, 1, COLUMN_WIDTH_IN)
     write_bytes(folder / f"{name}.column.svg", _svg(narrow, plot))
-    marks = {"wide": _marks_of(wide), "narrow": _marks_of(narrow)}
+    placed = [of for ax in wide.get_axes() for of in _MARKS.get(ax, ())]
+    values = [(cell, *(float(f"{at:.9g}") for at in (x, y))) for x, y, cell in placed if math.isfinite(x + y)]
+    marks = {"wide": _marks_of(wide), "narrow": _marks_of(narrow), "values": values}
     plt.close(wide)
     plt.close(narrow)
     return marks

@@ -9,6 +9,7 @@ import pandas as pd
 
 from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import interval_text, listed, number, plural, sentence
+from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.page.blocks import Block, Finding, Fold, Text
 from workflow_scripts.page.report import PLACE_HEADINGS, Part, Report, TablePart
 from workflow_scripts.page.series import evenly, without_shared
@@ -177,7 +178,8 @@ def effect_in_words(row: Mapping[str, Any]) -> str:
     words = [f"{sentence(instead_of(row['knob'], row['value'], row['baseline']))}: {ratio}, {_verdict(row)}."]
     if pd.notna(row["took_effect"]):
         both = f", against {row['baseline_shown']}" if row["took_effect"] else " with both"
-        words.append(f"The engine reports {row['shown']}{both}.")
+        what = column(every_knob()[row["knob"]].shown_in).in_words.removesuffix(" effective")
+        words.append(f"The engine reports {what} {row['shown']}{both}.")
     if pd.notna(row["moved_with_it"]):
         words.append(f"The engine changed other settings with it: {row['moved_with_it']}.")
     if row["bimodal"]:

@@ -296,7 +296,7 @@ def _with_shares(record: Prediction, work: StepWork, costs: StepCosts, timed: Ti
         "kv_share": parts["kv_bytes"],
         "operations_share": parts["matrix_flops"] + parts["attention_flops"] + parts["activation_bytes"],
         "fixed_share": sum(parts[kind] for kind in _FIXED),
-        "launch_share": timed.launch_s + arrival_s,
+        "launch_share": max(timed.launch_s + arrival_s, 0.0),  # the difference of two sums may be -1e-16
     }
     busy_s = sum(shares.values())
     return replace(

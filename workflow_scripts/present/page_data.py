@@ -83,7 +83,7 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
     place = pd.Series(grid.index, index=grid["cell_id"])
     intervals, repeats = _intervals(report, place), _repeats(report, place)
     scopes = intervals.drop_duplicates("cell").set_index("cell")["scope"]
-    values = _values(report, repeats, intervals, grid["cell_id"])
+    values = _values(report, repeats, grid["cell_id"])
     cells = grid.assign(
         settings=settings_in_words(grid, knobs),
         label=grid["cell_id"].map(report.labels),
@@ -205,11 +205,12 @@ def _intervals(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
     return intervals.drop_duplicates(["cell", "measure"]).dropna(subset=["low", "high"])
 
 
-def _values(report: Report, repeats: pd.DataFrame, intervals: pd.DataFrame, cells: "pd.Series[str]") -> pd.DataFrame:
+def _values(report: Report, repeats: pd.DataFrame, cells: "pd.Series[str]") -> pd.DataFrame:
     """The value of each measure of each cell, from the tables; of cells and measures that these lack, the median."""
     measures = repeats[repeats.columns.intersection(list(MEASURES))].select_dtypes("number")
     medians = measures.groupby(repeats["cell"]).median().reindex(cells.index)
-    served = intervals.pivot(index="cell", columns="measure", values="value").reindex(cells.index)
+    summary = report.tables.get("serving_summary", "cell_id").drop_duplicates("cell_id").set_index("cell_id")
+    served = summary.reindex(index=cells, columns=summary.columns.intersection(list(MEASURES))).set_index(cells.index)
     stored = report.tables.values.reindex(cells).set_index(cells.index)
     return served.combine_first(stored).combine_first(medians)[medians.columns]
 

@@ -23,6 +23,7 @@ from workflow_scripts.statistics.summary import (
     summarise,
 )
 from workflow_scripts.study.study import Study
+from workflow_scripts.tables.measurements import FRAME_COLUMNS
 from workflow_scripts.tables.table_command import table_command
 from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, table_schema
 
@@ -32,22 +33,26 @@ SCHEMA = table_schema(
     "figures show.",
     TEXT("cell_id", "as in `cells`"),
     TEXT("measure", "a column of `cells`"),
-    NUMBER("value", "geometric mean over the starts (rates, latencies, energy), else median of the repeats"),
+    NUMBER("value", "geometric mean over the starts, or as below the median, highest or lowest of the repeats"),
     NUMBER("low high", "95 % interval of a mean; null for a throughput that is the rate of arrivals, and for tails"),
     INTEGER("repeats", "valid repeats of all starts"),
     TEXT("scope", SCOPE_MEANING),
+    notes=" ".join(
+        f"{words}: {', '.join(f'`{of}`' for of in FRAME_COLUMNS if of in COLUMNS and COLUMNS[of].summary == how)}."
+        for how, words in {"median": "Median of the repeats", "max": "Highest", "min": "Lowest"}.items()
+    ),
 )
 
 
 def cell_intervals(cells: pd.DataFrame) -> pd.DataFrame:
     """The intervals table, from the cells table."""
     known = [measure for measure in COLUMNS.values() if measure.name in cells]
-    parts = [_of_mean(cells, measure) for measure in known if measure.summary != "median"]
-    others = [measure.name for measure in known if measure.summary == "median"]
-    groups = comparable_rows(cells).groupby("cell_id", sort=False)[others]
-    medians, repeats = groups.median(), groups.count()
+    parts = [_of_mean(cells, measure) for measure in known if measure.summary in ("interval", "mean")]
+    others = {measure.name: measure.summary for measure in known if measure.summary not in ("interval", "mean")}
+    groups = comparable_rows(cells).groupby("cell_id", sort=False)[list(others)]
+    values, repeats = groups.agg(others), groups.count()
     parts += [
-        pd.DataFrame({"value": medians[name], "repeats": repeats[name], "measure": name}).dropna().reset_index()
+        pd.DataFrame({"value": values[name], "repeats": repeats[name], "measure": name}).dropna().reset_index()
         for name in others
     ]
     return pd.concat(parts).reindex(columns=list(SCHEMA.columns))

@@ -66,6 +66,35 @@ def test_the_page_fits_its_width_with_every_figure_and_begins_with_an_answer(one
     assert folded["firstAnswer"] < folded["firstPicture"]
 
 
+# Of each table with numbers in a narrow window: how far its cells lie from their headings, where its first number ends,
+# by how much a number is too wide, and whether what names its rows tells them apart and stands before the numbers.
+NARROW = """[...document.querySelectorAll("#view-report table:has(tbody .number)")].map((t) => {
+  const left = (e) => e.getBoundingClientRect().left;
+  const [head, rows] = [[...t.tHead.rows[0].cells], [...t.tBodies[0].rows]];
+  const names = rows.map((row) => [...row.querySelectorAll(".name")]);
+  const number = t.querySelector("tbody .number");
+  return {
+    title: t.ariaLabel,
+    apart: Math.max(...rows.flatMap((row) => [...row.cells].map((cell, i) => Math.abs(left(cell) - left(head[i]))))),
+    ends: number.getBoundingClientRect().right,
+    wide: Math.max(...[...t.querySelectorAll(".number")].map((e) => e.scrollWidth - e.clientWidth)),
+    tells: new Set(names.map((of) => of.map((e) => e.textContent).join())).size === rows.length,
+    first: Math.max(...names.flat().map(left)) < left(number),
+  };
+})"""
+
+
+def test_a_narrow_window_shows_what_names_a_row_and_its_first_number_below_their_headings(one_tab, report):
+    one_tab.open(report, width=400)
+    one_tab.evaluate(UNFOLD)
+    tables = one_tab.evaluate(NARROW)
+    assert len(tables) > 20
+    assert [of for of in tables if of["apart"] > 0.5 or of["ends"] > 400 or of["wide"] > 0] == []
+    named = [of for of in tables if of["tells"]]
+    assert len(named) > len(tables) / 2
+    assert all(of["first"] for of in named)
+
+
 def test_a_planted_script_is_refused_and_the_console_says_so(one_tab, report, tmp_path):
     planted = tmp_path / "planted.html"
     html = report.read_text(encoding="utf-8").replace("</body>", "<script>document.body.remove()</script></body>")

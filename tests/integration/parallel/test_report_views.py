@@ -204,6 +204,15 @@ def test_own_limits_order_the_settings_and_price_tokens(tab, report):
     tab.open(report, "#view=limits&work=llama-3.1-8b-instruct,+chat&p=50&ttft=150")
     tab.wait("document.querySelector('#view-limits table')")
     assert tab.evaluate(within).count("yes") == 1
+    # Of 64 requests 32 take longer than the median, and hardly one longer than the 99th percentile.
+    starred = (
+        "[...document.querySelectorAll('#view-limits tbody td')].filter((d) => d.textContent.endsWith(' *')).length"
+    )
+    assert (tab.evaluate(starred), "*" in tab.evaluate(told)) == (0, False)
+    tab.open(report, "#view=limits&work=llama-3.1-8b-instruct,+chat&p=99&ttft=150")
+    tab.wait("document.querySelector('#view-limits table')")
+    assert tab.evaluate(starred) >= tab.evaluate("document.querySelectorAll('#view-limits tbody tr').length")
+    assert "* Fewer than 5 requests" in tab.evaluate(told)
     tab.open(report, "#view=limits&price.h200=4&price.l40s=1&best=price")
     tab.wait("document.querySelector('#view-limits table')")
     column = "[...document.querySelectorAll('#view-limits tbody tr')].map((r) => r.cells[{}].textContent)"

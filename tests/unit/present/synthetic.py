@@ -293,7 +293,9 @@ def serving_tables(cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     table = table.assign(ttft_s_p50=0.1 * rate, ttft_s_p99=0.3 * rate, tpot_s_p50=0.02)
     limited_by = np.where(saturated, "server", "load")
     table = table.assign(limited_by=limited_by, queue_growth_per_s=np.maximum(rate - 10, 0))
+    rates = table["output_tokens_per_s"].astype(float).map(np.log).groupby(table["cell_id"]).mean().map(np.exp)
     summary = table.drop_duplicates("cell_id").assign(repeats=3)
+    summary["output_tokens_per_s"] = summary["cell_id"].map(rates)
     return table.reindex(columns=columns_of("serving")), summary.reindex(columns=columns_of("serving_summary"))
 
 

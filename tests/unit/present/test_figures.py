@@ -112,7 +112,11 @@ def test_cells_with_other_requests_are_drawn_while_full_beside_whole_repeats(res
     whole, cells = "over whole repeats, with filling and drain", read_measurements(results.root / "tables")
     steady = cells.assign(steady_output_tokens_per_s=2 * cells["output_tokens_per_s"])
     for requests, unequal in ((cells["num_requests"], False), (2 * cells["knob_max_num_seqs"], True)):
-        plot = plot_of("output_by_max_num_seqs", steady.assign(num_requests=requests))
+        changed = steady.assign(num_requests=requests)
+        plot = plot_of("throughput", changed)
+        assert [panel.title.endswith("while the engine is full") for panel in plot.panels] == [unequal]
+        with pytest.raises(MissingError, match="same lines"):  # nothing is published here
+            plot_of("output_by_max_num_seqs", changed)
         assert (whole in [handle.get_label() for handle in plot.handles]) == unequal
         ax = axes_of(plot)
         assert any(line.get_markerfacecolor() == "none" for line in ax.lines) == unequal
@@ -204,7 +208,7 @@ def test_a_large_study_draws_some_panels_and_counts_its_outcomes(cells, plot_of)
     assert "300 infeasible" in plot.alt
     # Settings of one device are told apart by colour.
     plain = vllm["knob_block_size"].eq(16) & vllm["knob_enable_prefix_caching"].isna() & vllm["gpu"].eq("h200")
-    plot = plot_of("output_by_max_num_seqs", many(vllm[plain], 4, knob_seed=list(range(4))))
+    plot = plot_of("throughput", many(vllm[plain], 4, knob_seed=list(range(4))))
     lines = [handle for handle in plot.handles if "seed" in str(handle.get_label())]
     assert len({handle.get_color() for handle in lines}) == len(lines) == 4
 

@@ -3,7 +3,7 @@ import re
 import pandas as pd
 import pytest
 
-from tests.unit.present.conftest import told
+from tests.unit.present.conftest import changed, in_table, told
 from workflow_scripts.questions.predictions.section import (
     LINES,
     _accuracy,
@@ -50,6 +50,25 @@ def test_findings_name_accuracy_and_flags(results):
         text = sentences[f"{error:.3g} % off"]
         assert all(part in text for part in (gpu, engine, f" is off by {error:.3g} % "))
     assert "outside the band" in sentences["flagged"]
-    errors = {"gpu": "h200", "engine": "vllm", "predicted": 9.0, "measured": 10.0, "error_pct": -10.0}
-    (finding,) = _accuracy(pd.DataFrame([errors | {"low": 8.0}, errors | {"low": None}]))
+    errors_of = {"gpu": "h200", "engine": "vllm", "predicted": 9.0, "measured": 10.0, "error_pct": -10.0}
+    (finding,) = _accuracy(pd.DataFrame([errors_of | {"low": 8.0}, errors_of | {"low": None}]))
     assert all(part in finding.sentence for part in ("by 10 %", "(1 uncalibrated)"))
+    # Of few cells the largest error is told, not a percentile that none of them has.
+    for cells, told_of in ((2, "at most 2 %"), (11, "10 % at the 90th percentile")):
+        of_cells = [errors_of | {"low": 8.0, "error_pct": float(i)} for i in range(1, cells + 1)]
+        assert told_of in next(_accuracy(pd.DataFrame(of_cells))).sentence
+
+
+def test_a_line_of_predictions_has_one_setting_of_the_other_knobs(results, axes_of, tmp_path):
+    """Cells with FP8 weights are another line; their median with the others would be the rate of no cell."""
+    cells, predictions = (in_table(results.report, name) for name in ("cells", "predictions"))
+    alike = cells[cells["engine"].eq("vllm") & cells["knob_max_num_seqs"].isin([1, 4])]
+    other = alike.assign(cell_id=alike["cell_id"] + "-fp8", knob_quantization="fp8")
+    doubled = predictions.assign(cell_id=predictions["cell_id"] + "-fp8", predicted=2 * predictions["predicted"])
+    doubled = doubled[doubled["cell_id"].isin(other["cell_id"])]
+    assert doubled["predicted"].notna().any()
+    both = {"cells": pd.concat([cells, other]), "predictions": pd.concat([predictions, doubled])}
+    plot = predicted_by_max_num_seqs(changed(results.report, tmp_path, **both).tables)
+    for panel in range(len(plot.panels)):
+        lines = [line for line in axes_of(plot, panel).lines if line.get_marker() == LINES[0]["marker"]]
+        assert {rate for line in lines for rate in line.get_ydata()} <= set(predictions["predicted"])

@@ -24,7 +24,13 @@ def write(folder: Path, *servers: tuple[str, str | None, dict[str, object], list
             cells.append({**place, **settings, "outcome": "ok", "comparable": True})
             numbers = dict.fromkeys(("users", *serving.LATENCIES, *serving.RATES), users)
             rows.append({**place, **numbers, "endpoint": endpoint})
-    return written(report_of(folder), cells=pd.DataFrame(cells), serving=pd.DataFrame(rows)).tables
+    of_cells = pd.DataFrame(rows)
+    return written(
+        report_of(folder),
+        cells=pd.DataFrame(cells),
+        serving=of_cells,
+        serving_summary=of_cells.drop(columns=["start", "repeat"]),
+    ).tables
 
 
 def labels(plot: serving.Plot) -> list[str]:
@@ -138,7 +144,8 @@ def test_servers_settings_ramps_and_users_are_told_apart(tmp_path):
 def test_a_setting_at_one_load_has_strokes_in_the_styles_of_its_latencies(tmp_path, axes_of):
     servers = [("vllm-serve", None, {"block_size": 16}, [1.0, 4.0]), ("vllm-serve", None, {"block_size": 32}, [2.0])]
     ax = axes_of(serving.serving_latency(write(tmp_path, *servers)))
-    strokes = [c for c in ax.collections if isinstance(c, LineCollection) and (c.get_segments()[0][:, 1] == 2000).all()]
+    lines = [c for c in ax.collections if isinstance(c, LineCollection) and len(c.get_segments()[0])]
+    strokes = [c for c in lines if (c.get_segments()[0][:, 1] == 2000).all()]
     wide = [c for c in strokes if len(c.get_segments()[0]) and c.get_segments()[0][0, 0] < c.get_segments()[0][1, 0]]
     assert len({str(c.get_linestyle()) for c in wide}) == len(serving.LATENCIES)
 

@@ -6,12 +6,14 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from workflow_scripts.common.columns import column
 from workflow_scripts.page.plot import Panel, Plot, key
 from workflow_scripts.page.report import FigurePart, Subject
 from workflow_scripts.page.series import cell_titles, repeats_of
 from workflow_scripts.page.style import COLOURS
+from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.tables.results import Tables, require
 
 MOST_CELLS = 6
@@ -66,10 +68,16 @@ def _plot(tables: Tables, rows: pd.DataFrame, what: str, y_label: str, columns: 
 
 def _steps_of_few_cells(tables: Tables) -> pd.DataFrame:
     """Steps of at most `MOST_CELLS` cells: for each device and engine the cell that may run the most sequences at once
-    (of several the one with the most requests), then the one that may run the fewest; of each its first start that gave
-    results."""
-    cells = tables.measured.drop_duplicates("cell_id").sort_values(["max_concurrency_allowed", "num_requests"])
-    ends = [cells.drop_duplicates(["gpu", "engine"], keep=end) for end in ("last", "first")]
+    (of several the one with the most requests, then the one that most devices have), then the one that may run the
+    fewest; of each its first start that gave results."""
+    cells = tables.measured.drop_duplicates("cell_id")
+    devices = cells.groupby([*COORDINATES[1:], "knobs"])["gpu"].transform("nunique")
+    cells = cells.assign(devices=devices)
+    order = ["max_concurrency_allowed", "num_requests", "devices"]
+    ends = [
+        cells.sort_values(order, ascending=[fewest, fewest, False], kind="stable").drop_duplicates(["gpu", "engine"])
+        for fewest in (False, True)
+    ]
     chosen = pd.concat(ends).drop_duplicates("cell_id").head(MOST_CELLS)
     return tables.facts("steps", chosen["cell_id"]).sort_values(["cell_id", "repeat", "time_s"])
 
@@ -80,6 +88,8 @@ def _draw(ax: Axes, rows: pd.DataFrame, columns: Mapping[str, str]) -> None:
             style = REPEAT_LINES[i % len(REPEAT_LINES)]
             ax.plot(part["time_s"], part[name], color=color, linestyle=style, alpha=0.55 if i else 1, **STEPS)
     ax.set_xlim(left=0)
+    if rows[list(columns)].dtypes.map(pd.api.types.is_integer_dtype).all():
+        ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     ax.set_ylim(0, max(rows[name].max() for name in columns) * 1.12 or 1)
 
 

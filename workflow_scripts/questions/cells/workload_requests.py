@@ -157,6 +157,8 @@ def _length(manifest: dict[str, Any] | None, field: str, asked: Any) -> str | No
         lengths = manifest[field]
         return f"{shown(lengths['min'])} to {shown(lengths['max'])}, median {shown(lengths['median'])}"
     if isinstance(asked, LengthDistribution):
+        if asked.minimum == asked.maximum:
+            return str(asked.minimum)
         return f"{asked.minimum} to {asked.maximum}, median about {asked.median:g}"
     return None if asked is None else str(asked)
 

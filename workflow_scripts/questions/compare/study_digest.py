@@ -53,7 +53,9 @@ def digest_of(study: Study, cells: pd.DataFrame, table: Table) -> Digest:
     models = resolved_models(study)
     by_cell = dict(list(cells.groupby("cell_id", sort=False)))
     means, ceilings = _means(cells), _ceilings(table(LIMITS.name))
-    device_rates = table(WAITING.name).groupby("cell_id")["output_tokens_per_device_s"].median()
+    waiting = table(WAITING.name)
+    logs = waiting["output_tokens_per_device_s"].astype(float).map(np.log)
+    device_rates = logs.groupby(waiting["cell_id"]).mean().map(np.exp)
     digest_cells = []
     for cell in expand(study):
         if (rows := by_cell.get(cell.id)) is None:

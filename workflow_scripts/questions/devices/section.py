@@ -286,7 +286,7 @@ def _in_words(row: Mapping[str, Any]) -> str:
     if isinstance(row["nearest"], str):
         words += f"; nearest is the ratio of {explained(row['nearest'])}, {row['nearest_difference_pct']:+.1f} %"
     if not isnan(row["decode_share_a"]):
-        words += f"; decoding took {row['decode_share_a']:.0%} of the time on {row['gpu_a']}"
+        words += f"; decoding took {100 * row['decode_share_a']:.0f} % of the time on {row['gpu_a']}"
     return f"{words}."
 
 

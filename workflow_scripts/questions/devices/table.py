@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus
+from workflow_scripts.common.columns import column
 from workflow_scripts.common.command import option
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.physics.model_facts import ModelFacts
@@ -70,8 +71,11 @@ CANDIDATES = {
     "kv_tokens_ratio": "kv_capacity",
     "predicted_ratio": PREDICTED,
 }
-# Columns of the cells table, and how their values over the repeats are reduced.
-CLOCKS = {"sm_clock_mhz_median": "mean", "sm_clock_mhz_min": "min", "power_cap_share": "mean", "power_w_mean": "mean"}
+# Columns of the cells table, and how their values over the repeats are reduced, as in the table `intervals`.
+CLOCKS = {
+    name: column(name).summary
+    for name in ("sm_clock_mhz_median", "sm_clock_mhz_min", "power_cap_share", "power_w_mean")
+}
 SCHEMA = table_schema(
     "devices",
     "Speed-up of one device over another with the same setting, beside the ratios that may explain it. "
@@ -99,7 +103,7 @@ SCHEMA = table_schema(
         "range of the ratios predicted from `gpu_a`, from `gpu_b` and from both; not an interval",
     ),
     NUMBER([f"{share}_{side}" for share in SHARES for side in "ab"], "as in `predictions`"),
-    NUMBER([f"{name}_{side}" for name in CLOCKS for side in "ab"], "as in `cells`, mean or minimum of repeats"),
+    NUMBER([f"{name}_{side}" for name in CLOCKS for side in "ab"], "as in `intervals`"),
     NUMBER("bandwidth_ratio", "of the data sheets' memory bandwidths"),
     NUMBER("flop_ratio", "of the data sheets' dense rates for the dtype; null for quantised weights"),
     NUMBER(

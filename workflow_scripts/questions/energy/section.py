@@ -21,7 +21,7 @@ SUBJECT = Subject(
     parts=[
         FigurePart(energy),
         TablePart(
-            "cells",
+            "intervals",
             {**CELL, **dict.fromkeys(POWER, "")},
             "Power and energy of each cell, over all its repeats",
             rows=lambda tables: tables.cells[["cell_id", *CELL]].merge(

@@ -17,7 +17,7 @@ from workflow_scripts.page.series import device_marks, ends_in_words, repeats_of
 from workflow_scripts.page.style import INK, LineStyle, Mark
 from workflow_scripts.questions.knobs.sequence_limit import at_both_ends, most_important_group, rate_of
 from workflow_scripts.study.setting_words import knob_name
-from workflow_scripts.tables.results import RATE, Tables, require
+from workflow_scripts.tables.results import RATE, STEADY, Tables, require
 
 TTFT, PER_TOKEN = "ttft_s_p50", "tpot_s_p50"
 # Output tokens/s of one request, as its user sees them: 1 / TPOT.
@@ -65,6 +65,8 @@ def latency(tables: Tables) -> Plot:
         panels=[Panel(f"{column(TTFT).axis} against {name}", partial(_first, rows=values, named_as=named_as))],
         handles=mark_handles(named_as) + [key(label, linestyle=style) for style, label in FIRST.values()],
         repeats=repeats_of(rows),
+        notes=["the cells had different numbers of requests, and more of them wait longer"]
+        * (rate_of(group) == STEADY),
     )
 
 
@@ -87,7 +89,7 @@ def _curve(ax: Axes, rows: pd.DataFrame, rate: str, named_as: Mapping[str, Mark]
         for x, speed, at in part[["x", PER_USER, rate]].itertuples(index=False):
             ax.annotate(f"{x:g}", (speed, at), place, textcoords="offset points", ha=side, fontsize=8)
     plain_log_axis(ax, "x", rows[PER_USER].min() / 1.3, rows[PER_USER].max() * 1.3, most=6)
-    ratio_axis(ax, rows[rate].min(), rows[rate].max())
+    ratio_axis(ax, rows[rate].min(), 1.3 * rows[rate].max())  # with room for the number at the highest mark
 
 
 def _first(ax: Axes, rows: pd.DataFrame, named_as: Mapping[str, Mark]) -> None:

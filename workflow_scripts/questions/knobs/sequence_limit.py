@@ -31,7 +31,11 @@ DRAIN, WORK = "drain_share", ("num_requests", "prompt_tokens", "output_tokens")
 
 def output_by_max_num_seqs(tables: Tables) -> Plot:
     """If the requests differ along a line, its rate is that while the engine is full, beside that of whole repeats."""
-    return _while_full(tables, compared(tables, tables.measured, "knob_max_num_seqs", COORDINATES[1:]), "max_num_seqs")
+    groups = compared(tables, tables.measured, "knob_max_num_seqs", COORDINATES[1:])
+    own = {cell for group in groups for cell in group.rows["cell_id"]}
+    if len(groups) == 1 and most_important_knob(tables) == "max_num_seqs" and published_rates(tables, own).empty:
+        raise MissingError("the figure of throughput has the same lines")
+    return _while_full(tables, groups, "max_num_seqs")
 
 
 def throughput(tables: Tables) -> Plot:

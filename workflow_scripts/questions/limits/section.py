@@ -22,6 +22,12 @@ from workflow_scripts.study.setting_words import knob_name
 from workflow_scripts.tables.parsed_facts import REPEAT
 from workflow_scripts.tables.results import MissingError, Tables, records, require
 
+# What prevents fewer steps, in words.
+STEPS_BOUND_BY = {
+    "max_num_seqs": "max-num-seqs",
+    "longest_request": "longest request",
+    "kv_blocks": column("num_gpu_blocks").label,
+}
 _UNIT, _SHOWN = unit_of("flop_per_s")
 
 
@@ -80,6 +86,11 @@ def preferred(limits: pd.DataFrame) -> pd.DataFrame:
     return limits.sort_values("rates").drop_duplicates(REPEAT)
 
 
+def closest(tables: Tables) -> pd.DataFrame:
+    limits = tables.limits.assign(ceiling_share=lambda of: of["factor"]).replace({"steps_bound_by": STEPS_BOUND_BY})
+    return limits.sort_values("factor", ascending=False, kind="stable")
+
+
 reached = at_both_ends("ceiling_share", column("ceiling_share").text, lambda tables: tables.share_of_ceiling)
 
 
@@ -122,9 +133,7 @@ SUBJECT = Subject(
                 "steps_bound_by": "Steps limited by",
             },
             "Cells closest to their ceilings, medians over repeats",
-            rows=lambda tables: tables.limits.assign(ceiling_share=lambda of: of["factor"]).sort_values(
-                "factor", ascending=False, kind="stable"
-            ),
+            rows=closest,
         ),
     ],
     findings=[reached, above_ceilings],

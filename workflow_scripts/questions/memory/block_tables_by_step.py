@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from workflow_scripts.common.wording import plural
 from workflow_scripts.page.plot import LINE_IN, Panel, Plot
 from workflow_scripts.page.report import FigurePart, Subject, TablePart
-from workflow_scripts.page.style import COLOURS, PAPER
+from workflow_scripts.page.style import COLOURS
 from workflow_scripts.tables.results import Tables, records
 
 TAKEN = ("allocated", "appended", "shared")
@@ -118,7 +118,7 @@ def _draw(ax: Axes, moment: Moment, size: int, places: Sequence[int]) -> None:
             filled.setdefault(colour, []).append(_rectangle(at[place], request, share))
             outlines.setdefault(colour, []).append(_rectangle(at[place], request, 1))
             if share == 1:
-                ax.text(at[place], request, str(block), ha="center", va="center", fontsize=font_pt, color=PAPER)
+                ax.text(at[place], request, str(block), ha="center", va="center", fontsize=font_pt, color="white")
     # One path per colour: a separate square for each block would make the page several times as large.
     for colour, paths in filled.items():
         ax.add_patch(PathPatch(Path.make_compound_path(*paths), facecolor=colour, linewidth=0))

@@ -122,7 +122,7 @@ def pressure_by_pool(tables: Tables) -> Plot:
         x_label="Tokens of the pool",
         handles=handles,
         repeats=repeats_of(measured[measured["cell_id"].isin(rows["cell_id"])]),
-        notes=["marks are medians over repeats; a quantity that is 0 for all cells of a panel is not drawn"],
+        notes=["marks are the values of cells, as in the tables; a quantity that is 0 for all of a panel is not drawn"],
         panel_height_in=2.4,
     )
 
@@ -226,7 +226,7 @@ def users_by_cache(tables: Tables) -> Plot:
         x_label=column(USERS).axis,
         handles=handles,
         repeats=repeats_of(measured[measured["cell_id"].isin(rows["cell_id"])]),
-        notes=["bars are medians over repeats"],
+        notes=["bars are the values of cells, as in the tables"],
         panel_height_in=LINE_IN * lines + 0.75,
     )
 
@@ -254,7 +254,7 @@ def every_way(report: Report) -> Iterator[Block]:
         RATE: "",
     }
     if not rows.empty:
-        yield table_of(rows, columns, "Users in the same memory, medians over repeats")
+        yield table_of(rows, columns, "Users in the same memory")
 
 
 def every_pool(report: Report) -> Iterator[Block]:
@@ -263,9 +263,9 @@ def every_pool(report: Report) -> Iterator[Block]:
     for name in QUANTITIES:
         columns |= {name: "", f"{name}_predicted": f"{column(name).label}, predicted"}
     columns[f"{EVICTED}_predicted"] = "Blocks of shared prompts that lost their content, predicted"
-    caption = "Every size of the pool, medians over repeats"
+    caption = "Every size of the pool"
     whole = report.link(report.tables.folder / "repeats.csv", "repeats.csv")
-    yield Fold(f"{caption}: {len(rows)} rows", [table_of(rows, columns, caption, "", whole)])
+    yield Fold(f"{caption}: {plural(len(rows), 'row')}", [table_of(rows, columns, caption, "", whole)])
 
 
 SUBJECT = Subject(

@@ -15,7 +15,7 @@ from workflow_scripts.common.wording import plural
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.by_knob import draw_published, published_handles
-from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, plain_log_axis
+from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_cells, plain_log_axis
 from workflow_scripts.page.ratio_plot import plot_ratios
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
 from workflow_scripts.page.series import PLACES, ends_in_words, under_load
@@ -29,6 +29,8 @@ LINES: Sequence[Mapping[str, Any]] = [
     for i, marker, dashes in ((1, "D", (5, 1.5)), (2, "^", (3, 1.2)), (3, "s", (1.5, 1)), (4, "v", (6, 1, 1, 1)))
 ]
 MEASURED: Mapping[str, Any] = {"color": COLOURS[0], "marker": "o", "linestyle": "none"}
+# Of fewer cells, the largest error is told instead of the 90th percentile, which none of them may have.
+FEW_CELLS = 10
 PUBLISHED: Mapping[str, Any] = {"color": INK, "marker": "x", "linestyle": ":", "linewidth": 1.0}
 
 
@@ -62,9 +64,15 @@ def predicted_by_max_num_seqs(tables: Tables) -> Plot:
     if "knob_max_num_seqs" not in cells:
         raise MissingError("no cell sets max-num-seqs")
     rows = table[(table["quantity"] == RATE) & table["predicted"].notna() & (table["engine"] == VLLM.name)]
-    rows = rows.merge(cells[["cell_id", "knob_max_num_seqs"]], on="cell_id").dropna(subset=["knob_max_num_seqs"])
-    rows = rows[rows.groupby(PLACES)["knob_max_num_seqs"].transform("nunique") > 1]
-    require(rows, "no prediction over several values of max-num-seqs")
+    rows = rows.merge(cells[["cell_id", *tables.knobs]], on="cell_id").dropna(subset=["knob_max_num_seqs"])
+    # Along a line, other settings are equal; of each place the settings with the most cells have the line.
+    others = [name for name in tables.knobs if name != "knob_max_num_seqs"]
+    alike = rows.groupby([*PLACES, *others], dropna=False, sort=False)
+    rows = rows.assign(line=alike.ngroup(), cells=alike["knob_max_num_seqs"].transform("nunique"))
+    rows = require(rows[rows["cells"] > 1], "no prediction over several values of max-num-seqs")
+    most = rows.sort_values("cells", ascending=False, kind="stable").drop_duplicates(PLACES)["line"]
+    left_out = rows["line"].nunique() - len(most)
+    rows = rows[rows["line"].isin(most)]
     in_a_panel = rows["workload"].nunique() <= len(LINES)
     keys = [key for key in PLACES if key == "gpu" or (rows[key].nunique() > 1 and (key == "model" or not in_a_panel))]
     styles = {name: LINES[i if in_a_panel else 0] for i, name in enumerate(dict.fromkeys(rows["workload"]))}
@@ -79,9 +87,7 @@ def predicted_by_max_num_seqs(tables: Tables) -> Plot:
     return Plot(
         title=f"{column(RATE).label}, against max-num-seqs, as predicted",
         alt=" ".join(
-            ends_in_words(
-                f"{', '.join(map(str, names))}, predicted:", part.groupby("knob_max_num_seqs")["predicted"].median()
-            )
+            ends_in_words(f"{', '.join(map(str, names))}, predicted:", _by_limit(part)["predicted"])
             for names, part in list(rows.groupby(PLACES, sort=False))[:8]
         ),
         sources=["predicted", *looks],
@@ -93,18 +99,23 @@ def predicted_by_max_num_seqs(tables: Tables) -> Plot:
         x_label=knob_axis("max_num_seqs"),
         y_label=column(RATE).axis,
         handles=[*lines, *handles],
-        notes=["if several cells of a line have the same max-num-seqs, a mark is their median"],
+        notes=["other settings are those with the most cells; the table has all"] * (left_out > 0),
     )
+
+
+def _by_limit(line: pd.DataFrame) -> pd.DataFrame:
+    return line.set_index("knob_max_num_seqs").sort_index()
 
 
 def _draw_sweep(ax: Axes, part: pd.DataFrame, styles: Mapping[str, Mapping[str, Any]]) -> None:
     columns = ["predicted", "low", "high", "measured", "published"]
     for workload, line in part.groupby("workload", sort=False):
         style = styles[str(workload)]
-        by = line.groupby("knob_max_num_seqs")[columns].median()
+        by = _by_limit(line)
         ax.fill_between(by.index, by["low"], by["high"], color=style["color"], alpha=0.1, linewidth=0)
         ax.plot(by.index, by["predicted"], **style)
         ax.plot(by.index, by["measured"], **MEASURED)
+        mark_cells(ax, by.index, by["measured"], by["cell_id"])
     published = part.groupby("knob_max_num_seqs")["published"].median().dropna()
     if len(published):
         draw_published(ax, published, **PUBLISHED)
@@ -129,7 +140,9 @@ def _accuracy(rows: pd.DataFrame) -> Iterator[Finding]:
         without = int(part["low"].isna().sum())
         cells = plural(len(part), f"{engine} cell")
         cells += f" ({without} uncalibrated)" if without else ""
-        worst = f" in the median and {size.quantile(0.9):.3g} % at the 90th percentile" if len(part) > 1 else ""
+        most = f" and at most {size.max():.3g} %" if len(part) < FEW_CELLS else ""
+        most = most or f" and {size.quantile(0.9):.3g} % at the 90th percentile"
+        worst = f" in the median{most}" if len(part) > 1 else ""
         sentence = (
             f"On {gpu}, the prediction of {column(RATE).in_words} is off by {size.median():.3g} %{worst}, in {cells}."
         )
@@ -148,10 +161,12 @@ def _flags(rows: pd.DataFrame, report: Report) -> Iterator[Finding]:
 
 
 def _with_ceilings(predictions: pd.DataFrame) -> pd.DataFrame:
-    """The predicted rates; where there is no band, the upper end is what the data sheet allows."""
+    """The predicted rates; where there is no band, the upper end is what the data sheet allows, and of cells that were
+    not measured, nothing is said about a difference."""
     rows = predictions[(predictions["quantity"] == RATE) & predictions["predicted"].notna()]
     has_band = rows["low"].notna()
-    return rows.assign(ceiling=rows["high"].mask(has_band), high=rows["high"].where(has_band))
+    flagged = rows["flagged"].astype(object).where(rows["measured"].notna(), None)
+    return rows.assign(ceiling=rows["high"].mask(has_band), high=rows["high"].where(has_band), flagged=flagged)
 
 
 SUBJECT = Subject(

@@ -47,7 +47,8 @@ def _why(report: Report, row: Mapping[str, Any]) -> str:
     rate = with_interval(row, "output_tokens_per_s", " output tokens/s")
     if row["compared"] == 1:
         return f"{rate}, the only setting that was measured."
-    of = f"of {row['eligible']:g} (of {row['compared']:g}) settings"
+    some = f"{row['eligible']:g} of " if row["eligible"] < row["compared"] else ""
+    of = f"of {some}{row['compared']:g} settings"
     if row["role"] == "smallest_within_margin":
         return f"the smallest {of} that are shown to be within {row['margin_pct']:g} % of the fastest."
     bound = f" that keep {row['latency_bound']}" if row["role"] == "best_within_latency" else ""

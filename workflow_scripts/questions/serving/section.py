@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from workflow_scripts.common.columns import column, heading
 from workflow_scripts.common.wording import listed, number, plural
 from workflow_scripts.page.blocks import Block, Finding, Table, shown
-from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_handles, ratio_axis
+from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_cells, mark_handles, ratio_axis
 from workflow_scripts.page.report import PLACE_HEADINGS, FigurePart, Report, Subject, TablePart
 from workflow_scripts.page.sentences import EFFECT_COLUMNS, NOT_DECIDED, overall, some, verdicts_by
 from workflow_scripts.page.series import PLACES, ends_in_words, repeats_of, series_labels, told_apart
@@ -39,26 +39,32 @@ _NO_SETTINGS = {f"knob_{name}" for name in (*LOADS, "ramp_to_per_s", "endpoint")
 
 
 def serving_latency(tables: Tables) -> Plot:
-    return _plot(_rows(tables).assign(arrived=nan), LATENCIES, "Latency of served requests against load", "Latency")
+    return _plot(
+        tables, _rows(tables).assign(arrived=nan), LATENCIES, "Latency of served requests against load", "Latency"
+    )
 
 
 def serving_throughput(tables: Tables) -> Plot:
     rows = _rows(tables)
     rows = rows.assign(arrived=rows["x"].where(rows["axis"] == "request_rate_per_s"))
-    return _plot(rows, RATES, "Throughput and goodput against load", "Requests")
+    return _plot(tables, rows, RATES, "Throughput and goodput against load", "Requests")
 
 
-def _plot(rows: pd.DataFrame, looks: Mapping[str, LineStyle], title: str, what: str) -> Plot:
+def _plot(tables: Tables, rows: pd.DataFrame, looks: Mapping[str, LineStyle], title: str, what: str) -> Plot:
     """The figure of the columns `looks`, and of the rate `arrived` where it is known."""
     looks = {name: look for name, look in looks.items() if rows[name].gt(0).any()}
-    rows = rows.assign(**{name: column(name).scaled(rows[name]) for name in looks})
+    ends = {name: [name, f"{name}_low", f"{name}_high"] for name in looks}
+    rows = rows.assign(**{of: column(name).scaled(rows[of]) for name in looks for of in ends[name]})
+    repeats = tables.need("serving").merge(rows[["cell_id", "x"]], on="cell_id")
+    repeats = repeats.assign(**{name: column(name).scaled(repeats[name]) for name in looks})
     groups = _groups(rows)
     colours = marks(dict.fromkeys(label for _, part in groups for label in part["series"]))
-    values = rows[list(looks)].astype(float)
+    values = pd.concat([rows[[of for name in looks for of in ends[name]]], repeats[list(looks)]]).astype(float)
     limits = float(values[values > 0].min().min()), float(max(values.max().max(), rows["arrived"].fillna(0).max()))
-    draw = partial(_draw, looks=looks, colours=colours, limits=limits)
+    draw = partial(_draw, repeats=repeats, looks=looks, colours=colours, limits=limits)
     few = rows.groupby(_PANEL)["series"].nunique().max() > MOST_SERIES
     handles = mark_handles(colours) + [key(column(name).label, linestyle=style) for name, style in looks.items()]
+    handles.append(key("95 % interval; a repeat is a dot", MUTED, linewidth=1.5))
     if rows["arrived"].notna().any():
         handles.append(key("arrived", MUTED, OFFERED))
     if rows["saturated"].eq(True).any():
@@ -72,15 +78,15 @@ def _plot(rows: pd.DataFrame, looks: Mapping[str, LineStyle], title: str, what: 
         x_label="Load (logarithmic)",
         y_label=heading(next(iter(looks)), what),
         handles=handles,
-        repeats=repeats_of(rows),
+        repeats=repeats_of(repeats),
         notes=[f"at most {MOST_SERIES} settings per panel have a line; the table holds all"] if few else [],
     )
 
 
 def _rows(tables: Tables) -> pd.DataFrame:
-    """Repeats that count, with their load as `x`, its kind as `axis`, and what distinguishes series."""
+    """Cells that count, with their load as `x`, its kind as `axis`, and what distinguishes series."""
     settings = tables.measured.drop_duplicates("cell_id")[["cell_id", *tables.knobs]]
-    rows = tables.need("serving").merge(settings, on="cell_id")
+    rows = tables.need("serving_summary").merge(settings, on="cell_id")
     rows = _with_load(rows[rows["ramp_to_per_s"].isna()])
     rows = rows[rows.groupby(_PANEL)["x"].transform("nunique") >= 2]
     require(rows, "no server was measured at two request rates or numbers of users")
@@ -121,6 +127,7 @@ def _groups(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 def _draw(
     ax: Axes,
     rows: pd.DataFrame,
+    repeats: pd.DataFrame,
     looks: Mapping[str, LineStyle],
     colours: Mapping[str, Mark],
     limits: tuple[float, float],
@@ -128,15 +135,17 @@ def _draw(
     for label, part in rows.groupby("series", sort=False):
         mark = colours[str(label)]
         for name, style in looks.items():
-            positive = part[part[name] > 0]
-            at = positive.groupby("x")[name].agg(["median", "min", "max"])
-            ax.vlines(at.index, at["min"], at["max"], color=mark.color, linewidth=1.2, alpha=0.6)
-            ax.plot(at.index, at["median"], color=mark.color, marker=mark.marker, linestyle=style)
+            at = part[part[name] > 0].sort_values("x", kind="stable")
+            dots = repeats[repeats["cell_id"].isin(at["cell_id"])]
+            ax.plot(dots["x"], dots[name], linestyle="none", marker=".", color=mark.color, alpha=0.35, markersize=4)
+            ax.vlines(at["x"], at[f"{name}_low"], at[f"{name}_high"], color=mark.color, linewidth=1.5)
+            ax.plot(at["x"], at[name], color=mark.color, marker=mark.marker, linestyle=style)
+            mark_cells(ax, at["x"], at[name], at["cell_id"])
             if len(at) == 1:
                 # A single load makes no line; a short stroke in its style shows which quantity the mark is.
-                ax.hlines(at["median"], at.index / 1.2, at.index * 1.2, color=mark.color, linestyle=style)
-            over = at.loc[at.index.isin(positive.loc[positive["saturated"].eq(True), "x"]), "median"]
-            ax.scatter(over.index, over, s=120, facecolors="none", edgecolors=INK, zorder=3, clip_on=False)
+                ax.hlines(at[name], at["x"] / 1.2, at["x"] * 1.2, color=mark.color, linestyle=style)
+            over = at[at["saturated"].eq(True)]
+            ax.scatter(over["x"], over[name], s=120, facecolors="none", edgecolors=INK, zorder=3, clip_on=False)
     log2_axis(ax, rows["x"].unique())
     ratio_axis(ax, *limits)
     if len(arrived := sorted(rows["arrived"].dropna().unique())):
@@ -146,10 +155,9 @@ def _draw(
 def _in_words(groups: Sequence[tuple[str, pd.DataFrame]], looks: Mapping[str, LineStyle]) -> Iterator[str]:
     for head, rows in groups[:6]:
         for label, part in rows.groupby("series", sort=False):
-            medians = part.groupby("x")[list(looks)].median()
             for name in looks:
-                if medians[name].notna().any():
-                    yield ends_in_words(f"{head}, {label}: {column(name).axis}", medians[name].dropna())
+                if len(at := part.set_index("x")[name].sort_index().dropna()):
+                    yield ends_in_words(f"{head}, {label}: {column(name).axis}", at)
 
 
 def sustained(report: Report) -> Iterator[Block]:
@@ -193,13 +201,13 @@ def _users_see(row: Mapping[str, Any]) -> str:
     """The rate of answers and the time to the first token, in words.
 
     >>> _users_see({"requests_per_s": 11.49, "ttft_s_p50": 0.27, "ttft_s_p99": 0.4567})
-    'it answered 11.5 requests/s, with a TTFT of 270 ms in the median and 457 ms at the 99th percentile'
-    >>> _users_see({"requests_per_s": 11.49, "ttft_s_p50": 0.27, "ttft_s_p99": float("nan")})  # of few requests
-    'it answered 11.5 requests/s, with a TTFT of 270 ms in the median'
+    'it answered 11.5 requests/s, drain included, with a TTFT of 270 ms in the median and 457 ms at the 99th percentile'
+    >>> _users_see({"requests_per_s": 11.49, "ttft_s_p50": 0.27, "ttft_s_p99": nan})  # of few requests
+    'it answered 11.5 requests/s, drain included, with a TTFT of 270 ms in the median'
     """
     rate, median, tail = (column(name).text(row[name]) for name in ("requests_per_s", "ttft_s_p50", "ttft_s_p99"))
     at_tail = f" and {tail} at the 99th percentile" if pd.notna(row["ttft_s_p99"]) else ""
-    return f"it answered {rate}, with a TTFT of {median} in the median{at_tail}"
+    return f"it answered {rate}, drain included, with a TTFT of {median} in the median{at_tail}"
 
 
 def load_findings(report: Report) -> Iterator[Block]:

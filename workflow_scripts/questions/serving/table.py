@@ -114,7 +114,7 @@ SUMMARY_SCHEMA = table_schema(
     ),
     declared("running_peak", "highest of all repeats"),
     INTEGER("in_flight_peak", "highest of all repeats"),
-    declared("preemptions", "sum over the repeats"),
+    declared("preemptions", "median of the repeats"),
     declared("kv_cache_usage_peak", "highest of all repeats"),
     NUMBER("memory_utilization", "highest of all repeats"),
     FLAG("saturated", "whether any repeat is; null if none is, but one is too short to decide"),
@@ -332,7 +332,7 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
         summary[f"{GOODPUT}{end}"] = value
     for name, how in _OVER_REPEATS.items():
         summary[name] = groups[name].agg(how).array
-    summary["preemptions"] = groups["preemptions"].sum(min_count=1).array
+    summary["preemptions"] = groups["preemptions"].median().array
     # If one repeat is undecided, "not saturated" in the others is not enough for the cell.
     saturated, some_are_open = groups["saturated"].max(), groups["saturated"].count() < groups.size()
     summary["saturated"] = saturated.mask(saturated.eq(False) & some_are_open).array

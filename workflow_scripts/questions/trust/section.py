@@ -24,13 +24,13 @@ from workflow_scripts.tables.results import RATE, Tables, require
 def spread(tables: Tables) -> Plot:
     rows = require(tables.measured.dropna(subset=RATE), "no measured cell has a rate")
     starts = "start " + rows["start"].map("{:g}".format)
-    ratio = rows[RATE] / rows.groupby("cell_id")[RATE].transform("median")
+    ratio = rows[RATE] / rows["cell_id"].map(tables.value(RATE))
     rows = rows.assign(ratio=ratio, name=starts, label=rows["gpu"] + " · " + rows["engine"])
     rows[["ratio_low", "ratio_high"]] = float("nan")
     return plot_ratios(
         rows.sort_values("ratio"),
         marks(starts.sort_values()),
-        title=f"{column(RATE).label} of each repeat over the median of its cell",
+        title=f"{column(RATE).label} of each repeat over the mean of its cell",
     )
 
 

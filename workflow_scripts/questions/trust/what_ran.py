@@ -82,11 +82,17 @@ def devices(report: Report) -> Iterator[Block]:
 
 def engines(report: Report) -> Iterator[Block]:
     cells = report.tables.rows
-    by_engine = cells.groupby("engine", sort=False).agg(
-        versions=("engine_version", _each_once),
-        backends=("attention_backend", _each_once),
-        cells=("cell_id", "nunique"),
+    by_engine = (
+        cells[cells["outcome"] != "missing"]
+        .groupby("engine", sort=False)
+        .agg(
+            versions=("engine_version", _each_once),
+            backends=("attention_backend", _each_once),
+            cells=("cell_id", "nunique"),
+        )
     )
+    if by_engine.empty:
+        return
     yield table_of(
         by_engine.reset_index(),
         {"engine": "Engine", "versions": "Version", "backends": "Attention backend", "cells": "Cells"},

@@ -9,6 +9,7 @@ from workflow_scripts.device.device_check import FAULTS
 from workflow_scripts.device.device_record import NOISY_PCT
 from workflow_scripts.page.blocks import Absent, Block, Finding, Findings, Fold, Table, shown
 from workflow_scripts.page.report import MOST_ROWS, REPEAT_COLUMNS, Report, Subject, TablePart, several_starts
+from workflow_scripts.page.sentences import span
 from workflow_scripts.study.accounting import NODE_HEADINGS, accounted_jobs, by_node
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import last_plan
@@ -110,7 +111,7 @@ def provenance(report: Report) -> Iterator[Block]:
         shares = ", ".join(f"{100 * spent_s[column] / total_s:.0f} % {name}" for column, name in names.items())
         rows.append(["Time of the engines", f"{total_s / 60:.3g} min: {shares}"])
     graphs = [
-        f"{'loaded' if cached else 'compiled'} in {plural(len(some), 'start')} (median {some.median():.3g} s)"
+        f"{'loaded' if cached else 'compiled'} in {plural(len(some), 'start')}, which took {span(some)} s"
         for cached, some in starts.dropna(subset="start_s").groupby("graphs_from_cache")["start_s"]
     ]
     if graphs:

@@ -64,7 +64,7 @@ def waiting_by_repeat(tables: Tables) -> Plot:
             for gpu, cell, share in most.itertuples(index=False, name=None)
         ),
         panels=panels,
-        x_label=heading("waiting_pct", "Waiting over the GPU's work"),
+        x_label=heading("waiting_share", "Waiting, share of the time"),
         handles=[
             *(Patch(color=color, label=words) for words, color in WAITS.values()),
             key("no kernel, by the driver", marker="|", linestyle="none"),
@@ -83,12 +83,12 @@ def _draw(ax: Axes, cells: Sequence[tuple[str, pd.DataFrame]]) -> None:
         y = top + 1.25 + 0.5 * np.arange(len(rows))
         left = np.zeros(len(rows))
         for part, (_, color) in WAITS.items():
-            width = 100 * (rows[f"{part}_s"] / rows["device_s"]).clip(lower=0).to_numpy(dtype=float)
+            width = 100 * (rows[f"{part}_s"] / rows["wall_s"]).clip(lower=0).to_numpy(dtype=float)
             ax.barh(y, width, left=left, height=0.4, color=color)
             left += width
-        by_driver = rows["driver_idle_share"].to_numpy(dtype=float)
-        ax.plot(100 * by_driver / (1 - by_driver), y, marker="|", color=INK, linestyle="none")
-        mark_cells(ax, 100 * by_driver / (1 - by_driver), y, rows["cell_id"])
+        by_driver = 100 * rows["driver_idle_share"].to_numpy(dtype=float)
+        ax.plot(by_driver, y, marker="|", color=INK, linestyle="none")
+        mark_cells(ax, by_driver, y, rows["cell_id"])
         top = y[-1] + 0.5
     ax.set_ylim(top, 0)
     ax.set_xlim(left=0)
@@ -109,7 +109,7 @@ def shares_by_cell(waiting: pd.DataFrame) -> pd.DataFrame:
     rows = waiting.assign(waits=waiting["waiting_share"].fillna(waiting["driver_idle_share"]), **shares)
     of_cell = rows[rows["waits"].notna()].groupby([*CELL, "cell_id"], sort=False)
     means = of_cell[[*shares, "waits", "waiting_share", "driver_idle_share", "launch_s", "prompt_steps"]].mean()
-    ends = of_cell["waits"].agg(waits_low="min", waits_high="max")
+    ends = of_cell["waits"].agg(least_share="min", most_share="max")
     return means.join(ends).reset_index().sort_values("waits", ascending=False, kind="stable")
 
 
@@ -130,7 +130,7 @@ def much_waiting(report: Report) -> Iterator[Block]:
 
 def _waiting_text(report: Report, row: Mapping[str, Any]) -> str:
     name = report.names.get(row["cell_id"], row["cell_id"])
-    waits = f"{_pct(row['waits'])} of the time ({_pct(row['waits_low'])} to {_pct(row['waits_high'])} by repeat)"
+    waits = f"{_pct(row['waits'])} of the time ({_pct(row['least_share'])} to {_pct(row['most_share'])} by repeat)"
     if pd.isna(row["waiting_share"]):
         why = "by the utilization that the driver reports"
     else:
@@ -180,12 +180,14 @@ SUBJECT = Subject(
                 "launch_share": "Launches of steps with prompts",
                 "arrival_share": "First steps, arrival",
                 "other_share": "Other waiting",
-                "waits_low": "Least waiting of a repeat",
-                "waits_high": "Most waiting of a repeat",
+                "least_share": "Least waiting of a repeat",
+                "most_share": "Most waiting of a repeat",
                 "driver_idle_share": "No kernel, by the driver",
             },
             "Shares of the time, means over repeats",
             shares_by_cell,
+            note="Other waiting is what remains of the time, so its error may make it negative. The driver does not "
+            "tell for repeats that are too short to be sampled; the figure leaves them out.",
         ),
     ],
 )
