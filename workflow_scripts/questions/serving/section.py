@@ -327,7 +327,7 @@ SUBJECT = Subject(
                 "agent": "Agent",
                 "turn": "Turn",
                 "count": "Requests or conversations",
-                "prompt_tokens_mean": "Prompt tokens",
+                "prompt_tokens_mean": f"{column('prompt_tokens').label} per request",
                 **dict.fromkeys(("ttft_s_p50", "ttft_s_p90", "e2e_s_p50", "e2e_s_p90", "prefix_cache_hit_rate"), ""),
             },
             "Conversations, as a whole and by turn",
