@@ -6,7 +6,7 @@ rule predict_cells:
     input:
         devices=lambda wildcards: rates_to_predict_with(),
         calibrations=lambda wildcards: calibration_records(),
-        project_files=sorted(map(str, [HOME / "config/endpoints.yaml", *HOME.glob("config/calibration/*/*/*/*.json")])),
+        project_files=sorted(map(str, [HOME / "config/endpoints.yaml", *HOME.glob("config/calibration/**/*.[jy]*")])),
         published=PUBLISHED,
         code=sources("predict.plan"),
     output:

@@ -128,9 +128,9 @@ class Beyond:
     amd: bool
     same_model: bool = False
 
-    def costs(self, costs: StepCosts) -> StepCosts:
-        """Costs of one GPU's steps with what comes on top."""
-        public, more = public_costs(), dict.fromkeys(("steps", "sequences"), 0.0)
+    def costs(self, costs: StepCosts, public: PublicCosts | None = None) -> StepCosts:
+        """Costs of one GPU's steps with what comes on top, by default as in the project's file."""
+        public, more = public or public_costs(), dict.fromkeys(("steps", "sequences"), 0.0)
         factors = dict.fromkeys((*READING, *COMPUTING), 1.0)
         if host := public.hosts.get(self.generation):
             more["steps"] += host.steps + host.ranks * (self.ranks > 1)

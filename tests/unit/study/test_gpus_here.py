@@ -91,6 +91,8 @@ def test_cells_without_their_gpu_are_named_and_left_missing_and_the_others_measu
         planned = mixed.dry_run(target)
         assert measured_in(planned) == []
         assert ("rule predict_cells:" in planned) == (target == "plan")
+        # Costs from public runs are an input: if they change, cells are predicted again.
+        assert ("config/calibration/public_runs.yaml" in planned) == (target == "plan")
         assert "rule prepare_device:" not in planned
 
 
