@@ -137,8 +137,9 @@ def _compared(
 
 
 def told(table: pd.DataFrame) -> pd.DataFrame:
-    """Without what a flag or a note calls unusable, and with one error of throughput: of output, or of all tokens."""
-    usable = table[table["flag"].isna() & table["refused"].isna()].copy()
+    """Without what a flag or a note calls unusable, and with one error of throughput: of output, or of all tokens. The
+    flag `refused` is of runs that an earlier plan did not predict."""
+    usable = table[(table["flag"].isna() | (table["flag"] == "refused")) & table["refused"].isna()].copy()
     for name in (f"{what}_{column}" for what in ("error", "held") for column in MEASURED):
         if name not in usable:
             usable[name] = np.nan

@@ -144,7 +144,8 @@ def _with_public_costs(speed: Speed, wanted: Wanted, record: CalibrationRecord |
     """Costs with what the calibration does not have, or the data sheet: see `public_costs`."""
     engine, kind = get_engine(wanted.engine), wanted.gpu.kind
     if kind == "cpu" or VLLM.name not in engine.packages:
-        return speed
+        why = "" if speed.error_pct is not None else "; no band: no public run of this kind is known to learn one from"
+        return speed.model_copy(update={"how": speed.how + why})
     served = engine.serves and not (record and get_engine(record.engine).serves)
     of_version = record is not None and record.environment == wanted.environment
     beyond = Beyond(
