@@ -15,6 +15,7 @@ from workflow_scripts.common.records import Record
 from workflow_scripts.device.device_record import NOISY_PCT
 from workflow_scripts.questions.compare.comparability import why_not
 from workflow_scripts.questions.compare.digest import Digest, DigestCell, Found, Mean
+from workflow_scripts.questions.waiting.table import half_without_waiting
 from workflow_scripts.statistics.comparisons import CHANGES, FASTER, FLAT, SLOWER, log_margin, verdicts
 from workflow_scripts.statistics.occasions import Means, compare_occasions
 from workflow_scripts.statistics.start_spread import FloatArray
@@ -31,8 +32,8 @@ APART = "intervals share no value"
 class CellRatio(Record):
     """A cell that both measured: the ratio of B over A, and what it shows.
 
-    `device_ratio`: the ratio of the output rates without waiting for the host, None if not known. `only_waiting`: the
-    rates differ by more than the margin and `device_ratio` does not.
+    `device_ratio`: the ratio of the output rates without waiting for the host, with its interval; None if not known.
+    `only_waiting`: the rates differ by more than the margin, and that interval lies within it.
     """
 
     cell: str
@@ -45,6 +46,8 @@ class CellRatio(Record):
     scope: str | None
     verdict: str
     device_ratio: float | None
+    device_low: float | None
+    device_high: float | None
     only_waiting: bool
 
     @property
@@ -182,11 +185,16 @@ def _ratios(
         return []
     a, b = means_of([mean] for _, _, mean, _ in rows), means_of([mean] for *_, mean in rows)
     names = [(cell.id, mean.measure) for cell, _, mean, _ in rows]
-    of_device = [
-        y.device_rate / x.device_rate if mean.measure == RATE and x.device_rate and y.device_rate else None
-        for x, y, mean, _ in rows
-    ]
+    of_device = [_without_waiting(x.device_rate, y.device_rate) if of.measure == RATE else None for x, y, of, _ in rows]
     return cell_ratios(names, a, b, margin_pct, vary_pct, of_device=of_device)
+
+
+def _without_waiting(a: Mean | None, b: Mean | None) -> tuple[float, float] | None:
+    """The logarithm of the ratio of `b` over `a`, and half the width of its interval; NaN if that is not known."""
+    if a is None or b is None:
+        return None
+    errors_a, errors_b = (tuple(np.array([mean.squared_error, mean.df], dtype=float)[:, None]) for mean in (a, b))
+    return b.log_mean - a.log_mean, float(half_without_waiting(errors_a, errors_b, True)[0])
 
 
 def cell_ratios(
@@ -196,11 +204,11 @@ def cell_ratios(
     margin_pct: float,
     vary_pct: float | None,
     share: float | FloatArray = 1.0,
-    of_device: Sequence[float | None] = (),
+    of_device: Sequence[tuple[float, float] | None] = (),
 ) -> list[CellRatio]:
     """The ratios of `b` over `a`, given the cell and the measure of each; verdicts use a `share` of the error.
 
-    `of_device` are the ratios without waiting for the host, if any are known.
+    `of_device` are the logarithms of ratios without waiting for the host, with half the widths of their intervals.
     """
     comparisons = compare_occasions(a, b, vary_pct, np.array([on_cpu(cell) for cell, _ in names]))
     ratio, low, high = comparisons.interval()
@@ -216,8 +224,10 @@ def cell_ratios(
             high=_finite(high[i]),
             scope=comparisons.scope[i],
             verdict=str(verdict[i]),
-            device_ratio=device,
-            only_waiting=device is not None and abs(math.log(device)) <= margin < abs(math.log(ratio[i])),
+            device_ratio=device and math.exp(device[0]),
+            device_low=device and _finite(np.exp(device[0] - device[1])),
+            device_high=device and _finite(np.exp(device[0] + device[1])),
+            only_waiting=device is not None and abs(device[0]) + device[1] <= margin < abs(math.log(ratio[i])),
         )
         for i, ((cell, measure), device) in enumerate(zip_longest(names, of_device))
     ]

@@ -60,7 +60,7 @@ class DigestCell(StrictRecord):
     effective: dict[str, JsonValue]
     means: Annotated[list[Mean], Field(max_length=_MOST), FailFast()]
     ceilings: Annotated[dict[str, _Positive], Field(max_length=_MOST)]
-    device_rate: _Positive | None = None
+    device_rate: Mean | None = None
     start_s: _Positive | None = None
     others_pct: Annotated[float, Field(ge=0)] | None = None
 

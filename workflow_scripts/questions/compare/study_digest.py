@@ -25,6 +25,7 @@ from workflow_scripts.questions.knobs.table import PAIR
 from workflow_scripts.questions.knobs.table import SCHEMA as EFFECTS
 from workflow_scripts.questions.limits.table import SCHEMA as LIMITS
 from workflow_scripts.questions.waiting.table import SCHEMA as WAITING
+from workflow_scripts.questions.waiting.table import means_without_waiting
 from workflow_scripts.statistics.comparisons import mean_errors
 from workflow_scripts.statistics.summary import RATE, cell_ids, cell_summary, comparable_rows, records
 from workflow_scripts.study.definition import cell_definition, resolved_models
@@ -53,9 +54,7 @@ def digest_of(study: Study, cells: pd.DataFrame, table: Table) -> Digest:
     models = resolved_models(study)
     by_cell = dict(list(cells.groupby("cell_id", sort=False)))
     means, ceilings = _means(cells), _ceilings(table(LIMITS.name))
-    waiting = table(WAITING.name)
-    logs = waiting["output_tokens_per_device_s"].astype(float).map(np.log)
-    device_rates = logs.groupby(waiting["cell_id"]).mean().map(np.exp)
+    device_rates = _of_device(table(WAITING.name))
     digest_cells = []
     for cell in expand(study):
         if (rows := by_cell.get(cell.id)) is None:
@@ -80,7 +79,7 @@ def digest_of(study: Study, cells: pd.DataFrame, table: Table) -> Digest:
                 effective={} if pd.isna(effective) else json.loads(effective),
                 means=means.get(cell.id, []),
                 ceilings=ceilings.get(cell.id, {}),
-                device_rate=_finite(device_rates.get(cell.id)),
+                device_rate=device_rates.get(cell.id),
                 start_s=_finite(rows.groupby("start")["start_s"].first().mean()),
                 others_pct=_finite(rows[["cpu_steal_pct", "cpu_others_pct"]].max().max()),
             )
@@ -104,6 +103,20 @@ def _means(cells: pd.DataFrame) -> dict[str, list[Mean]]:
             mean = Mean(measure=measure, log_mean=_rounded(log_mean), squared_error=_finite(squared), df=_finite(df))
             means[row["cell_id"]].append(mean)
     return means
+
+
+def _of_device(waiting: pd.DataFrame) -> dict[str, Mean]:
+    """The means of the rates without waiting, of the cells that have one."""
+    rows = means_without_waiting(waiting).dropna(subset="mean").reset_index()
+    return {
+        row["cell_id"]: Mean(
+            measure="output_tokens_per_device_s",
+            log_mean=_rounded(row["mean"]),
+            squared_error=_finite(row["squared"]),
+            df=_finite(row["df"]),
+        )
+        for row in records(rows)
+    }
 
 
 def _ceilings(limits: pd.DataFrame) -> dict[str, dict[str, float]]:

@@ -21,6 +21,7 @@ from workflow_scripts.catalog.gpus_and_models import get_gpu, load_gpus
 from workflow_scripts.common.command import PARSED, option
 from workflow_scripts.questions.limits.ceilings import Rates, rates_of
 from workflow_scripts.statistics.comparisons import CONFIDENCE, half_width, log_margin, mean_errors
+from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
 from workflow_scripts.statistics.summary import as_applied, comparable_rows, dtypes, numbers, summarise
 from workflow_scripts.statistics.variation import UNKNOWN, dependent, satterthwaite
 from workflow_scripts.study.study import Study
@@ -41,6 +42,8 @@ LEAST_SAMPLES = 10
 # How much the rate without waiting differs between occasions of a GPU, as logarithms: four cells of two H200. Starts on
 # one GPU differ by 0.06 % or less.
 OCCASION_SD, OCCASION_DF = 0.0087, 4.0
+# Squared standard errors of means and their degrees of freedom.
+Errors = tuple[FloatArray, FloatArray]
 # The first request starts a step alone; the others arrive during it.
 _FIRST_STEPS = 2
 # What the steps of a repeat tell.
@@ -172,30 +175,39 @@ def _of_decode_step(steps: pd.DataFrame, took_s: pd.Series) -> pd.Series:
     return decode_s
 
 
+def means_without_waiting(rows: pd.DataFrame) -> pd.DataFrame:
+    """By cell, from rows of the table: `gpu`, median `tokens` of a repeat, and of the logarithms of
+    `output_tokens_per_device_s` the `mean` over starts with its `squared` error and `df`."""
+    rows = rows.assign(round=rows["start"], tokens=rows["output_tokens_per_device_s"] * rows["device_s"])
+    cells, samples = summarise(rows, ("study", "source", "gpu", "engine", "cell_id"), "output_tokens_per_device_s")
+    # What other studies show is how much whole rates vary.
+    mean, squared, df = mean_errors(replace(samples, known=UNKNOWN.of_cells(len(cells))))
+    tokens = rows.groupby("cell_id", sort=False)["tokens"].median()
+    cells = cells.assign(mean=mean, squared=squared, df=df).set_index("cell_id")
+    return cells[["gpu", "mean", "squared", "df"]].assign(tokens=tokens)
+
+
+def half_without_waiting(a: Errors, b: Errors, devices_differ: BoolArray | bool) -> FloatArray:
+    """Half the width of the interval of the logarithm of a ratio without waiting, from squared errors and degrees of
+    freedom of both means; two devices, or a device on two days, have an occasion each."""
+    occasions = np.where(devices_differ, 2 * OCCASION_SD**2, 0.0)
+    return half_width(*satterthwaite(dependent(a, b), (occasions, np.full(occasions.shape, OCCASION_DF))), CONFIDENCE)
+
+
 def with_device_ratio(
     pairs: pd.DataFrame, a: pd.Series, b: pd.Series, table: Path | None, margin_pct: float
 ) -> pd.DataFrame:
     """The pairs, which have the `ratio` of cells `a` over cells `b` (ids), with the columns `WITHOUT_WAITING`."""
     if table is None:
         return pairs
-    rows = read_table(table, SCHEMA.name)
-    rows = rows.assign(round=rows["start"], tokens=rows["output_tokens_per_device_s"] * rows["device_s"])
-    rows = rows.assign(tokens=rows.groupby("cell_id")["tokens"].transform("median"))
-    cells, samples = summarise(rows, ("study", "source", "gpu", "engine", "cell_id"), "output_tokens_per_device_s")
-    # What other studies show is how much whole rates vary.
-    mean, squared, df = mean_errors(replace(samples, known=UNKNOWN.of_cells(len(cells))))
-    cells = cells.assign(
-        mean=mean, squared=squared, df=df, tokens=rows.groupby("cell_id", sort=False)["tokens"].first().array
-    )
-    of_a, of_b = (
-        cells.set_index("cell_id")[["gpu", "mean", "squared", "df", "tokens"]].reindex(side) for side in (a, b)
-    )
+    cells = means_without_waiting(read_table(table, SCHEMA.name))
+    of_a, of_b = (cells.reindex(side) for side in (a, b))
     # Cells with other requests do other work.
     same_work = np.isclose(of_a["tokens"], of_b["tokens"])
     of_device = np.where(same_work, numbers(of_a["mean"]) - numbers(of_b["mean"]), np.nan)
-    apart = np.where(of_a["gpu"].array.fillna("") == of_b["gpu"].array.fillna(""), 0.0, 2 * OCCASION_SD**2)
-    errors = dependent(*((numbers(of["squared"]), numbers(of["df"])) for of in (of_a, of_b)))
-    half = half_width(*satterthwaite(errors, (apart, np.full(len(apart), OCCASION_DF))), CONFIDENCE)
+    apart = (of_a["gpu"].array.fillna("") != of_b["gpu"].array.fillna("")).astype(bool)
+    errors_a, errors_b = ((numbers(of["squared"]), numbers(of["df"])) for of in (of_a, of_b))
+    half = half_without_waiting(errors_a, errors_b, np.asarray(apart))
     log_ratio, margin = np.log(numbers(pairs["ratio"])), log_margin(margin_pct)
     only_waiting = pd.Series(
         (abs(log_ratio) > margin) & (abs(of_device) + half <= margin), pairs.index, dtype="boolean"

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from tests.unit.questions.digests import CONTENT, ENVIRONMENT, cell, digest, mean, pair, random_digest
 from workflow_scripts.common.columns import column
 from workflow_scripts.questions.compare import compare
 from workflow_scripts.questions.compare.comparison import Comparison, comparison, in_order
 from workflow_scripts.questions.compare.digest import Digest, DigestCell
+from workflow_scripts.questions.waiting.table import OCCASION_DF, OCCASION_SD
 from workflow_scripts.statistics.comparisons import verdicts
 from workflow_scripts.statistics.occasions import Means, compare_occasions
 
@@ -66,11 +68,20 @@ def test_a_change_is_false_in_at_most_5_percent_of_comparisons_of_equal_cells():
     ("rate", "device_rate", "device_ratio", "only_waiting"),
     [(110, 505.0, 1.01, True), (110, 600.0, 1.2, False), (101, 505.0, 1.01, False), (110, None, None, False)],
 )
-def test_a_change_that_is_only_waiting_for_the_host_is_named(rate, device_rate, device_ratio, only_waiting):
-    a, b = cell("bs32", mean(100), device_rate=500.0), cell("bs32", mean(rate), device_rate=device_rate)
-    found = comparison(digest(a), digest(b))
+@pytest.mark.parametrize("error_pct", [0.01, 3.0, None])
+def test_a_change_that_is_only_waiting_for_the_host_is_named(rate, device_rate, device_ratio, only_waiting, error_pct):
+    of_a, of_b = (of and mean(of, error_pct, measure="output_tokens_per_device_s") for of in (500.0, device_rate))
+    a, b = cell("bs32", mean(100), device_rate=of_a), cell("bs32", mean(rate), device_rate=of_b)
+    found = comparison(digest(a, settings={"equivalence_margin_pct": 5.0}), digest(b))
     (of_rate,) = found.cells
+    only_waiting &= error_pct == 0.01  # else the rate without waiting may differ by more than the margin too
     assert (of_rate.device_ratio, of_rate.only_waiting) == (pytest.approx(device_ratio), only_waiting)
+    if device_rate and error_pct == 0.01:
+        half = stats.t.ppf(0.975, OCCASION_DF) * math.sqrt(2) * OCCASION_SD
+        expected = [device_ratio * math.exp(end) for end in (-half, half)]
+        assert [of_rate.device_low, of_rate.device_high] == pytest.approx(expected, rel=1e-4)
+    else:
+        assert (of_rate.device_low is None) == (device_rate is None or error_pct is None)
     assert ("only waiting" in compare.markdown(found)) == only_waiting
     latency = [changed(of, means=[mean(rate, measure="ttft_s_p50")]) for of, rate in ((a, 1), (b, 2))]
     assert comparison(*map(digest, latency)).cells[0].device_ratio is None
