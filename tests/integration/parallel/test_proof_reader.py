@@ -330,7 +330,7 @@ def test_a_cell_has_one_value_of_a_measure_in_every_table_of_the_page_and_in_its
                 of = headings.get(heading)
                 if cell is None or of is None or of.name not in values or cell not in values.index or text == "–":
                     continue
-                if "first repeat" in caption:
+                if "first repeat" in caption or "by turn" in caption:
                     continue
                 shown = float(text.partition(" ")[0].replace(",", ""))
                 assert shown == pytest.approx(
