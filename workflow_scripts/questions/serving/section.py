@@ -280,7 +280,7 @@ def _conversation(rows: pd.DataFrame, labels: Mapping[str, str]) -> Finding:
     )
     if pd.notna(last["prefix_cache_hit_rate"]):
         found = column("prefix_cache_hit_rate").text(last["prefix_cache_hit_rate"])
-        words += f", whose prompts of {number(last['prompt_tokens_mean'])} tokens were found in the cache to {found}"
+        words += f", where {found} of {number(last['prompt_tokens_mean'])} prompt tokens were in the prefix cache"
     return Finding(column("e2e_s_p50").text(whole["e2e_s_p50"]), f"{words}.")
 
 
