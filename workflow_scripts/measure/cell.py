@@ -20,8 +20,9 @@ import shutil
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from itertools import zip_longest
 from pathlib import Path
 from statistics import mean
@@ -85,7 +86,8 @@ def measure_cells(
     started. With `with_logs`, what is printed about a cell goes to the log in its folder."""
     all_series = [_Series(study, cell, start, paths, attempt) for cell, start in starts]
     left, first, statuses = [*all_series], all_series[0], [0]
-    provenance = provenance_of(first.cell, first.definition.endpoint)
+    # Asked once the engine is up, because its environment may be installed for it.
+    provenance = cache(partial(provenance_of, first.cell, first.definition.endpoint))
     try:
         with device_lock(load_gpus()[first.cell.gpu], first.cell.knobs.ranks) as idle_before_s:
             held = {"idle_before_s": idle_before_s, "boot_id": boot_id(), "planned": study.starts.in_words}
@@ -156,7 +158,7 @@ class _Series:
             arrival_seed=SEED + self.start.round - 1,
         )
 
-    def measure(self, job: Job, session: Session, start: Start, provenance: Provenance) -> int:
+    def measure(self, job: Job, session: Session, start: Start, provenance: Callable[[], Provenance]) -> int:
         """Write the folder of the start; return the exit status."""
         job.evidence.mkdir(parents=True, exist_ok=True)
         print(f"measuring {self.cell.id}" + (f", start {start.start}" if start.start > 1 else ""), flush=True)
@@ -190,7 +192,7 @@ class _Series:
             definition=self.definition.as_json(),
             definition_sha256=definition_sha256(self.definition),
             start=start,
-            provenance={**provenance, "ended_at": now_in_utc()},
+            provenance={**provenance(), "ended_at": now_in_utc()},
             **measured.model_dump(exclude={"wrong_device", "log_bytes"}),
         )
         _put_in_place(self.evidence, self.folder, outcome)
