@@ -344,7 +344,7 @@ def test_a_cell_has_one_value_of_a_measure_in_every_table_of_the_page_and_in_its
             assert known["value"].to_numpy() == pytest.approx(of_cells.to_numpy(float), rel=1e-9), name
     sides = [cell_ids(tables["devices"], f"gpu_{side}") for side in "ab"]
     for side, cells in zip("ab", sides, strict=True):
-        for name in (of for of in COLUMNS if f"{of}_{side}" in tables["devices"]):
+        for name in (of for of in values if f"{of}_{side}" in tables["devices"]):
             assert tables["devices"][f"{name}_{side}"].to_numpy(float) == pytest.approx(
                 values[name].reindex(cells).to_numpy(float), rel=1e-9, nan_ok=True
             )
