@@ -187,7 +187,7 @@ def check_conversations(table: Results) -> None:
 def check_reasoning(table: Results) -> None:
     """vLLM's server tells reasoning from the answer, which comes the later the more the model may reason."""
     requests = table("requests")
-    assert len(requests) == 4 * 2 * 6
+    assert len(requests) == 4 * 4
     assert requests[["reasoning", "text"]].notna().all(axis=None)
     assert not requests["reasoning"].str.contains("think>").any()
     told = requests["first_answer_s"]
