@@ -13,12 +13,17 @@ from tests.integration.slurm_lab import GPU_TYPES, GRES_TYPES, SlurmLab
 from tests.unit.made_studies import fixed, write_study
 from workflow_scripts.study.outcome import Outcome
 
-KNOBS = "bs32-seqs4-len512-eager1-cpukv1"
+# Each job imports its engine anew: HuggingFace's takes 4 CPU seconds, vLLM's 20.
+KNOBS, VLLM_KNOBS = "static-batch{}-cachedynamic", "bs32-seqs4-len512-eager1-cpukv1"
 
 
-def cell(gpu: str, workload: str = "short", knobs: str = KNOBS) -> str:
+def cell(gpu: str, workload: str = "short", batch: int = 4) -> str:
     """Id of a cell of the lab's study."""
-    return f"{gpu}/vllm/tiny-llama-57m/{workload}/{knobs}"
+    return f"{gpu}/hf-static/tiny-llama-57m/{workload}/{KNOBS.format(batch)}"
+
+
+def vllm_cell(gpu: str) -> str:
+    return f"{gpu}/vllm/tiny-llama-57m/short/{VLLM_KNOBS}"
 
 
 class LabCheckout:
@@ -52,17 +57,17 @@ class LabCheckout:
 
     def write_study(self, sweeps: list[dict[str, Any]], **changes: Any) -> None:
         """Write the study: each sweep needs what it varies, the rest is filled in."""
-        knobs = {"block_size": 32, "max_num_seqs": 4}
+        knobs = {"hf-static": {"batch_size": 4}, "vllm": {"block_size": 32, "max_num_seqs": 4}}
         filled = [
             {
-                "name": f"sweep-{number}",
-                "model": "tiny-llama-57m",
+                **{"name": f"sweep-{number}", "model": "tiny-llama-57m", "engine": "hf-static"},
                 **sweep,
-                "knobs": {**knobs, **sweep.get("knobs", {})},
+                "knobs": {**knobs[sweep.get("engine", "hf-static")], **sweep.get("knobs", {})},
             }
             for number, sweep in enumerate(sweeps)
         ]
-        known = {"repeats": 2, "cell_time_limit_s": 240, "workloads": {"short": fixed(), "endless": fixed(64, 16, 480)}}
+        workloads = {"short": fixed(8), "steady": fixed(8, 16, 120), "endless": fixed(64, 16, 480)}
+        known = {"repeats": 2, "cell_time_limit_s": 240, "workloads": workloads}
         known |= {"engine_defaults": {"vllm": {"max_model_len": 512, "enforce_eager": True, "cpu_kv_cache_gib": 1}}}
         write_study(self.root, *filled, name="lab", **known | changes)
 

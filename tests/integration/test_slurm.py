@@ -20,8 +20,9 @@ from filelock import FileLock
 
 from tests.integration.served_study import SECRETS
 from tests.integration.slurm_lab import GPU_TYPES, GRES_TYPES, SlurmLab, wait_for
-from tests.integration.slurm_study import KNOBS, LabCheckout, cell
+from tests.integration.slurm_study import LabCheckout, cell, vllm_cell
 from tests.other_user import NOBODY, shared_folder
+from tests.unit.made_rates import made_rates
 from tests.unit.made_studies import end_cell, fixed, write_study
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.files import write_text
@@ -62,6 +63,8 @@ def lab():
 def checkout(tmp_path_factory, lab):
     place = tmp_path_factory.mktemp("checkout")
     lab.environment |= {"TMPDIR": str(lab.root.parent), "XDG_CACHE_HOME": str(lab.root / "cache"), **SECRETS}
+    for gpu in ("lab-h100", "lab-a100"):  # rates above any real ones; those of the other nodes are measured
+        made_rates(1e13, 1e16, gpu=gpu).write(place / f"results/lab/prepared/devices/{gpu}.json")
     return LabCheckout(place, lab)
 
 
@@ -163,11 +166,6 @@ def test_without_a_study_the_profile_stops_and_names_a_command_that_works(checko
     assert "measure_batch" in planned.stdout
 
 
-def other(block_size: int) -> str:
-    """Knobs of a cell that no other test measures."""
-    return KNOBS.replace("bs32", f"bs{block_size}")
-
-
 def measuring(checkout: LabCheckout, cell_id: str) -> bool:
     return (checkout.folder(cell_id) / "raw.partial").exists()
 
@@ -194,16 +192,14 @@ def engines(lab: SlurmLab) -> dict[str, psutil.Process]:
     return found
 
 
-def test_a_second_call_has_nothing_to_do_and_a_new_block_size_is_all_that_a_third_would_measure(checkout):
+def test_a_second_call_has_nothing_to_do_and_a_new_setting_is_all_that_a_third_would_measure(checkout):
     checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES]}])
-    # Rates of devices that the first call measured are new to the tables.
-    assert "measure_batch" not in checkout.snakemake(*TABLE).stderr
     assert re.search(r"^total +0$", checkout.snakemake(*TABLE).stderr, re.MULTILINE)
     run = checkout.root / "workflow_scripts/measure/run.py"
     run.write_text(run.read_text() + "\n# A comment.\n")
     assert "measure_batch" not in checkout.snakemake("--dry-run").stdout
-    checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES], "knobs": {"block_size": [32, 256]}}])
-    assert planned_cells(checkout) == {cell(f"lab-{gpu}", knobs=other(256)) for gpu in GPU_TYPES}
+    checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES], "knobs": {"batch_size": [4, 3]}}])
+    assert planned_cells(checkout) == {cell(f"lab-{gpu}", batch=3) for gpu in GPU_TYPES}
 
 
 def test_a_further_start_is_a_round_of_its_own_and_the_first_is_not_repeated(checkout):
@@ -246,14 +242,14 @@ def test_another_protocol_repeats_every_cell_and_says_so(checkout):
 
 
 def test_cells_of_a_gpu_that_the_site_lacks_are_left_to_another_cluster(checkout):
-    checkout.write_study([{"gpu": ["lab-h200", "l40s"], "knobs": {"block_size": [32, 256]}}])
-    assert planned_cells(checkout) == {cell("lab-h200", knobs=other(256))}
+    checkout.write_study([{"gpu": ["lab-h200", "l40s"], "knobs": {"batch_size": [4, 3]}}])
+    assert planned_cells(checkout) == {cell("lab-h200", batch=3)}
     assert "config/lab_site.yaml has no l40s" in checkout.snakemake("--dry-run").stdout
 
 
 def test_cells_of_another_cluster_are_merged_by_copying_and_another_protocol_is_kept_apart(checkout):
     """Cells of an l40s as another cluster would have written them; one was measured under an older protocol."""
-    checkout.write_study([{"gpu": ["lab-h200", "l40s"], "knobs": {"max_num_seqs": [4, 5]}}])
+    checkout.write_study([{"gpu": ["lab-h200", "l40s"], "knobs": {"batch_size": [4, 5]}}])
     study = load_study(checkout.root / "lab.yaml")
     evidence = checkout.folder(cell("lab-h200"))
     # This process has the catalogue of the repository, which does not know the lab's own devices.
@@ -272,8 +268,7 @@ def test_cells_of_another_cluster_are_merged_by_copying_and_another_protocol_is_
     assert done.returncode == 0, done.stderr
     with (checkout.root / "results/lab/tables/starts.csv").open() as lines:
         rows = {row["cell_id"]: row for row in csv.DictReader(lines)}
-    homes = (("lab-h200", "seqs4"), ("l40s", "seqs4"), ("l40s", "seqs5"))
-    here, there, older = (cell(gpu, knobs=KNOBS.replace("seqs4", seqs)) for gpu, seqs in homes)
+    here, there, older = (cell(gpu, batch=batch) for gpu, batch in (("lab-h200", 4), ("l40s", 4), ("l40s", 5)))
     assert [rows[c]["outcome"] for c in (here, there, older)] == ["ok", "ok", "ok"]
     assert rows[there]["host"] == rows[older]["host"] == "elsewhere" != rows[here]["host"]
     assert [rows[c]["comparable"] for c in (here, there, older)] == ["true", "true", "false"]
@@ -334,14 +329,14 @@ def test_a_hang_slurms_time_limit_a_full_disk_and_killed_processes_cost_no_other
     checkout.write_study(
         [
             {"gpu": "lab-h200", "workload": "endless"},
-            {"gpu": ["lab-h100", "lab-l40s"], "knobs": {"block_size": 64}},
-            {"gpu": "lab-a100", "knobs": {"block_size": [64, 96]}},
+            {"gpu": ["lab-h100", "lab-l40s"], "knobs": {"batch_size": 2}},
+            {"gpu": "lab-a100", "knobs": {"batch_size": [2, 1]}},
         ],
         cell_time_limit_s=64,
     )
     hung = cell("lab-h200", "endless")
-    held, killed = (cell(f"lab-{gpu}", knobs=other(64)) for gpu in ("h100", "l40s"))
-    full, fine = cell("lab-a100", knobs=other(64)), cell("lab-a100", knobs=other(96))
+    held, killed = (cell(f"lab-{gpu}", batch=2) for gpu in ("h100", "l40s"))
+    full, fine = cell("lab-a100", batch=2), cell("lab-a100", batch=1)
     known = known_jobs(lab)
 
     def job(gpu: str) -> dict[str, str]:
@@ -352,16 +347,17 @@ def test_a_hang_slurms_time_limit_a_full_disk_and_killed_processes_cost_no_other
     with full_disk(checkout.folder(full)):
         # A process of another checkout measures the cell, so to say, until Slurm ends the job that waits for it.
         with FileLock(lock, mode=0o666):
-            snakemake = checkout.start("--until", "measure_batch")
-            wait_for(lambda: "waiting: another" in said_by(checkout, held), 120, "a cell that waits")
-            lab.client("scontrol", "update", f"JobId={job('h100')['JobId']}", "TimeLimit=1")
-            wait_for(lambda: measuring(checkout, killed), 60, "the cell to be killed")
-            kill_processes_of(lab, job("l40s")["JobId"])
-            wait_for(lambda: engines(lab).keys() - {"l40s"}, 120, "an engine")
-            (gpu, *_) = sorted(engines(lab).keys() - {"l40s"})
-            seen = attack(lab, gpu, job(gpu))
+            # The test holds the device meanwhile, so that no cell is done too early.
+            with device_lock(load_gpus()["cpu-all"]):
+                snakemake = checkout.start("--until", "measure_batch")
+                wait_for(lambda: "waiting: another" in said_by(checkout, held), 120, "a cell that waits")
+                lab.client("scontrol", "update", f"JobId={job('h100')['JobId']}", "TimeLimit=1")
+                wait_for(lambda: measuring(checkout, killed), 60, "the cell to be killed")
+                kill_processes_of(lab, job("l40s")["JobId"])
+            wait_for(lambda: "h200" in engines(lab), 120, "the engine of the cell that hangs")
+            seen = attack(lab, "h200", job("h200"))
             # Processes and jobs can be seen, so their arguments must hold no secret.
-            assert [w for w in ("sample-device", job(gpu)["Comment"], f"looked as {NOBODY}") if w not in seen] == []
+            assert [w for w in ("sample-device", job("h200")["Comment"], f"looked as {NOBODY}") if w not in seen] == []
             assert [name for name, secret in SECRETS.items() if secret in seen] == []
             assert re.findall("^succeeded: .*", seen, re.MULTILINE) == []
             wait_for(lambda: job("h100")["JobState"] == "TIMEOUT", 150, "the end of the job's time")
@@ -395,7 +391,7 @@ def test_a_hang_slurms_time_limit_a_full_disk_and_killed_processes_cost_no_other
     ):
         (place,) = (n for n, line in enumerate(lines) if line.startswith(f"{state}: {reason}"))
         assert lines[place + 1].endswith(f"results/lab/cells/{log}")
-    assert ["lab-a100", "vllm", "tiny-llama-57m", "short", "1", "·", "1"] in [line.split() for line in lines]
+    assert ["lab-a100", "hf-static", "tiny-llama-57m", "short", "1", "·", "1"] in [line.split() for line in lines]
 
 
 def said_by(checkout: LabCheckout, cell_id: str) -> str:
@@ -412,10 +408,10 @@ def test_a_partial_report_is_drawn_from_what_there_is_and_again_from_its_archive
         outcomes = {row["cell_id"]: row["outcome"] for row in csv.DictReader(lines)}
     assert outcomes == {
         cell("lab-h200", "endless"): "timeout",
-        cell("lab-h100", knobs=other(64)): "ok",
-        cell("lab-l40s", knobs=other(64)): "ok",
-        cell("lab-a100", knobs=other(64)): "missing",
-        cell("lab-a100", knobs=other(96)): "ok",
+        cell("lab-h100", batch=2): "ok",
+        cell("lab-l40s", batch=2): "ok",
+        cell("lab-a100", batch=2): "missing",
+        cell("lab-a100", batch=1): "ok",
     }
     report = (checkout.root / "results/lab/report.html").read_text()
     assert "missing" in report
@@ -449,17 +445,19 @@ def test_a_partial_report_is_drawn_from_what_there_is_and_again_from_its_archive
 
 def test_killed_jobs_lost_nodes_and_a_restarted_controller_lose_and_double_nothing(checkout, lab):
     checkout.write_site()
-    checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES], "knobs": {"block_size": 128}}])
-    cells = {gpu: cell(f"lab-{gpu}", knobs=other(128)) for gpu in GPU_TYPES}
+    checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES], "workload": "steady"}])
+    cells = {gpu: cell(f"lab-{gpu}", "steady") for gpu in GPU_TYPES}
     known = known_jobs(lab)
-    snakemake = checkout.start("--until", "measure_batch")
 
     def job(gpu: str) -> dict[str, str]:
         return jobs_of(lab, f"lab-{gpu}", known)[0]
 
     try:
-        wait_for(lambda: all(measuring(checkout, c) for c in cells.values()), 180, "four running cells")
-        lab.restart_controller()
+        # The test holds the device meanwhile, so that no cell is done too early.
+        with device_lock(load_gpus()["cpu-all"]):
+            snakemake = checkout.start("--until", "measure_batch")
+            wait_for(lambda: all(measuring(checkout, c) for c in cells.values()), 180, "four running cells")
+            lab.restart_controller()
         wait_for(lambda: bool(engines(lab)), 120, "an engine")
         killed, engine = next(iter(engines(lab).items()))
         engine.kill()
@@ -495,8 +493,8 @@ def test_killed_jobs_lost_nodes_and_a_restarted_controller_lose_and_double_nothi
 
 def test_what_runs_when_snakemake_is_killed_is_measured_once_and_taken_over(checkout, lab):
     checkout.write_site()
-    checkout.write_study([{"gpu": "lab-l40s", "knobs": {"block_size": 192}}])
-    target = cell("lab-l40s", knobs=other(192))
+    checkout.write_study([{"gpu": "lab-l40s", "knobs": {"batch_size": 6}}])
+    target = cell("lab-l40s", batch=6)
     known = known_jobs(lab)
     started = []
     try:
@@ -561,7 +559,7 @@ def test_a_cell_on_the_wrong_gpu_counts_nothing_and_is_sent_to_another_node(chec
     gpus = {"h200": {"partition": "gpu-h200"}, "h100-sxm": {"partition": "gpu-h100"}}
     setup = [f"export PYTHONPATH={tmp_path}:$PYTHONPATH", "export VLLM_ENABLE_V1_MULTIPROCESSING=0"]
     checkout.write_site(setup=setup, gpus=gpus)
-    checkout.write_study([{"gpu": ["h200", "h100-sxm"]}])
+    checkout.write_study([{"gpu": ["h200", "h100-sxm"], "engine": "vllm"}])
     for gpu in ("h200", "h100-sxm"):  # as another user might name a node
         write_text(checkout.root / f"results/lab/wrong_nodes/{gpu}/$(touch executed)", "")
     known = known_jobs(lab)
@@ -579,7 +577,7 @@ def test_a_cell_on_the_wrong_gpu_counts_nothing_and_is_sent_to_another_node(chec
     noted = (checkout.root / f"results/lab/wrong_nodes/{moved}/{wrong}").read_text()
     assert noted.startswith(f"{moved} was requested, but the GPU here is 'NVIDIA H")
     for gpu in ("h200", "h100-sxm"):
-        outcome = checkout.outcome(cell(gpu))
+        outcome = checkout.outcome(vllm_cell(gpu))
         assert outcome.outcome != "invalid", outcome.reason
         assert outcome.provenance["job"]["SLURMD_NODENAME"] == f"n-{gpu.removesuffix('-sxm')}"
 
@@ -590,7 +588,7 @@ def test_cells_that_matter_are_measured_on_two_gpu_types_after_one_calibration_j
     checkout.write_site()
     types = ("h200", "l40s")
     checkout.write_study(
-        [{"gpu": [f"lab-{gpu}" for gpu in types], "knobs": {"max_num_seqs": [1, 2, 8, 16, 32]}}],
+        [{"gpu": [f"lab-{gpu}" for gpu in types], "engine": "vllm", "knobs": {"max_num_seqs": [1, 2, 8, 16, 32]}}],
         # So wide that the fastest cells of a machine under load are as good as each other.
         equivalence_margin_pct=50,
         measure={"decide": ["recommendation"]},
@@ -615,10 +613,11 @@ def test_cells_that_matter_are_measured_on_two_gpu_types_after_one_calibration_j
         job = jobs[outcome.provenance["job"]["SLURM_JOB_ID"]]
         assert job["Partition"] == f"gpu-{cell_id.split('/')[0].removeprefix('lab-')}"
     assert "2 of 2 questions answered" in checkout.snakemake("status").stdout
-    assert planned_cells(checkout) == set()
+    again = checkout.snakemake("--dry-run", *TABLE)
+    assert "Nothing to be done" in again.stdout + again.stderr
 
 
-OLD, BROKEN = "vllm-0.25.1", "vllm-0.25.2"
+OLD, BROKEN = "transformers-5.23.0", "transformers-5.23.1"
 # Notes each call; makes an environment of this Python, and none for the second lock.
 SETUP = f"""#!/bin/sh
 echo $SLURMD_NODENAME "$@" >> calls
@@ -641,7 +640,8 @@ def test_an_environment_is_installed_once_and_a_broken_one_ends_only_its_own_cel
     calls = sorted(line.split()[:3] for line in (checkout.root / "calls").read_text().splitlines())
     assert calls == [["n-l40s", "install", f"{name}-cpu"] for name in (OLD, BROKEN)]
     for gpu in gpus:
-        old, broken = (checkout.outcome(cell(gpu).replace("/vllm/", f"/vllm@{name}/")) for name in (OLD, BROKEN))
+        places = (cell(gpu).replace("/hf-static/", f"/hf-static@{name}/") for name in (OLD, BROKEN))
+        old, broken = map(checkout.outcome, places)
         assert (old.outcome, broken.outcome, broken.phases_s) == ("ok", "invalid", {})
         assert "no index" in (broken.reason or "")
         assert old.definition["environment"] == OLD
