@@ -14,7 +14,7 @@ export PATH := $(abspath $(BIN)):$(PATH):$(abspath .venv-linters/bin)
 # Modules stay compiled between commands, which halves their start time, even if the machine's default differs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help gpu-report variation demo test test-all test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-sessions bench-report bench-predict bench-external bench-faults bench-hostile bench-replay bench-statistics bench-variance pictures mutants clean-env
+.PHONY: help gpu-report variation demo test test-all test-measure test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-sessions bench-report bench-predict bench-external bench-faults bench-hostile bench-replay bench-statistics bench-variance pictures mutants clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -38,14 +38,19 @@ demo: $(VENV)/cpu.installed ## calibrate this machine's CPU and run the demo stu
 test: $(VENV)/dev.installed .venv-linters/linters.installed ## run the tests that measure nothing, side by side (ARGS="-k page": some of them)
 	$(BIN)/pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder tests/integration/parallel tests/unit workflow_scripts $(ARGS) || test $$? = 5
 
-test-all: test ## run `test`, then those that measure with engines, servers and a real Slurm, one by one (ARGS="-m 'not slurm'": without Slurm)
-	$(BIN)/pytest tests/integration --ignore=tests/integration/parallel $(ARGS) || test $$? = 5
+# The tests on Slurm wait most of the time, for its clocks and for one device that all nodes share.
+test-all: $(VENV)/dev.installed ## run `test` and `test-slurm` beside each other, then `test-measure`
+	$(MAKE) --jobs=2 test test-slurm
+	$(MAKE) test-measure
+
+test-measure: $(VENV)/dev.installed ## run the tests that measure with engines and servers, one by one
+	$(BIN)/pytest -m "not slurm and not studies" tests/integration --ignore=tests/integration/parallel $(ARGS) || test $$? = 5
 
 test-studies: $(VENV)/dev.installed ## run every study's cut for a CPU, and the long comparisons with vLLM (an hour; ARGS="-k answers": one)
 	$(BIN)/pytest -m studies tests/integration $(ARGS)
 
 test-slurm: $(VENV)/dev.installed ## run only the tests on a real Slurm of four nodes, started in a scratch folder (a quarter of an hour)
-	$(BIN)/pytest -m slurm tests/integration $(ARGS)
+	$(BIN)/pytest -m slurm tests/integration $(ARGS) || test $$? = 5
 
 test-cuda: $(VENV)/dev.installed $(CUDA_VENV)/cuda.installed ## install the CUDA environment and test what needs no GPU (9 GB, 5 minutes)
 	CUDA_PYTHON=$(abspath $(CUDA_VENV))/bin/python $(BIN)/pytest tests/cuda $(ARGS)

@@ -52,7 +52,7 @@ class LabCheckout:
         gpus = {f"lab-{gpu}": {"partition": f"gpu-{gpu}", "slurm_type": gpu, "constraint": gpu} for gpu in GPU_TYPES}
         gpus["lab-h100"] = {"partition": "gpu-h100", "slurm_type": "h100", "ask_by": "gpus"}
         gpus["lab-l40s"] |= {"slurm_type": GRES_TYPES["l40s"], "ask_by": "gpus_per_node"}
-        site = {"name": "lab", "prepare": {"partition": "gpu-l40s"}, "attempts": 2, "startup_minutes": 5, "gpus": gpus}
+        site = {"name": "lab", "prepare": "login", "attempts": 2, "startup_minutes": 5, "gpus": gpus}
         (self.root / "config/lab_site.yaml").write_text(yaml.safe_dump({**site, **changes}))
 
     def write_study(self, sweeps: list[dict[str, Any]], **changes: Any) -> None:

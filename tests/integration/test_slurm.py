@@ -45,6 +45,7 @@ pytestmark = [
 
 # Up to the first tables: what lies behind it is the same on every machine, and drawn once, by the partial report.
 TABLE = ("--until", "cells")
+ON_NODES = {"partition": "gpu-l40s"}
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +82,7 @@ def nothing_left_running(request):
 
 
 def test_each_cell_runs_on_a_node_of_its_gpu_and_the_report_is_drawn(checkout, lab):
+    checkout.write_site(prepare=ON_NODES)
     checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES]}])
     done = checkout.snakemake(*TABLE)
     assert done.returncode == 0, done.stderr
@@ -325,7 +327,7 @@ def attack(lab: SlurmLab, gpu: str, victim: dict[str, str]) -> str:
 
 
 def test_a_hang_slurms_time_limit_a_full_disk_and_killed_processes_cost_no_other_cell(checkout, lab):
-    checkout.write_site(prepare="login")
+    checkout.write_site()
     checkout.write_study(
         [
             {"gpu": "lab-h200", "workload": "endless"},
@@ -629,7 +631,7 @@ mkdir -p "$3/bin"; printf '#!/bin/sh\nexec {sys.executable} "$@"\n' > "$3/bin/py
 def test_an_environment_is_installed_once_and_a_broken_one_ends_only_its_own_cells(checkout, lab):
     (checkout.root / "envs/setup.sh").write_text(SETUP)
     (checkout.root / f"envs/{BROKEN}-cpu.txt").touch()
-    checkout.write_site()
+    checkout.write_site(prepare=ON_NODES)
     gpus = ["lab-l40s", "lab-h100"]
     checkout.write_study([{"gpu": gpus, "environment": [OLD, BROKEN]}])
     known = known_jobs(lab)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -16,11 +17,17 @@ from workflow_scripts.tables.typed_tables import write_table
 LOG = CALLS["log"]
 
 
-def test_a_study_s_tables_are_there_with_the_meaning_of_every_column(tmp_path):
-    results = kvsweep.load(write_results(tmp_path).parent)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A study's folder of results."""
+    return write_results(tmp_path_factory.mktemp("made")).parent
+
+
+def test_a_study_s_tables_are_there_with_the_meaning_of_every_column(folder):
+    results = kvsweep.load(folder)
     assert {"cells", "starts", "repeats", "intervals"} <= {*dir(results)}
     assert {"ok", "failed"} & {*results.cells["outcome"]}
-    for name in (path.stem for path in (tmp_path / "tables").glob("*.parquet")):
+    for name in (path.stem for path in (folder / "tables").glob("*.parquet")):
         meanings = results.meanings(name)
         assert [column for column in results.table(name) if not column.startswith("knob_")] == [
             name for name in meanings if not name.startswith("^")
@@ -29,8 +36,9 @@ def test_a_study_s_tables_are_there_with_the_meaning_of_every_column(tmp_path):
         assert not any(re.fullmatch(r"as in `\w+`", meaning) for meaning in meanings.values())
 
 
-def test_a_spreadsheet_has_every_table_with_its_numbers_their_units_and_no_formula(tmp_path):
-    results, book = kvsweep.load(write_results(tmp_path).parent), tmp_path / "all.xlsx"
+def test_a_spreadsheet_has_every_table_with_its_numbers_their_units_and_no_formula(folder, tmp_path):
+    shutil.copytree(folder / "tables", tmp_path / "tables")
+    results, book = kvsweep.load(tmp_path), tmp_path / "all.xlsx"
     cells = results.cells.assign(reason='=HYPERLINK("http://x")\x1b[2J')
     write_table(cells, tmp_path / "tables/cells.parquet")
     assert main(["tables", str(tmp_path), "--excel", str(book)]) == 0
