@@ -14,7 +14,7 @@ from tests.unit.made_studies import fixed, write_study
 from workflow_scripts.study.outcome import Outcome
 
 # Each job imports its engine anew: HuggingFace's takes 4 CPU seconds, vLLM's 20.
-KNOBS, VLLM_KNOBS = "static-batch{}-cachedynamic", "bs32-seqs4-len512-eager1-cpukv1"
+KNOBS, VLLM_KNOBS = "static-batch{}-cachedynamic", "bs{}-seqs4-len512-eager1-cpukv1"
 
 
 def cell(gpu: str, workload: str = "short", batch: int = 4) -> str:
@@ -22,8 +22,8 @@ def cell(gpu: str, workload: str = "short", batch: int = 4) -> str:
     return f"{gpu}/hf-static/tiny-llama-57m/{workload}/{KNOBS.format(batch)}"
 
 
-def vllm_cell(gpu: str) -> str:
-    return f"{gpu}/vllm/tiny-llama-57m/short/{VLLM_KNOBS}"
+def vllm_cell(gpu: str, block: int = 32) -> str:
+    return f"{gpu}/vllm/tiny-llama-57m/short/{VLLM_KNOBS.format(block)}"
 
 
 class LabCheckout:

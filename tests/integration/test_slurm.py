@@ -332,13 +332,13 @@ def test_a_hang_slurms_time_limit_a_full_disk_and_killed_processes_cost_no_other
         [
             {"gpu": "lab-h200", "workload": "endless"},
             {"gpu": ["lab-h100", "lab-l40s"], "knobs": {"batch_size": 2}},
-            {"gpu": "lab-a100", "knobs": {"batch_size": [2, 1]}},
+            {"gpu": "lab-a100", "engine": "vllm", "knobs": {"block_size": [64, 96]}},
         ],
         cell_time_limit_s=64,
     )
     hung = cell("lab-h200", "endless")
     held, killed = (cell(f"lab-{gpu}", batch=2) for gpu in ("h100", "l40s"))
-    full, fine = cell("lab-a100", batch=2), cell("lab-a100", batch=1)
+    full, fine = (vllm_cell("lab-a100", block) for block in (64, 96))
     known = known_jobs(lab)
 
     def job(gpu: str) -> dict[str, str]:
@@ -393,7 +393,7 @@ def test_a_hang_slurms_time_limit_a_full_disk_and_killed_processes_cost_no_other
     ):
         (place,) = (n for n, line in enumerate(lines) if line.startswith(f"{state}: {reason}"))
         assert lines[place + 1].endswith(f"results/lab/cells/{log}")
-    assert ["lab-a100", "hf-static", "tiny-llama-57m", "short", "1", "·", "1"] in [line.split() for line in lines]
+    assert ["lab-a100", "vllm", "tiny-llama-57m", "short", "1", "·", "1"] in [line.split() for line in lines]
 
 
 def said_by(checkout: LabCheckout, cell_id: str) -> str:
@@ -412,8 +412,8 @@ def test_a_partial_report_is_drawn_from_what_there_is_and_again_from_its_archive
         cell("lab-h200", "endless"): "timeout",
         cell("lab-h100", batch=2): "ok",
         cell("lab-l40s", batch=2): "ok",
-        cell("lab-a100", batch=2): "missing",
-        cell("lab-a100", batch=1): "ok",
+        vllm_cell("lab-a100", 64): "missing",
+        vllm_cell("lab-a100", 96): "ok",
     }
     report = (checkout.root / "results/lab/report.html").read_text()
     assert "missing" in report
