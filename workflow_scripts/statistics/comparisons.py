@@ -189,6 +189,7 @@ def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
 
     Two cells in three rounds, of which the second is 10 % slower:
 
+    >>> from workflow_scripts.statistics.variation import UNKNOWN
     >>> nothing = np.zeros(2, dtype=int)
     >>> cells = Samples(
     ...     np.stack([np.log([200, 202, 198]), np.log([100, 100, 100])]) + np.log([1.0, 0.9, 1.0]),

@@ -103,7 +103,7 @@ SCHEMA = table_schema(
         "range of the ratios predicted from `gpu_a`, from `gpu_b` and from both; not an interval",
     ),
     NUMBER([f"{share}_{side}" for share in SHARES for side in "ab"], "as in `predictions`"),
-    NUMBER([f"{name}_{side}" for name in CLOCKS for side in "ab"], "as in `intervals`"),
+    NUMBER([f"{name}_{side}" for name in CLOCKS for side in "ab"], "as in `repeats`"),
     NUMBER("bandwidth_ratio", "of the data sheets' memory bandwidths"),
     NUMBER("flop_ratio", "of the data sheets' dense rates for the dtype; null for quantised weights"),
     NUMBER(
