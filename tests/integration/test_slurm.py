@@ -619,7 +619,9 @@ def test_cells_that_matter_are_measured_on_two_gpu_types_after_one_calibration_j
         assert job["Partition"] == f"gpu-{cell_id.split('/')[0].removeprefix('lab-')}"
     assert "2 of 2 questions answered" in checkout.snakemake("status").stdout
     again = checkout.snakemake("--dry-run", *TABLE)
-    assert "Nothing to be done" in again.stdout + again.stderr
+    # Snakemake says either where it plans no job.
+    said = again.stdout + again.stderr
+    assert re.search(r"Nothing to be done|^total +0$", said, re.MULTILINE), said
 
 
 OLD, BROKEN = "transformers-5.23.0", "transformers-5.23.1"
