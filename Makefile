@@ -38,10 +38,7 @@ demo: $(VENV)/cpu.installed ## calibrate this machine's CPU and run the demo stu
 test: $(VENV)/dev.installed .venv-linters/linters.installed ## run the tests that measure nothing, side by side (ARGS="-k page": some of them)
 	$(BIN)/pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder tests/integration/parallel tests/unit workflow_scripts $(ARGS) || test $$? = 5
 
-# The tests on Slurm wait most of the time, for its clocks and for one device that all nodes share.
-test-all: $(VENV)/dev.installed ## run `test` and `test-slurm` beside each other, then `test-measure`
-	$(MAKE) --jobs=2 test test-slurm
-	$(MAKE) test-measure
+test-all: test test-slurm test-measure ## run these three, one after another
 
 test-measure: $(VENV)/dev.installed ## run the tests that measure with engines and servers, one by one
 	$(BIN)/pytest -m "not slurm and not studies" tests/integration --ignore=tests/integration/parallel $(ARGS) || test $$? = 5
