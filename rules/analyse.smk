@@ -94,9 +94,7 @@ if any(load_engines()[cell.engine].serves for cell in CELLS.values()):
         "What each knob does to the latencies of servers.", READS_CELLS | {"serving": table("serving_summary")}
     )
 if any(getattr(workload, "answers", None) == "real" for workload in STUDY.workloads.values()):
-    TABLE_RULES["conversations"] = TableRule(
-        "What users of conversations see, by turn.", READS_CELLS | READS_PARSED
-    )
+    TABLE_RULES["conversations"] = TableRule("What users of conversations see, by turn.", READS_CELLS | READS_PARSED)
 if any(cell.environment for cell in CELLS.values()):
     TABLE_RULES["environments"] = TableRule("What differs between environments though the study asks for the same.")
 if STUDY.measure:
