@@ -19,7 +19,7 @@ import aiohttp
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.engines.vllm.adapter import _serve
 from workflow_scripts.engines.vllm.knobs import VLLM_SERVE
-from workflow_scripts.measure.forkserver import run
+from workflow_scripts.measure.forkserver import begin
 
 LIMIT_S = 300.0
 
@@ -75,6 +75,6 @@ def main(argv: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     words = sys.argv[1:]
-    raise SystemExit(
-        run("tests.integration.forked", words, sys.stderr.buffer, dict(os.environ), LIMIT_S, VLLM_SERVE.preload)
-    )
+    asked = ("tests.integration.forked", words, sys.stderr.buffer, dict(os.environ), LIMIT_S, VLLM_SERVE.preload)
+    with begin(*asked) as child:
+        raise SystemExit(child.wait(LIMIT_S))

@@ -33,7 +33,7 @@ from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.engines.vllm.adapter import LAYOUT
 from workflow_scripts.measure.cell import WRONG_DEVICE
-from workflow_scripts.measure.forkserver import run
+from workflow_scripts.measure.forkserver import begin
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, read_model_facts
 from workflow_scripts.predict.predictions import lengths_of
 from workflow_scripts.predict.schedule import RequestLengths
@@ -337,8 +337,8 @@ def state_of(own_tmpdir, environment, tmp_path, monkeypatch):
 
     def state(engine: str) -> Any:
         log = tmp_path / f"{engine}.log"
-        with log.open("wb") as stream:
-            assert run(STATE, [], stream, environment, 60, get_engine(engine).preload) == 0, log.read_text()
+        with log.open("wb") as stream, begin(STATE, [], stream, environment, 60, get_engine(engine).preload) as child:
+            assert child.wait(60) == 0, log.read_text()
         return json.loads(log.read_text(encoding="utf-8"))
 
     return state

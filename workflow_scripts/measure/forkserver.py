@@ -51,22 +51,6 @@ class NotImportedError(ForkServerError):
 # --- the client --------------------------------------------------------------------------------------------------
 
 
-def run(
-    module: str,
-    argv: Sequence[str],
-    log: IO[bytes],
-    env: dict[str, str],
-    time_limit_s: float,
-    preload: Sequence[str],
-    python: Path | None = None,
-) -> int | None:
-    """Run a child as `begin` does, wait for its end and return its exit status: negative if a signal killed it, None if
-    it reached the time limit. The limit counts from the fork, not from the start of the server, which has
-    `START_LIMIT_S`. Raises as `begin` and `Child.wait` do."""
-    with begin(module, argv, log, env, time_limit_s, preload, python) as child:
-        return child.wait(time_limit_s)
-
-
 class Child:
     """A forked process. It and all that it started are killed when its context ends, or this process."""
 
@@ -84,8 +68,8 @@ class Child:
                 pass
 
     def wait(self, limit_s: float) -> int | None:
-        """The exit status; None if the child has not ended within `limit_s`. Raises ForkServerError if the server
-        ended."""
+        """The exit status, negative if a signal killed the child; None if it has not ended within `limit_s`. Raises
+        ForkServerError if the server ended."""
         self._server.settimeout(min(limit_s, LONGEST_S))
         try:
             status = self._server.recv(MESSAGE_BYTES)
@@ -110,8 +94,8 @@ def begin(
     """Run `module.main(argv)` in a forked child whose output goes to `log`. The child's environment is `env`, plus
     variables that the preloaded modules set and `env` lacks; its folder for temporary files is one that only this user
     can enter. `python` is that of another environment, where the child keeps its own search paths. Raises
-    ForkServerError if no server could be started, or it did not begin the job within `time_limit_s`; InputError if the
-    folder is not this user's own."""
+    ForkServerError if no server could be started within `START_LIMIT_S`, or it did not begin the job within
+    `time_limit_s`; InputError if the folder is not this user's own."""
     own = () if python is None else SEARCH_PATHS
     temporary = temporary_folder()
     env = {**env, "TMPDIR": str(temporary)}

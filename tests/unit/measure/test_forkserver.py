@@ -17,7 +17,7 @@ from tests.processes import is_gone, wait_for
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.ownership import Peer, own_folder, temporary_folder
 from workflow_scripts.measure import forkserver
-from workflow_scripts.measure.forkserver import ForkServerError, NotImportedError, run
+from workflow_scripts.measure.forkserver import ForkServerError, NotImportedError, begin
 
 JOBS = "tests.unit.measure.forked_jobs"
 LITTLE = ("json",)
@@ -46,8 +46,9 @@ def call(
     tmp_path: Path, *argv: str, time_limit_s: float = 30, preload: tuple[str, ...] = LITTLE, **variables: str
 ) -> tuple[int | None, str]:
     log = tmp_path / f"{'-'.join(argv)}.log"
-    with log.open("wb") as stream:
-        ended = run(JOBS, argv, stream, {**os.environ, **variables}, time_limit_s, preload)
+    environment = {**os.environ, **variables}
+    with log.open("wb") as stream, begin(JOBS, argv, stream, environment, time_limit_s, preload) as child:
+        ended = child.wait(time_limit_s)
     return ended, log.read_text(encoding="utf-8")
 
 
