@@ -105,7 +105,11 @@ class Table:
 
         >>> Table("", ["Device", "Rate", "Settings"], [["a", "1", "x"], ["a", "2", "y"]], [False, True, False]).classes
         ['', 'number', 'name']
+        >>> Table("", [], [], []).classes
+        []
         """
+        if not self.headings:
+            return []
         columns: list[list[str]] = [[] for _ in self.headings]
         for row in self.rows:
             for column, item in zip(columns, row, strict=True):
