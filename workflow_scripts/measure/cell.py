@@ -193,7 +193,7 @@ class _Series:
             definition_sha256=definition_sha256(self.definition),
             start=start,
             provenance={**provenance(), "ended_at": now_in_utc()},
-            **measured.model_dump(exclude={"wrong_device", "log_bytes"}),
+            **measured.model_dump(exclude={"wrong_device", "log_bytes", "goes_on"}),
         )
         _put_in_place(self.evidence, self.folder, outcome)
         why_so = f": {outcome.reason}" if outcome.reason else ""

@@ -51,6 +51,7 @@ class _Measured:
     repeats: list[Repeat] = field(default_factory=list)
     host_load: LoadByOthers = field(default_factory=LoadByOthers)
     log_bytes: tuple[int, int] = (0, 0)
+    goes_on: bool = False
     requests: list[dict[str, Any]] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
     metrics: list[dict[str, Any]] = field(default_factory=list)
@@ -127,7 +128,7 @@ def measure(job: Job) -> None:
 
 def _goes_on_after(job: Job, engine: _Engine) -> bool:
     """Measure a job; return whether the engine is up and waits for the next one."""
-    measured, goes_on = _Measured(), False
+    measured = _Measured()
     definition = job.definition
     gpu = load_gpus()[definition.gpu]
     try:
@@ -139,7 +140,7 @@ def _goes_on_after(job: Job, engine: _Engine) -> bool:
         with nullcontext() if elsewhere else sampled(gpu.kind, job.evidence / TRACE, ranks):
             if gpu.kind == "cpu" and not elsewhere and engine.adapter is None:
                 use_cores(device["cores"])
-            goes_on = _run(engine, engine.setup(job), job, measured)
+            measured.goes_on = _run(engine, engine.setup(job), job, measured)
         # An engine's error about a GPU that has failed says nothing about the cell: another node may measure it.
         on_gpu = gpu.kind == "cuda" and not elsewhere
         if on_gpu and measured.outcome != "ok" and (lost := lost_gpu(ranks)):
@@ -147,10 +148,10 @@ def _goes_on_after(job: Job, engine: _Engine) -> bool:
     except WrongDeviceError as e:
         measured.ended("invalid", str(e))
         measured.wrong_device = True
-    if not goes_on:
+    if not measured.goes_on:
         shutil.rmtree(job.session / SCRATCH, ignore_errors=True)
     measured.write(job.evidence)
-    return goes_on
+    return measured.goes_on
 
 
 def _run(session: _Engine, setup: EngineSetup, job: Job, measured: _Measured) -> bool:

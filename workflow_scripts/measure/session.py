@@ -14,7 +14,7 @@ from typing import Self
 
 from workflow_scripts.catalog.environments import NEEDED, install, python_of
 from workflow_scripts.catalog.gpus_and_models import load_gpus
-from workflow_scripts.common.files import read_json, write_bytes
+from workflow_scripts.common.files import write_bytes
 from workflow_scripts.common.records import Record
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.forkserver import Child, NotImportedError, begin
@@ -83,12 +83,12 @@ class Session:
             job.write(job.evidence / JOB)
         end_s, measured = time.monotonic() + limit_s, job.evidence / MEASURED
         while (status := self._child.wait(LOOK_S)) is None and time.monotonic() < end_s:
-            if job.following and measured.exists():
+            if measured.exists() and Measured.read(measured).goes_on:  # else the process is about to end
                 status = 0
                 break
         else:
             self.__exit__()
-        record = Measured.model_validate(read_json(measured)) if status == 0 and measured.exists() else None
+        record = Measured.read(measured) if status == 0 and measured.exists() else None
         _keep_own_log(job, record)
         return status, record
 

@@ -91,7 +91,8 @@ class Start(Record):
 class Measured(Record):
     """What the measuring process observed; the fields are those of `Outcome`. `wrong_device`: the cell did not run,
     because the device was not its own. `log_bytes`: of the engine's log, the end of its start and the
-    beginning of this cell."""
+    beginning of this cell. `goes_on`: the engine
+    stays up for the next cell."""
 
     outcome: OutcomeKind
     reason: str | None = None
@@ -103,6 +104,7 @@ class Measured(Record):
     host_load: Annotated[LoadByOthers, AsRecorded] = {}
     wrong_device: bool = False
     log_bytes: tuple[int, int] = (0, 0)
+    goes_on: bool = False
 
 
 class Outcome(Record):
