@@ -90,9 +90,8 @@ class Start(Record):
 
 class Measured(Record):
     """What the measuring process observed; the fields are those of `Outcome`. `wrong_device`: the cell did not run,
-    because the device was not its own. `log_bytes`: of the engine's log, the end of its start and the
-    beginning of this cell. `goes_on`: the engine
-    stays up for the next cell."""
+    because the device was not its own. `log_bytes`: of the engine's log, the end of its start and the beginning of this
+    cell. `goes_on`: the engine stays up for the next cell."""
 
     outcome: OutcomeKind
     reason: str | None = None
