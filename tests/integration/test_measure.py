@@ -331,9 +331,6 @@ def test_a_shared_prefix_is_found_in_the_cache_and_a_repeat_starts_without_it(me
 def state_of(own_tmpdir, environment, tmp_path, monkeypatch):
     """What a process has in which an engine is measured."""
     monkeypatch.setattr(tempfile, "tempdir", str(own_tmpdir))
-    # The fork server starts with what it has in other tests, because those that follow may use it.
-    for name in {"TMPDIR", "LD_LIBRARY_PATH"} & environment.keys():
-        monkeypatch.setenv(name, environment[name])
 
     def state(engine: str) -> Any:
         log = tmp_path / f"{engine}.log"

@@ -37,6 +37,7 @@ LONGEST_S = 2e6  # poll(2) counts milliseconds in 31 bits
 MESSAGE_BYTES = 16  # of the longest message
 KILLED_IN_S = 10.0
 SEARCH_PATHS = ("PATH", "LD_LIBRARY_PATH")
+READ_ON_LOAD = ("GOMP_", "KMP_", "LD_PRELOAD", "MKL_", "OMP_", "OPENBLAS_")  # by libraries of threads, only once
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -100,15 +101,17 @@ def begin(
     temporary = temporary_folder()
     env = {**env, "TMPDIR": str(temporary)}
     job = {"module": module, "argv": list(argv), "env": env, "own": own, "cwd": str(Path.cwd())}
-    # One server per environment, checkout, cluster job and set of libraries: a job's processes end with the job, and
-    # the libraries of one engine must not change the process of another engine.
-    key = "\0".join((str(python or sys.prefix), str(CHECKOUT), os.environ.get("SLURM_JOB_ID", ""), *preload))
+    # One server per environment, checkout, cluster job, number of threads and set of libraries: a job's processes end
+    # with the job, and the libraries of one engine must not change the process of another engine.
+    threads = sorted(f"{name}={value}" for name, value in env.items() if name.startswith(READ_ON_LOAD))
+    where = (str(python or sys.prefix), str(CHECKOUT), env.get("SLURM_JOB_ID", ""), str(os.sched_getaffinity(0)))
+    key = "\0".join((*where, *threads, *preload))
     path = temporary / f"server-{hashlib.sha256(key.encode()).hexdigest()[:12]}.sock"
     log_of_server = path.with_suffix(".log")
     with own_folder(temporary) as folder:
         for _ in range(3):
             with contextlib.ExitStack() as unless_begun:
-                server = unless_begun.enter_context(_server(folder, path, preload, python))
+                server = unless_begun.enter_context(_server(folder, path, preload, env, python))
                 try:
                     server.settimeout(min(time_limit_s, LONGEST_S))
                     _send_job(server, job, log)
@@ -131,7 +134,9 @@ def _send_job(server: socket.socket, job: dict[str, Any], log: IO[bytes]) -> Non
         socket.send_fds(server, [b"job"], [description.fileno(), log.fileno()])
 
 
-def _server(folder: Path, path: Path, preload: Sequence[str], python: Path | None) -> socket.socket:
+def _server(
+    folder: Path, path: Path, preload: Sequence[str], env: dict[str, str], python: Path | None
+) -> socket.socket:
     """A connection to the server at `path`, which is started if it does not run; `folder` is the open folder."""
     deadline_s = time.monotonic() + START_LIMIT_S
     # Only one command at a time looks for a server, so that two commands never start two servers.
@@ -140,7 +145,7 @@ def _server(folder: Path, path: Path, preload: Sequence[str], python: Path | Non
             if time.monotonic() > deadline_s:
                 raise ForkServerError(f"another command has not started a fork server within {START_LIMIT_S:g} s")
             time.sleep(0.05)
-        connection = _connected(folder / path.name) or _started(folder, path, preload, python, lock, deadline_s)
+        connection = _connected(folder / path.name) or _started(folder, path, preload, env, python, lock, deadline_s)
     if (uid := peer_of(connection).uid) != os.geteuid():
         connection.close()
         raise ForkServerError(f"a process of user {uid} listens at {path}")
@@ -165,12 +170,16 @@ def _connected(path: Path) -> socket.socket | None:
 
 
 def _started(
-    folder: Path, path: Path, modules: Sequence[str], python: Path | None, lock: IO[str], deadline_s: float
+    folder: Path,
+    path: Path,
+    modules: Sequence[str],
+    env: dict[str, str],
+    python: Path | None,
+    lock: IO[str],
+    deadline_s: float,
 ) -> socket.socket:
-    search = os.environ.get("PATH", os.defpath)
-    env = {**os.environ, "TMPDIR": str(path.parent)}
     if python is not None:
-        env["PATH"] = f"{python.parent}{os.pathsep}{search}"
+        env = {**env, "PATH": f"{python.parent}{os.pathsep}{env.get('PATH', os.defpath)}"}
     command = [str(python or sys.executable), "-m", __name__, str(path), ",".join(modules)]
     log = path.with_suffix(".log")
     with (folder / log.name).open("wb") as output:

@@ -90,6 +90,14 @@ def test_a_job_has_what_its_libraries_set_on_import_where_it_does_not_say_otherw
     assert len(server) == 2
 
 
+def test_a_job_has_the_threads_that_it_asks_for_whoever_started_the_server(tmp_path, server, library):
+    """OpenMP reads its variables once, when a library loads it."""
+    (tmp_path / "library_of_the_test.py").write_text("import os\nos.environ['READ'] = os.environ['OMP_NUM_THREADS']\n")
+    for threads in ("1", "2", "1"):
+        assert call(tmp_path, "variable", "READ", preload=(library,), OMP_NUM_THREADS=threads)[1] == f"{threads}\n"
+    assert len(server) == 2
+
+
 def test_a_hanging_job_is_killed_with_all_that_it_started(tmp_path, server):
     ended, log = call(tmp_path, "hang", time_limit_s=1.5)
     assert ended is None
