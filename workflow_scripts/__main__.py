@@ -123,7 +123,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(CHECKOUT)
         return 0
     if name not in COMMANDS:
-        print(f"kvsweep: no command {name!r}; see `kvsweep --help`", file=sys.stderr)
+        from workflow_scripts.common.wording import allowed_names  # not imported for the overview
+
+        public = [command for group in GROUPS.values() for command in group]
+        print(f"kvsweep: no command {name!r}; {allowed_names(name, public)}", file=sys.stderr)
         return BAD_INPUT
     try:
         module = importlib.import_module(f"workflow_scripts.{COMMANDS[name]}")

@@ -167,7 +167,7 @@ def _message(fault: Any, holder: Any, here: Any, words: Mapping[str, str]) -> st
     if kind == "extra_forbidden":
         return f"{own or 'unknown key'}; {allowed_names(fault['loc'][-1], holder.model_fields)}"
     if kind == "union_tag_invalid":
-        return f"kind {context['tag']!r} is unknown; allowed: {', '.join(_tags(here))}"
+        return f"kind {context['tag']!r} is unknown; {allowed_names(context['tag'], _tags(here))}"
     if kind == "union_tag_not_found":
         return f"`kind` is missing; allowed: {', '.join(_tags(here))}"
     if kind in ("dict_type", "model_type", "model_attributes_type"):

@@ -57,11 +57,16 @@ def listed(texts: Iterable[str], last: str = "and") -> str:
 
 
 def allowed_names(given: object, names: Iterable[str]) -> str:
-    """The names that are allowed instead of the given one, and the one that was probably meant.
+    """The names that are allowed instead of the given one, and those that were probably meant: up to three that begin
+    with it, or the one that is most like it.
 
     >>> allowed_names("model_len", ["max_model_len", "seed"]), allowed_names("x", ["max_model_len", "seed"])
     ("allowed: max_model_len, seed; did you mean 'max_model_len'?", 'allowed: max_model_len, seed')
+    >>> allowed_names("H100", ["h100-nvl", "h100-sxm", "h200"])
+    "allowed: h100-nvl, h100-sxm, h200; did you mean 'h100-nvl' or 'h100-sxm'?"
     """
-    names = list(names)
-    meant = difflib.get_close_matches(str(given), names, n=1, cutoff=0.8)
-    return f"allowed: {', '.join(names)}" + "".join(f"; did you mean {name!r}?" for name in meant)
+    names, start = list(names), str(given).lower()
+    meant = [name for name in names if start and name.startswith(start)][:3]
+    meant = meant or difflib.get_close_matches(start, names, n=1, cutoff=0.8)
+    asked = f"; did you mean {listed(map(repr, meant), 'or')}?" if meant else ""
+    return f"allowed: {', '.join(names)}{asked}"

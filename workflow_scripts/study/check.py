@@ -18,6 +18,7 @@ from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json
+from workflow_scripts.common.wording import plural
 from workflow_scripts.physics.model_facts import vocabulary_and_context
 from workflow_scripts.study.calibrations import calibrations_of, check_calibrations
 from workflow_scripts.study.definition import ResolvedModel, resolved_models
@@ -75,6 +76,6 @@ def main(args: Namespace) -> None:
     check_calibrations(study, calibrations_of(study, cells))
     notes = [*without_tokenizer(study), *missing_files(study), unmeasurable(study, cells)]
     check_requests(study, cells)
-    print(f"{args.study}: {len(cells)} cells on {', '.join(sorted({c.gpu for c in cells}))}")
+    print(f"{args.study}: {plural(len(cells), 'cell')} on {', '.join(sorted({c.gpu for c in cells}))}")
     for note in filter(None, notes):
         print(f"note: {note}")

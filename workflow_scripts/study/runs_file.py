@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from workflow_scripts.common.records import StrictRecord, read_yaml, validated
+from workflow_scripts.common.wording import allowed_names
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.study.study import Name
 
@@ -36,7 +37,7 @@ class Run(StrictRecord):
         if self.results is None and self.trace is None and not self.rates:
             raise ValueError("name at least one file: results or trace; or rates")
         if self.engine not in load_engines():
-            raise ValueError(f"engine {self.engine!r} is unknown; allowed: {', '.join(sorted(load_engines()))}")
+            raise ValueError(f"engine {self.engine!r} is unknown; {allowed_names(self.engine, sorted(load_engines()))}")
         return self
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from workflow_scripts.catalog.any_model import model_of_folder, model_of_hub
 from workflow_scripts.catalog.checkpoint import FILES
 from workflow_scripts.catalog.gpus_and_models import MODELS, Model, load_gpus, study_gpus, study_models
-from workflow_scripts.common.checkout import CHECKOUT, own_or_of_checkout
+from workflow_scripts.common.checkout import own_or_of_checkout
 from workflow_scripts.common.files import write_bytes
 from workflow_scripts.common.records import read_yaml
 from workflow_scripts.study.definition import json_sha256
@@ -44,7 +44,10 @@ def _own_models(study: Study, paths: StudyPaths) -> Iterator[tuple[Model, Path]]
         # By the folder as it is written, so that nothing stands in for a misspelt one.
         stored = paths.model_config(name, entry.revision or json_sha256(entry.folder)[:8])
         if entry.folder is not None:
-            folder, weights = CHECKOUT / Path(entry.folder).expanduser(), entry.load_format == "auto"
+            folder, weights = (
+                own_or_of_checkout(Path(entry.folder).expanduser()).absolute(),
+                entry.load_format == "auto",
+            )
             yield model_of_folder(name, folder, stored, weights), stored
         elif entry.hub is not None:
             yield model_of_hub(name, entry.hub, str(entry.revision), stored), stored

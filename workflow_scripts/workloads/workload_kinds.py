@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.common.checkout import own_or_of_checkout
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.common.records import StrictRecord
 from workflow_scripts.workloads.sampling import Sampling, is_unset
@@ -353,12 +353,12 @@ class LongContextWorkload(SharedTextWorkload):
 class FileWorkload(_Workload):
     """Requests made from a file, which is checked against its checksum."""
 
-    file: Annotated[Path, Field(strict=False, description="the file, relative to the checkout")]
+    file: Annotated[Path, Field(strict=False, description="the file, relative to the working folder or the checkout")]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
     @property
     def path(self) -> Path:
-        return CHECKOUT / self.file
+        return own_or_of_checkout(self.file)
 
     def file_fault(self) -> str | None:
         """Why requests cannot be made from the file: it is missing, or its content differs; None if they can."""

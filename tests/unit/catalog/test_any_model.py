@@ -57,7 +57,12 @@ def test_without_the_hubs_client_a_repository_is_refused(monkeypatch):
 
 
 def test_a_misspelt_name_is_told_with_the_one_that_is_meant():
-    for find, given, meant in ((find_model, "qwen2-7", "qwen2-7b"), (get_gpu, "h200x", "h200")):
+    for find, given, meant in (
+        (find_model, "qwen2-7", "qwen2-7b"),
+        (find_model, "opt-152m", "opt-125m"),
+        (get_gpu, "H200x", "h200"),
+        (get_gpu, "H100", "h100-sxm', 'h100-pcie' or 'h100-nvl"),
+    ):
         with pytest.raises(CatalogError, match=f"; did you mean '{meant}'"):
             find(given)
 

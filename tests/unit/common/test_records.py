@@ -44,7 +44,7 @@ class Drawing(Record):
         ({"shapes": {"a": None}}, ["shapes.a: must be a mapping of keys to values, not None"]),
         ({"shapes": {"a": {}}}, ["shapes.a: `kind` is missing; allowed: square, circle"]),
         ({"shapes": {"a": {"kind": "line"}}}, ["shapes.a: kind 'line' is unknown; allowed: square, circle"]),
-        ({"shapes": {"kind": {"kind": "circle", "r": 1}}}, ["shapes.kind.r: unknown key; allowed: kind, radius"]),
+        ({"shapes": {"kind": {"kind": "circle", "x": 1}}}, ["shapes.kind.x: unknown key; allowed: kind, radius"]),
         (
             {"shapes": {"a": {"kind": "square", "side": "2"}, "b": {"kind": "circle", "radius": 0}}},
             [

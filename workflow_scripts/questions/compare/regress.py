@@ -175,6 +175,8 @@ def main(args: Namespace) -> int:
     for place, baseline in baselines.items():
         if baseline.study != now.study:
             raise DigestError(f"{place}: of study {baseline.study!r}; allowed: earlier runs of {now.study!r}")
+        if baseline == now:
+            raise DigestError(f"{place}, {args.now}: the same run twice; allowed: an earlier run")
     places = [*sorted(baselines, key=lambda place: baselines[place].began or ""), str(args.now)]
     runs = [*(baselines[place] for place in places[:-1]), now]
     results = [comparison(run, now, args.occasions_vary) for run in runs[:-1]]

@@ -73,7 +73,7 @@ def test_fewer_kv_tokens_beyond_the_margin_are_a_regression(effective, ratio):
 
 @pytest.mark.parametrize(("pct", "told"), [(4.0, 0), (12.0, 1), (None, 0)])
 def test_a_verdict_says_how_much_of_the_cpu_others_used(pct, told, tmp_path, capsys):
-    cells = [cell("bs32", mean(100), others_pct=of) for of in (None, pct)]
+    cells = [cell("bs32", mean(rate), others_pct=of) for rate, of in ((100, None), (101, pct))]
     for name, one in zip(("before", "now"), cells, strict=True):
         digest(one, cell("bs64", mean(100))).write(tmp_path / f"{name}.json")
     assert regress.main([str(tmp_path / f"{name}.json") for name in ("before", "now")]) == 0
@@ -104,6 +104,7 @@ def test_a_cell_that_is_not_compared_is_not_decided(changes):
         (digest(cell("bs32", mean(10))), 1),
         (digest(cell("bs1", mean(100))), 2),
         (digest(cell("bs32", mean(100)), study="other"), 2),
+        (digest(cell("bs32", mean(100))), 2),
     ],
 )
 def test_the_exit_code_and_the_markdown_say_what_became_worse(tmp_path, capsys, now, code):
