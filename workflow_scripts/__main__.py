@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"kvsweep: no command {name!r}; {allowed_names(name, public)}", file=sys.stderr)
         return BAD_INPUT
     try:
-        module = importlib.import_module(f"workflow_scripts.{COMMANDS[name]}")
+        status: int = importlib.import_module(f"workflow_scripts.{COMMANDS[name]}").main(words)
     except ModuleNotFoundError as e:
         if e.name is None or e.name.startswith("workflow_scripts"):
             raise
@@ -139,7 +139,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return BAD_INPUT
-    status: int = module.main(words)
     return status
 
 

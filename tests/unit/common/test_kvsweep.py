@@ -103,11 +103,19 @@ def test_the_installed_command_runs_a_command():
     assert done.stdout.startswith("config/studies/demo.yaml: ")
 
 
-def test_a_command_says_what_its_environment_lacks():
-    code = "import sys; sys.modules['pandera'] = None; from workflow_scripts.__main__ import main; sys.exit(main())"
-    ended = python(code, "compare")
+@pytest.mark.parametrize(
+    ("words", "lacks"),
+    [
+        ("compare", "pandera"),
+        # Imported only once the command runs.
+        ("sbatch --study config/studies/demo.yaml --site config/site_cpu.yaml", "snakemake_executor_plugin_slurm"),
+    ],
+)
+def test_a_command_says_what_its_environment_lacks(words, lacks):
+    code = f"import sys; sys.modules['{lacks}'] = None; from workflow_scripts.__main__ import main; sys.exit(main())"
+    ended = python(code, *words.split())
     assert ended.returncode == 2
-    assert re.match("kvsweep compare: .*pandera.*; `make env ENV=cpu`", ended.stderr)
+    assert re.match(f"kvsweep {words.split()[0]}: .*{lacks}.*; `make env ENV=cpu`", ended.stderr)
 
 
 LOG = "tests/fixtures/logs/vllm-0.32-cpu-ok.log"
