@@ -11,7 +11,7 @@ from workflow_scripts.common.files import last_line
 from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Outcome, is_of, never_ran
-from workflow_scripts.study.paths import ENGINE_LOG, RAW, StudyPaths, within
+from workflow_scripts.study.paths import ENGINE_LOG, MEASURE_LOG, OUTCOME, RAW, StudyPaths, within
 from workflow_scripts.study.study import Study
 
 # The state of a cell that a study with `measure` has not measured.
@@ -70,9 +70,9 @@ def status_of_cell(starts: Sequence[CellStatus], at_least: int) -> CellStatus:
 
 
 def _status_of_start(study: Study, cell: Cell, paths: StudyPaths, definition: str, start: int) -> CellStatus:
-    outcome = paths.outcome(cell, start)
-    logs = (outcome.parent / RAW / ENGINE_LOG, paths.log(cell, start))
-    within(paths.start(cell, start), paths.root, (outcome, *logs))
+    folder = paths.start(cell, start)
+    outcome, logs = folder / OUTCOME, (folder / RAW / ENGINE_LOG, folder / MEASURE_LOG)
+    within(folder, paths.root, (outcome, *logs))
     if not outcome.exists():
         log = _there(logs[1])
         why = (last_line(log) or "its log is empty") if log else "not tried yet"

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from workflow_scripts.common.faults import InputError
@@ -51,18 +52,23 @@ def usable(text: object, what: str) -> Path:
     return Path(path)
 
 
+# `kvsweep status` asks for the real path of a study's folder for each of its starts.
+_real_path = cache(os.path.realpath)
+
+
 def within(folder: Path, root: Path, paths: Iterable[Path]) -> list[Path]:
     """The paths, which are those of evidence in `folder` below `root`. Raises InputError if one is neither a file nor a
     folder, or is reached through a link that leads out of it: reports and archives would publish what is there. `root`
     itself may be a link."""
     listed = list(paths)
-    real = Path(os.path.realpath(root), folder.relative_to(root))
+    real = f"{Path(_real_path(root), folder.relative_to(root))}/"
     folders = dict.fromkeys(path.parent for path in listed)
-    for path in (*folders, *filter(Path.is_symlink, listed)):
-        if not (found := Path(os.path.realpath(path))).is_relative_to(real):
+    highest = (path for path in folders if path.parent not in folders)
+    for path in (*highest, *filter(os.path.islink, (*folders, *listed))):
+        if not f"{(found := os.path.realpath(path))}/".startswith(real):
             raise InputError(f"{path}: a link leads out of {folder}, to {found}; allowed: files, and links inside it")
     for path in listed:
-        if path.exists() and not path.is_file() and not path.is_dir():
+        if not (os.path.isfile(path) or os.path.isdir(path)) and os.path.exists(path):
             raise InputError(f"{path}: neither a file nor a folder")
     return listed
 
