@@ -1,6 +1,7 @@
 """The report: its inputs, and the subjects of which it consists, with their figures, tables and sentences."""
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -69,13 +70,14 @@ class Report:
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """For each cell, by its id, the settings in words that tell it from others."""
-        return dict(zip(self.grid["cell_id"], labels(self.grid, self.tables.knobs), strict=True))
+        """For each cell, by its id, the settings that tell it from others of its engine, model and workload."""
+        words = labels(self.grid, self.tables.knobs, ("engine", "model", "workload"))
+        return dict(zip(self.grid["cell_id"], words, strict=True))
 
     @cached_property
     def settings(self) -> dict[str, str]:
-        """For each slug of settings the settings in words."""
-        return dict(zip(self.grid["knobs"], self.labels.values(), strict=True))
+        """For each slug of settings the settings in words that tell it from others of its engine."""
+        return dict(zip(self.grid["knobs"], labels(self.grid, self.tables.knobs), strict=True))
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -261,8 +263,8 @@ class Subject:
     """One subject of the report; `id` is the address of its section in the page.
 
     Its section begins with its `findings`, which are sentences from tables and texts that end them, and then shows its
-    `parts`. The first `lines` of its findings stand on the first screen too. Only studies for which `is_in` holds have
-    the section.
+    `parts`. The first `lines` of its findings stand on the first screen too, in the order in which the study's question
+    has words that `asked` (a pattern) finds. Only studies for which `is_in` holds have the section.
     """
 
     id: str
@@ -270,7 +272,13 @@ class Subject:
     parts: Sequence[Part] = ()
     findings: Sequence[Part] = ()
     lines: int = 1
+    asked: str = r"\Z"
     is_in: Callable[[Study], bool] = lambda study: True
+
+    def asked_at(self, question: str) -> int:
+        """Where the question asks for this subject; after its end if it does not."""
+        found = re.search(self.asked, question, re.IGNORECASE)
+        return found.start() if found else len(question)
 
     @property
     def figures(self) -> Sequence[FigurePart]:

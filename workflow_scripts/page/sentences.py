@@ -109,19 +109,21 @@ def ratio_finding(ratio: float, verdict: str, sentence: str) -> Finding:
 
 
 def without_effect(rows: pd.DataFrame) -> Iterator[str]:
-    """Which of the settings (`about`) are flat in all their comparisons, and on which there is no verdict."""
+    """Which of the settings (`about`) are flat in all their comparisons, and a ratio of those without a verdict."""
     flat = rows.groupby("about", sort=False)["verdict"].agg(set).map({FLAT}.issuperset)
     if flat.any():
         margin = number(rows["margin_pct"].max())
         yield f"No difference of more than {margin} %: {listed(map(knob_name, flat[flat].index))}."
     if not flat.all():
-        yield f"{sentence(NOT_DECIDED)}: {listed(map(knob_name, flat[~flat].index))}."
+        first = rows[~rows["about"].map(flat)].drop_duplicates("about")[["about", "ratio", "ratio_low", "ratio_high"]]
+        ratios = [f"{knob_name(about)} {interval_text(*ratio, ' times')}" for about, *ratio in first.to_numpy()]
+        yield f"{sentence(NOT_DECIDED)}: {listed(ratios)}."
 
 
 def overall(effects: pd.DataFrame) -> pd.DataFrame:
     """The comparisons of all values of a knob, with the other settings in words."""
     rows = effects[effects["comparison"] == "overall"]
-    return rows.assign(held=rows["held"].map(held_in_words))
+    return rows.assign(held=rows["held"].map(held_in_words), knob=rows["knob"].map(knob_name))
 
 
 def effects_of(knob: str) -> TablePart:
@@ -179,7 +181,8 @@ def effect_in_words(row: Mapping[str, Any]) -> str:
     if pd.notna(row["took_effect"]):
         both = f", against {row['baseline_shown']}" if row["took_effect"] else " with both"
         what = column(every_knob()[row["knob"]].shown_in).in_words.removesuffix(" effective")
-        words.append(f"The engine reports {what} {row['shown']}{both}.")
+        said = f"The engine reports {what} {row['shown']}{both}."
+        words.append(re.sub(r"(?<![\d.])\d{4,}", lambda digits: f"{int(digits[0]):,}", said))
     if pd.notna(row["moved_with_it"]):
         words.append(f"The engine changed other settings with it: {row['moved_with_it']}.")
     if row["bimodal"]:

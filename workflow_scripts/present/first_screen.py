@@ -25,6 +25,7 @@ from workflow_scripts.questions.devices.section import of_rates, speedups
 from workflow_scripts.questions.environments import section as environments_compared
 from workflow_scripts.questions.knobs import latency, sequence_limit
 from workflow_scripts.questions.knobs import section as other_settings
+from workflow_scripts.questions.predictions import section as predicted_and_measured
 from workflow_scripts.questions.predictions.measured_or_predicted import predicted_in_words
 from workflow_scripts.questions.trust.where_measured import host_load
 from workflow_scripts.study.progress import clock
@@ -32,7 +33,7 @@ from workflow_scripts.study.setting_words import setting_phrase, settings_in_wor
 from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables, records
 
 MOST_DEVICES = 2
-TIMES, WAIT = ("tpot_s_p50", "ttft_s_p50"), "queue_s_p50"
+TIMES, WAIT, ENERGY = ("tpot_s_p50", "ttft_s_p50"), "queue_s_p50", "energy_j_per_output_token"
 # A wait for a free place is told if it is more than this share of the time to the first token.
 WORTH_SAYING = 0.05
 # A longer table of the fastest settings is folded.
@@ -76,6 +77,7 @@ def first_screen(report: Report) -> FirstScreen:
         latency.SUBJECT.id: (lambda _: (), latency.speed_per_user),
         device_ratios.SUBJECT.id: (_devices, device_ratios.device_ratios),
         other_settings.SUBJECT.id: (_changes, other_settings.effects),
+        predicted_and_measured.SUBJECT.id: (lambda _: (), predicted_and_measured.prediction_errors),
     }
     answers = []
     for section, (sentences_of, draw) in parts.items():
@@ -232,7 +234,7 @@ def best_settings(report: Report) -> Table | Fold | None:
     recommended = tables.get("recommendations", "role", *PLACES)
     cells = report.grid[(report.grid["outcome"] == "ok") & report.grid["comparable"].eq(True)]
     cells = cells[~under_load(cells)]
-    means_of = tables.values.reindex(columns=[RATE, *TIMES, WAIT])
+    means_of = tables.values.reindex(columns=[RATE, *TIMES, WAIT, ENERGY])
     cells = cells[cells["cell_id"].isin(means_of.index[means_of[RATE].notna()])]
     if cells.empty:
         return None
@@ -244,12 +246,12 @@ def best_settings(report: Report) -> Table | Fold | None:
     places = sorted(cells.groupby(place, sort=False), key=lambda of: (size[of[0][1]], tokens[of[0][:3]]), reverse=True)
     rows = [_row(tables, of_place, means_of, best.get(names)) for names, of_place in places]
     headings = ["Model and workload", "Device", "Engine", "Fastest setting"]
-    headings += [column(RATE).axis, *(column(name).label for name in TIMES), "Of ceiling"]
+    headings += [column(RATE).axis, *(column(name).label for name in TIMES), column(ENERGY).axis, "Of ceiling"]
     note = (
         "Means over starts; in brackets the 95 % interval, or how many settings, not shown to differ, the range is of. "
         "First tokens include waiting."
     )
-    table = Table("Fastest settings", headings, rows, [False] * 4 + [True] * 4, note)
+    table = Table("Fastest settings", headings, rows, [False] * 4 + [True] * 5, note)
     return table if len(rows) <= MOST_OPEN else Fold(f"Fastest settings of {len(rows)} combinations", [table])
 
 
@@ -281,7 +283,7 @@ def _row(tables: Tables, cells: pd.DataFrame, means_of: pd.DataFrame, best: dict
     if len(waits) and waits.max() > WORTH_SAYING * times[1].max():
         latencies[1] += f", waits {column(WAIT).text(waits.min(), waits.max())}"
     named = [f"{first['model']}, {first['workload']}", first["gpu"], first["engine"], words]
-    return [*named, rate, *latencies, _of_limit(tables, members)]
+    return [*named, rate, *latencies, span(of_them[ENERGY]) or UNKNOWN, _of_limit(tables, members)]
 
 
 def best_in_words(members: pd.DataFrame, cells: pd.DataFrame, knobs: Sequence[str]) -> str:

@@ -39,13 +39,15 @@ _FIRST_SENTENCE = re.compile(r".*?[^.]\.(?= [A-Z(])")
 def render(report: Report, study_file: Path) -> str:
     """The whole page of a study."""
     digest = report.tables.folder / DIGEST
-    first = first_screen(report)
     sections = [_section(subject, report) for subject in SECTIONS if subject.is_in(report.study)]
+    asked = {subject.id: subject.asked_at(report.study.question) for subject in SECTIONS}
+    first = first_screen(report)
+    first = replace(first, answers=sorted(first.answers, key=lambda answer: asked.get(answer.section, 0)))
     return page_of(
         title=f"kvsweep: study {report.study.name}",
         question=report.study.question,
         first=first,
-        lines=_lines(first.answers, sections),
+        lines=_lines(first.answers, sorted(sections, key=lambda section: asked[section["id"]])),
         data=packed(page_data(report, study_file)),
         timelines=timelines(report.tables),
         # With this digest of the study another report is compared.

@@ -68,7 +68,7 @@ def within(folder: Path, root: Path, paths: Iterable[Path]) -> list[Path]:
         if not f"{(found := os.path.realpath(path))}/".startswith(real):
             raise InputError(f"{path}: a link leads out of {folder}, to {found}; allowed: files, and links inside it")
     for path in listed:
-        if not (os.path.isfile(path) or os.path.isdir(path)) and os.path.exists(path):
+        if not (path.is_file() or path.is_dir()) and path.exists():
             raise InputError(f"{path}: neither a file nor a folder")
     return listed
 

@@ -16,6 +16,7 @@ _NAMES = {
     "max_num_seqs": "max-num-seqs",
     "gpu_memory_utilization": "share of the memory",
     "num_speculative_tokens": "number of drafted tokens",
+    "kv_cache_dtype": "KV-cache type",
 }
 _UNITS = {"max_num_seqs": " (sequences)", "block_size": " (tokens)"}
 
@@ -137,14 +138,20 @@ def settings_in_words(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
     return [", ".join(of_cell) or "engine's defaults" for of_cell in words]
 
 
-def labels(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
-    """For each row the settings in words that differ among the cells of an engine; all of them if none differs.
+def labels(rows: pd.DataFrame, knobs: Sequence[str], place: Sequence[str] = ("engine",)) -> "pd.Series[str]":
+    """For each row the settings in words that differ among the cells of a place; all of them if none differs.
 
     >>> knobs = {"knob_block_size": [16, 32, None], "knob_batch_size": [None, None, 8]}
-    >>> labels(pd.DataFrame({"engine": ["a", "a", "b"], **knobs}), list(knobs))
+    >>> list(labels(pd.DataFrame({"engine": ["a", "a", "b"], **knobs}), list(knobs)))
     ['block size 16', 'block size 32', 'batches of 8']
+    >>> both = {"model": ["m", "m", "n"], "knob_x": [1, 2, 1], "knob_y": [3, 3, 4]}
+    >>> list(labels(pd.DataFrame({"engine": "a", **both}), ["knob_x", "knob_y"], ["engine", "model"]))
+    ['x 1', 'x 2', 'x 1, y 4']
     """
-    differing = knobs_that_differ(rows, knobs)
-    tells = rows[differing].notna().any(axis=1)
-    short, whole = settings_in_words(rows, differing), settings_in_words(rows, knobs)
-    return [words if is_told else all_words for words, all_words, is_told in zip(short, whole, tells, strict=True)]
+    words = pd.Series("", index=rows.index, dtype=object)
+    for _, cells in rows.groupby(list(place), sort=False):
+        differing = knobs_that_differ(cells, knobs)
+        tell = cells[differing].notna().any(axis=1)
+        short, whole = settings_in_words(cells, differing), settings_in_words(cells, knobs)
+        words[cells.index] = np.where(tell, short, whole)
+    return words

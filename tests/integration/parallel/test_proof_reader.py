@@ -371,3 +371,11 @@ def test_kv_memory_in_use_is_at_most_that_of_the_blocks_in_use(tables):
 def test_random_weights_are_said_on_the_first_screen(h200_later):
     first, _, _ = (h200_later / "report.html").read_text(encoding="utf-8").partition("<nav")
     assert "random, of llama-3.1-8b-instruct and qwen2-7b" in first
+
+
+def test_the_first_line_answers_what_the_study_asks_first_and_no_text_has_the_short_name_of_settings(folder, tables):
+    html = (folder / "report.html").read_text(encoding="utf-8")
+    if asked := {"two_gpus": "devices", "h200_later": "predictions"}.get(folder.name):
+        assert f'href="#{asked}"' in html.partition('<ul class="findings lines">')[2].partition("</li>")[0]
+    texts = re.sub(r"<(script|style|template)\b.*?</\1>|<[^>]*>", " ", html, flags=re.DOTALL)
+    assert not [name for name in tables["cells"]["knobs"] if "-" in name and name in texts]

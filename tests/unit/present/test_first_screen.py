@@ -18,6 +18,7 @@ from workflow_scripts.present.first_screen import best_in_words, best_settings, 
 from workflow_scripts.questions.knobs.section import ENGINE, largest_changes
 from workflow_scripts.questions.knobs.sequence_limit import drains
 from workflow_scripts.questions.limits.section import reached
+from workflow_scripts.questions.sections import SECTIONS
 from workflow_scripts.tables.results import Tables
 
 KNOBS = ["knob_block_size", "knob_max_num_seqs"]
@@ -59,7 +60,7 @@ def answer(report: Report, section: str) -> str:
 
 def test_each_answer_has_its_picture_and_leads_to_its_section(report, tmp_path):
     answers = first_screen(report).answers
-    assert [answer.section for answer in answers] == ["max-num-seqs", "latency", "devices", "knobs"]
+    assert [answer.section for answer in answers] == ["max-num-seqs", "latency", "devices", "knobs", "predictions"]
     assert all(answer.figure for answer in answers)
     ratios = in_table(report, "devices").assign(weights_share_b=0.44)
     assert "44 % and 44 %" in answer(changed(report, tmp_path, devices=ratios), "devices")
@@ -222,3 +223,19 @@ def test_nothing_measured_is_said(report, tmp_path):
     missing = in_table(report, "cells").drop_duplicates("cell_id").assign(outcome="missing", reason=None)
     screen = first_screen(written(replace(report, tables=Tables(tmp_path)), cells=missing))
     assert (len(screen.answers), screen.best) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("question", "first"),
+    [
+        ("How well does it predict few KV blocks and a server?", ["predictions", "block-size", "memory", "serving"]),
+        (
+            "Which ratio shows; is throughput flat; what of HuggingFace?",
+            ["devices", "max-num-seqs", "engines"],
+        ),
+        ("Why?", ["measured-or-predicted", "environments", "max-num-seqs"]),
+    ],
+)
+def test_subjects_stand_in_the_order_of_the_question(question, first):
+    subjects = sorted(SECTIONS, key=lambda subject: subject.asked_at(question))
+    assert [subject.id for subject in subjects][: len(first)] == first

@@ -69,7 +69,7 @@ def test_nothing_is_loaded_from_anywhere_and_markup_in_logs_is_text(results, pag
     assert len(page.all("script")) == 1
     assert SCRIPT not in results.html
     sources = [a[name] for _, a in page.elements for name in ("src", "srcset", "data", "poster", "action") if name in a]
-    answers = 4
+    answers = 5
     assert len(sources) == 2 * len(DRAWN) + answers
     assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
     assert not page.all("link")
@@ -109,8 +109,8 @@ def test_every_section_is_there_with_a_heading_and_in_the_contents(page):
 
 def test_every_figure_and_table_has_a_caption_and_a_text_for_who_cannot_see_it(page):
     images = page.all("img")
-    assert {image["src"] for image in images[:4]} & {image["src"] for image in images[4:]} == set()
-    assert len(images) == len(DRAWN) + 4
+    assert {image["src"] for image in images[:5]} & {image["src"] for image in images[5:]} == set()
+    assert len(images) == len(DRAWN) + 5
     assert all(len(image["alt"]) > 20 and int(image["width"]) > 100 for image in images)
     assert len([caption for caption in page.text["figcaption"] if "Source: " in caption]) == len(DRAWN)
     names = [attributes["aria-label"] for attributes in page.all("table")]

@@ -38,6 +38,7 @@ def _most_different_first(rows: pd.DataFrame) -> pd.DataFrame:
 SUBJECT = Subject(
     id="answers",
     title="Same answers",
+    asked="same greedy tokens",
     parts=[
         lambda report: [
             Text(

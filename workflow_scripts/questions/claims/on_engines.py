@@ -17,6 +17,7 @@ from workflow_scripts.questions.claims.evidence import (
 )
 from workflow_scripts.questions.claims.on_rates import like_sharegpt, over_ceilings
 from workflow_scripts.questions.claims.study_tables import Interval, Row, StudyTables, pairs
+from workflow_scripts.study.setting_words import setting_phrase
 
 _SAME_WORK = "sweeps hf-baseline and same-work-as-hf"
 
@@ -26,8 +27,9 @@ def gain(row: Row) -> Interval:
 
 
 def gain_text(row: Row) -> str:
-    hf = f"{row.hf_engine} {row.hf_knobs}"
-    return f"vLLM {row.vllm_knobs} makes {gain(row).value:.3g} times the output tokens/s of {hf} ({gain(row).ends()})."
+    vllm = f"vLLM with {setting_phrase('max_num_seqs', row.vllm_max_num_seqs)}"
+    hf = f"HuggingFace with {setting_phrase('batch_size', row.hf_batch_size)}"
+    return f"{vllm} makes {gain(row).value:.3g} times the output tokens/s of {hf} ({gain(row).ends()})."
 
 
 @check("hf-generate-on-a100", run("paged_attention", "sweep hf-baseline"))
@@ -103,7 +105,7 @@ def gpu_utilisation(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     for kind, (engine, at_once) in kinds.items():
         for cell in tables.cells:
             if cell.engine == engine and getattr(cell, at_once) > 1 and cell.utilization_pct_mean >= 0:
-                text = f"The GPU was {cell.utilization_pct_mean:.0f} % busy with {kind} ({cell.knobs})."
+                text = f"With {kind} of {getattr(cell, at_once):g} the GPU was {cell.utilization_pct_mean:.0f} % busy."
                 yield measured(claim, cell, text, is_stated=False)
 
 

@@ -34,6 +34,7 @@ from workflow_scripts.questions.claims.study_tables import Interval, Row, StudyT
 from workflow_scripts.questions.devices.table import NEAR_PCT, PREDICTED, capability_ratios
 from workflow_scripts.questions.knobs.table import OVERALL, PAIR
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
+from workflow_scripts.study.setting_words import instead_of, setting_phrase
 
 # A published number differs from what was found if the difference is larger than this.
 SAME_PCT = 10.0
@@ -46,7 +47,7 @@ def like_sharegpt(cell: Row) -> Under:
 
 def effect_text(effect: Row) -> str:
     return (
-        f"{effect.knob} {effect.value} makes {effect.ratio:.3g} times the output tokens/s of {effect.baseline} (95 % "
+        f"{instead_of(effect.knob, effect.value, effect.baseline)}, {effect.ratio:.3g} times the output tokens/s (95 % "
         f"interval {effect.ratio_low:.3g} to {effect.ratio_high:.3g}): {effect.verdict}."
     )
 
@@ -120,18 +121,18 @@ def refused_sizes(claim: Claim, says: str | None = None) -> Iterator[Evidence]:
 @check("throughput-flat-over-max-num-seqs", run("paged_attention", "sweep max-num-seqs"))
 def throughput_flat_over_max_num_seqs(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     published = [(row["gpu"], row["throughput_tok_s"], row["max_num_seqs"]) for row in tables.published.table(claim)]
-    yield from over_ceilings(claim, published, "max_num_seqs")
+    yield from over_ceilings(claim, published, "max-num-seqs")
     yield from flat(claim, tables, like_sharegpt)
     beside = [
-        (cell, rate / _while_full(cell), f"{name} as published: {rate:,} tokens/s")
+        (cell, rate / _while_full(cell), f"{name} as published: {rate:,} tokens/s", sequences)
         for cell in tables.cells
         for name, rate, sequences in published
         if cell.engine == "vllm" and cell.knob_max_num_seqs == sequences and may_mean(name, cell.gpu)
     ]
     # The published rate that is furthest above the measured one, per card and workload
     place = attrgetter("gpu", "model", "workload")
-    for cell, times, rate in highest(beside, lambda of: of[1], lambda of: place(of[0])):
-        at = f"{_while_full(cell):,.0f} output tokens/s while full, at max_num_seqs {cell.knob_max_num_seqs:g}"
+    for cell, times, rate, sequences in highest(beside, lambda of: of[1], lambda of: place(of[0])):
+        at = f"{_while_full(cell):,.0f} output tokens/s while full, with {setting_phrase('max_num_seqs', sequences)}"
         yield measured(claim, cell, f"{at}; {rate}, {times_at_mixes(times)}.")
 
 

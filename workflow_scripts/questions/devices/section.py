@@ -274,7 +274,7 @@ def explanations(report: Report) -> Iterator[Block]:
         settings = report.settings.get(example["knobs"], example["knobs"])
         where = f"{example['engine']}, {example['model']}, {example['workload']}, {settings}"
         sentence = (
-            f"{a} against {b}: the speed-up is shown to be explained by {counted} of {len(rows)} cells. "
+            f"{a} against {b}: what explains the speed-up of {plural(len(rows), 'cell')}: {counted}. "
             f"For example, {where}: {_in_words(example)}"
         )
         findings.append(Finding(verdict, sentence))
@@ -300,6 +300,7 @@ def cannot_show(report: Report) -> Iterator[Block]:
 SUBJECT = Subject(
     id="devices",
     title="Ratios of devices",
+    asked="ratio|GPUs compare",
     parts=[
         FigurePart(device_ratios),
         FigurePart(power_limit),

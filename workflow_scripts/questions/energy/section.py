@@ -18,6 +18,7 @@ def energy(tables: Tables) -> Plot:
 SUBJECT = Subject(
     id="energy",
     title="Energy",
+    asked="energy",
     parts=[
         FigurePart(energy),
         TablePart(

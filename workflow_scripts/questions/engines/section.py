@@ -82,6 +82,7 @@ def _step(row: Mapping[str, Any]) -> Finding:
 SUBJECT = Subject(
     id="engines",
     title="HuggingFace against vLLM",
+    asked="HuggingFace|engine|TGI",
     parts=[
         FigurePart(engines),
         TablePart(

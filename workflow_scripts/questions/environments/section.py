@@ -81,6 +81,7 @@ def verdicts(report: Report) -> Iterator[Block]:
 SUBJECT = Subject(
     id="environments",
     title="Environments",
+    asked="versions",
     is_in=lambda study: any(name != DEFAULT for sweep in study.sweeps for name in sweep.environment),
     findings=[changed_by_itself, verdicts],
     parts=[

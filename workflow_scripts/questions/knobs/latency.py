@@ -105,6 +105,7 @@ def _first(ax: Axes, rows: pd.DataFrame, named_as: Mapping[str, Mark]) -> None:
 SUBJECT = Subject(
     id="latency",
     title="Latency against throughput",
+    asked="latenc|users",
     parts=[FigurePart(speed_per_user), FigurePart(latency)],
     findings=[at_both_ends(PER_TOKEN)],
 )

@@ -88,6 +88,7 @@ def first_repeats_with_cache(cells: pd.DataFrame) -> pd.DataFrame:
 SUBJECT = Subject(
     id="prefix-caching",
     title="Prefix caching",
+    asked="prefix|system prompt",
     parts=[
         FigurePart(prefix_caching),
         effects_of("enable_prefix_caching"),

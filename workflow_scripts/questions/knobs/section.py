@@ -20,7 +20,7 @@ from workflow_scripts.page.sentences import (
 from workflow_scripts.page.series import PLACES
 from workflow_scripts.page.style import marks
 from workflow_scripts.questions.engines.section import equal_work
-from workflow_scripts.study.setting_words import instead_of, knob_name
+from workflow_scripts.study.setting_words import instead_of
 from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables, require
 
 MOST_CHANGES = 10
@@ -63,15 +63,14 @@ models_compared = pairs_that_differ_in(
 SUBJECT = Subject(
     id="knobs",
     title="All settings",
+    asked="another model|experts|8-bit|parallel",
     parts=[
         FigurePart(effects),
         TablePart(
             "knobs",
             {"knob": "Setting", **EFFECT_COLUMNS},
             f"Effects of other settings on {column(RATE).in_words}",
-            lambda effects: overall(effects[~effects["knob"].isin(OWN_SECTION)]).assign(
-                knob=lambda rows: rows["knob"].map(knob_name)
-            ),
+            lambda effects: overall(effects[~effects["knob"].isin(OWN_SECTION)]),
         ),
     ],
     findings=[verdicts_of_others, models_compared],

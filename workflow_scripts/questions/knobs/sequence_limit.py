@@ -102,7 +102,7 @@ def drains(report: Report) -> Iterator[Block]:
         drain, rates[DRAIN] = rates[DRAIN], 100 * rates[DRAIN]
         rates_in_words = [
             f"{setting_phrase(knob, x)}: {number(whole)} output tokens/s over whole repeats, {number(steady)} while"
-            f" that many run, which fewer do in the last {drain_pct:.0f} % of the time"
+            f" that many run; in the last {drain_pct:.0f} % of the time fewer run"
             for x, whole, steady, drain_pct in rates.loc[sorted({drain.idxmax(), drain.index[-1]})].itertuples()
         ]
         yield Finding(f"{100 * drain.max():.0f} % drain", f"{gpu}: {'; '.join(rates_in_words)}.")
@@ -139,6 +139,7 @@ def published_rates(tables: Tables, cells: Collection[str]) -> pd.DataFrame:
 SUBJECT = Subject(
     id="max-num-seqs",
     title="Throughput against max-num-seqs",
+    asked="max-num-seqs|throughput|number of sequences",
     parts=[
         FigurePart(throughput),
         FigurePart(output_by_max_num_seqs),

@@ -15,6 +15,7 @@ gains_and_drafts = pairs_that_differ_in(
 SUBJECT = Subject(
     id="speculation",
     title="Speculative decoding",
+    asked="draft",
     parts=[
         effects_of("num_speculative_tokens"),
         TablePart(

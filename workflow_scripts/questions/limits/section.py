@@ -118,6 +118,7 @@ def above_ceilings(report: Report) -> Iterator[Block]:
 SUBJECT = Subject(
     id="limits",
     title="How close to the hardware's limits",
+    asked="limits|hardware",
     parts=[
         FigurePart(roofline),
         TablePart(
@@ -125,8 +126,9 @@ SUBJECT = Subject(
             {
                 "cell_id": "Cell",
                 "rates": "Source of the device's rates",
+                "ceiling_share": "",
                 "output_tokens_per_s_ceiling": "Ceiling of the output",
-                **dict.fromkeys(("ceiling_share", "mbu", "mfu"), ""),
+                **dict.fromkeys(("mbu", "mfu"), ""),
                 "experts_touched_share": "Experts that a decode step used",
                 "experts_touched_share_uniform": "Expected of equally likely experts",
                 "decode_bound_by": "Decoding limited by",

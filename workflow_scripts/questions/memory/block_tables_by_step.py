@@ -84,7 +84,8 @@ def block_tables(tables: Tables) -> Plot:
     size = int(events["block_size"].iloc[0])
     moments = moments_of(events)
     longest = max(max(table) + 1 for moment in moments for r, table in moment.held.items() if r < MOST_ROWS)
-    notes = [f"the first {MOST_ROWS} requests of {events['cell_id'].iloc[0]}, with blocks of {size} tokens"]
+    name = ", ".join(events["cell_id"].iloc[0].split("/")[:-1])
+    notes = [f"the first {MOST_ROWS} requests of {name}, with blocks of {size} tokens"]
     places = list(range(longest))
     if longest > FIRST_PLACES + LAST_PLACES:
         places[FIRST_PLACES:-LAST_PLACES] = []

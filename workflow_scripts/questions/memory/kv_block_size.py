@@ -52,6 +52,7 @@ LEVEL: Mapping[str, tuple[str, str, LineStyle]] = {
     "hf_dynamic_cache": ("HF dynamic cache (measured)", COLOURS[2], "-"),
     "hf_static_cache": ("HF static cache (measured)", COLOURS[7], "-"),
 }
+LAYOUTS = {name: label.partition(" (")[0] for name, (label, *_) in LEVEL.items()}
 
 
 def output_by_block_size(tables: Tables) -> Plot:
@@ -69,7 +70,7 @@ def waste_by_block_size(tables: Tables) -> Plot:
         WHATIF: key("paged, other sizes (predicted)", COLOURS[0], ":"),
         **{name: key(*layout) for name, layout in LEVEL.items()},
     }
-    names = rows["layout"].map({name: label.removesuffix(" (measured)") for name, (label, *_) in LEVEL.items()})
+    names = rows["layout"].map(LAYOUTS)
     blocks = "blocks of " + rows["block_size"].map("{:g}".format) + " tokens"
     measured = rows.assign(how=names.where(rows["layout"] != PAGED, blocks))[rows["source"] != "predicted"]
     medians = measured.groupby([*keys, "how"], sort=False)["waste_pct"].median().reset_index()
@@ -219,6 +220,7 @@ RESERVED = TablePart(
 SUBJECT = Subject(
     id="block-size",
     title="Block size and KV memory",
+    asked="block size|KV",
     parts=[
         FigurePart(output_by_block_size),
         effects_of("block_size"),
@@ -235,7 +237,9 @@ SUBJECT = Subject(
                 "source": "Source",
             },
             "Waste in the engines' actual layouts, medians over repeats",
-            lambda waste: medians_by_cell(_of_all_layers(waste[waste["source"] == "measured"]), "layout"),
+            lambda waste: medians_by_cell(_of_all_layers(waste[waste["source"] == "measured"]), "layout").replace(
+                LAYOUTS
+            ),
         ),
         BY_KIND_OF_LAYER,
         CAPACITY,

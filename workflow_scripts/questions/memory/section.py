@@ -259,18 +259,20 @@ def every_way(report: Report) -> Iterator[Block]:
 
 def every_pool(report: Report) -> Iterator[Block]:
     rows = under_pressure(report.tables)
-    columns = {**CELL, "pool_tokens": "Tokens of the pool", "layout": "Layout"}
+    columns = {**CELL, "pool_tokens": "Tokens that fit", "layout": "Layout"}
     for name in QUANTITIES:
         columns |= {name: "", f"{name}_predicted": f"{column(name).label}, predicted"}
     columns[f"{EVICTED}_predicted"] = "Blocks of shared prompts that lost their content, predicted"
     caption = "Every size of the pool"
     whole = report.link(report.tables.folder / "repeats.csv", "repeats.csv")
-    yield Fold(f"{caption}: {plural(len(rows), 'row')}", [table_of(rows, columns, caption, "", whole)])
+    shown = table_of(report.named(rows), columns, caption, "vLLM keeps one block of the cache to itself.", whole)
+    yield Fold(f"{caption}: {plural(len(rows), 'row')}", [shown])
 
 
 SUBJECT = Subject(
     id="memory",
     title="Memory pressure",
+    asked="KV blocks|requests fit",
     parts=[FigurePart(pressure_by_pool), FigurePart(users_by_cache), every_way, every_pool],
     findings=[users_in_the_same_memory],
     is_in=lambda study: any(POOL in sweep.knobs for sweep in study.sweeps),

@@ -172,6 +172,7 @@ def _with_ceilings(predictions: pd.DataFrame) -> pd.DataFrame:
 SUBJECT = Subject(
     id="predictions",
     title="Predicted and measured",
+    asked="predict",
     parts=[
         FigurePart(prediction_errors),
         FigurePart(predicted_by_max_num_seqs),

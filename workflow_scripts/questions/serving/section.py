@@ -294,6 +294,7 @@ def latency_verdicts(report: Report) -> Iterator[Block]:
 SUBJECT = Subject(
     id="serving",
     title="Serving",
+    asked="server|request rate|turn|saturate|users wait",
     parts=[
         FigurePart(serving_latency),
         FigurePart(serving_throughput),

@@ -168,6 +168,7 @@ def has_gpus(study: Study) -> bool:
 SUBJECT = Subject(
     id="waiting",
     title="Where GPUs wait for their hosts",
+    asked="host",
     is_in=has_gpus,
     findings=[much_waiting],
     parts=[

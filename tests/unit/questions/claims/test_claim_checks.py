@@ -64,7 +64,7 @@ def test_a_rate_whose_lengths_are_open_is_told_with_the_mix_that_it_needs(tmp_pa
     assert {each.scope for each in found} >= {f"H200, {LLAMA}, any lengths"}
     h200 = next(each.text for each in found if "of H200" in each.text)
     # One sequence gives 4.8e12 / 15.01e9 = 319.8 output tokens/s, 2.68 % of 11,939.
-    assert all(number in h200 for number in ("11,939", "max_num_seqs 1: conditional", "at least 97.3 % of the tokens"))
+    assert all(number in h200 for number in ("11,939", "max-num-seqs 1: conditional", "at least 97.3 % of the tokens"))
     slow = tables(republished(tmp_path, {SEQS_TABLE: [SLOW[0] | {"gpu": "H300"}, *SLOW]}))
     (possible,) = evidence(seqs, slow)  # the H300 has no ceiling
     assert (possible.says, "possible," in possible.text) == (None, True)
