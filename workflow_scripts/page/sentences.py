@@ -116,8 +116,8 @@ def without_effect(rows: pd.DataFrame) -> Iterator[str]:
         yield f"No difference of more than {margin} %: {listed(map(knob_name, flat[flat].index))}."
     if not flat.all():
         first = rows[~rows["about"].map(flat)].drop_duplicates("about")[["about", "ratio", "ratio_low", "ratio_high"]]
-        ratios = [f"{knob_name(about)} {interval_text(*ratio, ' times')}" for about, *ratio in first.to_numpy()]
-        yield f"{sentence(NOT_DECIDED)}: {listed(ratios)}."
+        named = (f"{knob_name(about)} {interval_text(*of, unit=' times')}" for about, *of in first.to_numpy().tolist())
+        yield f"{sentence(NOT_DECIDED)}: {listed(named)}."
 
 
 def overall(effects: pd.DataFrame) -> pd.DataFrame:
