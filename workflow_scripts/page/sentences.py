@@ -116,7 +116,10 @@ def without_effect(rows: pd.DataFrame) -> Iterator[str]:
         yield f"No difference of more than {margin} %: {listed(map(knob_name, flat[flat].index))}."
     if not flat.all():
         first = rows[~rows["about"].map(flat)].drop_duplicates("about")[["about", "ratio", "ratio_low", "ratio_high"]]
-        named = (f"{knob_name(about)} {interval_text(*of, unit=' times')}" for about, *of in first.to_numpy().tolist())
+        named = (
+            f"{knob_name(about)} {interval_text(ratio, low, high, ' times')}"
+            for about, ratio, low, high in first.to_numpy()
+        )
         yield f"{sentence(NOT_DECIDED)}: {listed(named)}."
 
 
