@@ -132,7 +132,7 @@ async function contentOf(cell, data) {
   if (cell.source && cell.source !== "measured") facts.push(["Kind of numbers", cell.source]);
   if (cell.not_as_asked) facts.push(["Replaced by the engine", cell.not_as_asked]);
   if (cell.host) facts.push(["Host", cell.host]);
-  if (cell.warmup_steady === false) facts.push(["Warm-up", "not steady: its last two passes differed by more than 5 %"]);
+  if (cell.steady === false) facts.push(["First repeat", "more than 5 % slower than the later ones"]);
   if (cell.kv_cache_tokens) facts.push(["KV cache", `${setting(cell.num_gpu_blocks)} blocks of ${setting(cell.block_size_effective)} tokens: ${setting(cell.kv_cache_tokens)} tokens`]);
   return [
     definitionList(facts),

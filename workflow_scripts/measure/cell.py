@@ -52,7 +52,7 @@ from workflow_scripts.study.definition import (
 )
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Measured, Outcome, Provenance, Start, is_outcome_of
-from workflow_scripts.study.paths import ENGINE_LOG, JOB, MEASURE_LOG, OUTCOME, PARTIAL, RAW, StudyPaths
+from workflow_scripts.study.paths import ENGINE_LOG, JOB, MEASURE_LOG, OUTCOME, PARTIAL, RAW, WARMUP, StudyPaths
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.study.rounds import ended_starts, last_seen_s, next_start, present_round
 from workflow_scripts.study.study import Study, StudyError
@@ -95,7 +95,7 @@ def measure_cells(
                 for one in left:  # a job that a killed command left would be taken for the next one
                     shutil.rmtree(one.evidence, ignore_errors=True)
                 # The folder in which the last one has its evidence is not moved before all have ended.
-                jobs = [one.job(left[-1].evidence, following) for one, following in zip_longest(left, left[1:])]
+                jobs = [one.job(left, following) for one, following in zip_longest(left, left[1:])]
                 of_session = {"session": secrets.token_hex(4)} if len(left) > 1 else {}
                 with Session() as session:
                     for place, job in enumerate(jobs, start=1):
@@ -144,14 +144,17 @@ class _Series:
         self._limit_s = attempt.time_limit_s(study.cell_time_limit_s)
         self._start_limit_s = min(study.server_start_limit_s, self._limit_s)
 
-    def job(self, session: Path, following: "_Series | None") -> Job:
+    def job(self, session: Sequence["_Series"], following: "_Series | None") -> Job:
+        users: list[int | None] = [getattr(one.definition.knobs, "users", None) for one in session]
         return Job(
             definition=self.definition,
             model_dir=self._model_dir,
             draft_model_dir=self._draft_model_dir,
             workload=self._workload,
+            warmup=[*dict.fromkeys(one._workload.with_name(WARMUP) for one in session)],
+            users=max(filter(None, users)) if all(users) else None,
             evidence=self.evidence,
-            session=session,
+            session=session[-1].evidence,
             following=following and following.evidence / JOB,
             start_limit_s=self._start_limit_s,
             # All cells of a round get the same arrivals, and each round gets others.

@@ -28,9 +28,9 @@ from workflow_scripts.engines.engine import SCRATCH, Effective, Engine, EngineSe
 from workflow_scripts.measure.failures import Failure, request_failures, run_failure, start_failure
 from workflow_scripts.measure.session import LOOK_S, MEASURED, Job
 from workflow_scripts.measure.trace import sampled
-from workflow_scripts.study.definition import Definition
+from workflow_scripts.study.definition import without_load
 from workflow_scripts.study.outcome import Measured, OutcomeKind, Repeat, WarmUp
-from workflow_scripts.study.paths import ENGINE_LOG, TRACE, WARMUP
+from workflow_scripts.study.paths import ENGINE_LOG, TRACE
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.warmup import chosen, is_steady, most_passes, pass_size
@@ -84,7 +84,7 @@ class _Measured:
 
 
 class _Engine:
-    """The engine of a session, which starts with the first job, and what it was warmed up with."""
+    """The engine of a session, which starts with the first job, and how it was warmed up."""
 
     def __init__(self) -> None:
         self.host_cores = sorted(os.sched_getaffinity(0))
@@ -92,7 +92,7 @@ class _Engine:
         self.device: Device = {}
         self.effective: Effective = {}
         self.log_bytes = 0  # at the end of the start
-        self.warmed: dict[str, tuple[int, WarmUp]] = {}
+        self.warmup: WarmUp | None = None
 
     def setup(self, job: Job) -> EngineSetup:
         definition, gpu, device = job.definition, load_gpus()[job.definition.gpu], self.device
@@ -176,7 +176,10 @@ def _run(session: _Engine, setup: EngineSetup, job: Job, measured: _Measured) ->
     engine = session.adapter
     try:
         if job.passes is None:
-            measured.warmup = _warmed_up(session, job, measured)
+            if session.warmup is None:
+                with measured.phase("warmup"):
+                    session.warmup = _warm_up(engine, setup, job, session.effective)
+            measured.warmup = session.warmup
         engine.take_steps()
         with measured.phase("measure"), load_by_others() as host_load:
             end_s = math.inf if job.passes_s is None else time.monotonic() + job.passes_s
@@ -202,38 +205,28 @@ def _size(log: Path) -> int:
     return log.stat().st_size if log.exists() else 0
 
 
-def _warmed_up(session: _Engine, job: Job, measured: _Measured) -> WarmUp:
-    """Warm the engine up for a workload; if it was for as many requests at once, it still is."""
-    assert session.adapter is not None
-    definition, requests = job.definition, _read_requests(job.workload.with_name(WARMUP))
-    at_once = _at_once(definition, session.effective)
-    before, record = session.warmed.get(definition.workload_name, (0, None))
-    if record is None or before < at_once:
-        with measured.phase("warmup"):
-            record = _warm_up(session.adapter, requests, definition, at_once)
-        session.warmed[definition.workload_name] = at_once, record
-    return record
-
-
-def _at_once(definition: Definition, effective: Effective) -> int:
-    """How many requests the engine may serve at once; its own limit is preferred to the study's setting."""
-    allowed = int(effective.get("max_num_seqs", definition.knobs.max_concurrency))
-    return min(allowed, getattr(definition.knobs, "users", None) or allowed)
-
-
-def _warm_up(engine: Engine, requests: Sequence[Request], definition: Definition, concurrency: int) -> WarmUp:
+def _warm_up(engine: Engine, setup: EngineSetup, job: Job, effective: Effective) -> WarmUp:
     """Serve requests that do not count until two consecutive passes take equally long, or the pass limit is reached."""
-    joins = not hasattr(definition.knobs, "batch_size")
-    count = pass_size(len(requests), concurrency, joins)
+    requests = [request for path in job.warmup for request in _read_requests(path)]
+    requests = [replace(request, request_id=f"{i}") for i, request in enumerate(requests)]
+    # How many the engine may serve at once; its own limit is preferred to the study's setting.
+    allowed = int(effective.get("max_num_seqs", without_load(job.definition.knobs).max_concurrency))
+    joins = not hasattr(job.definition.knobs, "batch_size")
+    count = pass_size(len(requests), min(allowed, job.users or allowed), joins)
     some = [requests[i] for i in chosen([len(r.prompt_token_ids) for r in requests], count)]
     passes_s: list[float] = []
     experts: ExpertsTouched | None = None
-    while not is_steady(passes_s) and len(passes_s) < most_passes(len(requests), count, definition.repeats):
+    if "users" in setup.knobs:
+        of_session = {name: value for name, value in setup.knobs.items() if name != "users"}
+        engine.use(replace(setup, knobs=of_session | ({"users": job.users} if job.users else {})))
+    while not is_steady(passes_s) and len(passes_s) < most_passes(len(requests), count, job.definition.repeats):
         engine.reset()
         began_s = time.monotonic()
         touched = engine.warm_up(some)
         experts = experts or touched
         passes_s.append(time.monotonic() - began_s)
+    if "users" in setup.knobs:
+        engine.use(setup)
     print(f"warmed up by {len(passes_s)} passes of {count} requests", flush=True)
     return WarmUp(
         requests=count,

@@ -36,14 +36,17 @@ class Job(Record):
     """What an engine has to serve: the cell's definition, and the paths of its inputs and its evidence.
 
     `session` is the folder with the log and the temporary files of the engine: the evidence of the last job that it
-    serves. `following` is the file of the next one; it is written when the session goes on. A calibration has `passes`
-    instead of a warm-up and repeats: which requests of the workload each one serves. No pass begins later than
-    `passes_s` after the first, if that is set."""
+    serves. `following` is the file of the next one; it is written when the session goes on. The engine is warmed up
+    once for all cells of the session: with requests of the files `warmup`, and the highest limit of `users`, if each
+    cell has one. A calibration has `passes` instead of a warm-up and repeats: which requests of the workload each one
+    serves. No pass begins later than `passes_s` after the first, if that is set."""
 
     definition: Definition
     model_dir: Path
     draft_model_dir: Path | None = None
     workload: Path
+    warmup: list[Path] = []
+    users: int | None = None
     evidence: Path
     session: Path
     following: Path | None = None

@@ -14,6 +14,7 @@ from workflow_scripts.parse.engine_log import EngineLogFacts
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.parsed_columns import RECORDED
 from workflow_scripts.study.paths import OUTCOME
+from workflow_scripts.workloads.warmup import is_warm
 
 INTEGER = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
 # What evidence may hold, by the type of its column.
@@ -29,7 +30,9 @@ TYPES: dict[str, Any] = {
 def start_row(outcome: Outcome, log: EngineLogFacts | None) -> tuple[dict[str, Any], list[str]]:
     """The columns of a start that its record and its engine's log give, and faults of values of a wrong type."""
     warmup = outcome.warmup
+    repeats_s = [repeat.end_monotonic_s - repeat.start_monotonic_s for repeat in outcome.repeats]
     known: dict[str, Any] = {
+        "steady": is_warm(repeats_s) if len(repeats_s) > 1 else warmup and warmup.steady,
         "outcome": outcome.outcome,
         "reason": outcome.reason,
         "definition_sha256": outcome.definition_sha256,

@@ -43,7 +43,6 @@ from workflow_scripts.study.grid import COORDINATES, Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
-from workflow_scripts.workloads.warmup import PASSES_WHEN_WARM, USUAL_PASSES
 
 # With fewer cells than this, one process is done before a second one has started.
 CELLS_WORTH_A_PROCESS = 1000
@@ -76,18 +75,12 @@ def plan(
 
 
 def _in_sessions(table: pd.DataFrame, sessions: Mapping[str, str]) -> pd.DataFrame:
-    """The cells that share a start of their engine have equal parts of what it takes, and those of one workload share
-    its warm-up. A warm engine needs only the passes that show it to be steady for a further workload."""
+    """The cells that share a start of their engine have equal parts of what it takes, and of the longest warm-up."""
     timed = table[table["cell_s"].notna()]
-    session = timed["cell_id"].map(sessions)
-    workloads = timed.groupby(session)["workload"].transform("nunique")
-    passes = (USUAL_PASSES + PASSES_WHEN_WARM * (workloads - 1)) / (USUAL_PASSES * workloads)
-    parts = {
-        **{name: timed[name] / session.map(session.value_counts()) for name in ("start_s", "stop_s")},
-        "warmup_s": timed["warmup_s"] * passes / timed.groupby([session, "workload"])["cell_id"].transform("size"),
-    }
-    shared = timed.assign(**parts)
-    saved_s = (timed[[*parts]] - shared[[*parts]]).sum(axis="columns")
+    session, parts = timed["cell_id"].map(sessions), ["start_s", "warmup_s", "stop_s"]
+    of_session = timed[parts].groupby(session)
+    shared = timed.assign(**of_session.transform("max").div(session.map(of_session.size()), axis="index"))
+    saved_s = (timed[parts] - shared[parts]).sum(axis="columns")
     table.loc[timed.index, [*parts, "cell_s"]] = shared.assign(cell_s=timed["cell_s"] - saved_s)
     return table
 

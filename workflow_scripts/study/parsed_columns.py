@@ -31,7 +31,7 @@ _SOURCES = (
     ("Float64", "{}", "experts.{}", "experts_touched_share"),
     ("Int64", "{}", "experts.{}", "experts_touched_tokens"),
     ("Int64", "warmup_{}", "warmup.{}", "requests passes"),
-    ("boolean", "warmup_{}", "warmup.{}", "steady"),
+    ("boolean", "{}", "{}", "steady"),
 )
 RECORDED = {
     column.format(name): (dtype, [place.format(name) for place in places.split()])

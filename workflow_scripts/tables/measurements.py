@@ -75,7 +75,11 @@ STARTS = table_schema(
     FLAG("graphs_from_cache", "start: compiled graphs all loaded from vLLM's cache"),
     NUMBER("compile_s", "start: compiling or loading graphs, by the log"),
     INTEGER("warmup_requests warmup_passes", "requests per pass, and passes"),
-    FLAG("warmup_steady", "the last two passes agree within 5 %"),
+    FLAG(
+        "steady",
+        "the first repeat took at most 5 % longer than the mean of the later ones; of a single repeat: the last two "
+        "passes of the warm-up agree within 5 %",
+    ),
     NUMBER(
         "experts_touched_share",
         "share of a layer's experts that a decode step of a full batch used, mean over steps and layers; "

@@ -1,4 +1,6 @@
-"""How a cell is warmed up: passes over requests that do not count, until two passes in a row take equally long.
+"""How an engine is warmed up: passes over requests that do not count, until two passes in a row take equally long.
+
+One warm-up is for all cells of a session: its requests are chosen from those of all workloads.
 
 A pass serves as many requests as may run at once and some more, so that whatever happens first at that concurrency
 (memory that grows, kernels that are compiled or chosen), and when a request that waits joins others, happens before
@@ -6,6 +8,7 @@ anything is timed.
 """
 
 from collections.abc import Sequence
+from statistics import fmean
 
 LEAST_REQUESTS = 4
 # One request waits for each so many that run.
@@ -13,8 +16,6 @@ RUN_PER_WAITING = 8
 MOST_PASSES = 6
 # The first pass does everything for the first time; two more show whether that was all. A plan assumes this number.
 USUAL_PASSES = 3
-# An engine that another workload has warmed up shows with two that it is steady.
-PASSES_WHEN_WARM = 2
 # Two passes in a row whose times differ by no more count as equally fast.
 TOLERANCE = 0.05
 
@@ -56,3 +57,12 @@ def is_steady(passes_s: Sequence[float]) -> bool:
     (False, False, True)
     """
     return len(passes_s) > 1 and abs(passes_s[-1] / passes_s[-2] - 1) <= TOLERANCE
+
+
+def is_warm(repeats_s: Sequence[float]) -> bool:
+    """Whether the first of several repeats took no longer than the later ones do on average.
+
+    >>> is_warm([4.1, 3.9, 4.1]), is_warm([4.5, 3.9, 4.1]), is_warm([3.5, 3.9, 4.1])
+    (True, False, True)
+    """
+    return repeats_s[0] <= (1 + TOLERANCE) * fmean(repeats_s[1:])

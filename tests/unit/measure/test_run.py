@@ -66,12 +66,13 @@ def job_of(
     monkeypatch.setattr(run, "make_engine", lambda _, setup: engine(setup))
     monkeypatch.setattr(run, "use_cores", lambda _: None)
     evidence = tmp_path / "raw"
-    evidence.mkdir()
+    evidence.mkdir(exist_ok=True)
     definition = defined("vllm", {}, repeats=1).model_copy(update={"gpu": gpu})
     return Job(
         definition=definition,
         model_dir=tmp_path,
         workload=tmp_path / "workload.jsonl",
+        warmup=[tmp_path / "warmup.jsonl"],
         evidence=evidence,
         session=evidence,
     )
@@ -112,7 +113,7 @@ class Noting(Unstoppable):
         return {"max_num_seqs": 8}
 
     def warm_up(self, requests: Sequence[Request]) -> None:
-        self.note("warm up")
+        self.note(f"warm up by {','.join(str(r.prompt_token_ids[0]) for r in requests)} of")
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
         self.note("serve")
@@ -122,39 +123,36 @@ class Noting(Unstoppable):
         self.note("stop")
 
 
-def test_one_start_serves_jobs_in_turn_and_warms_up_what_is_not_warm(tmp_path, monkeypatch):
+def test_one_start_serves_jobs_in_turn_after_one_warm_up_for_all_of_them(tmp_path, monkeypatch):
     noted: list[str] = []
     first = job_of(tmp_path, monkeypatch, lambda setup: Noting(setup, noted))
     monkeypatch.setattr(run, "is_steady", bool)
-    jobs = []
-    for users, workload in ((6, "chat"), (2, "chat"), (9, "chat"), (9, "code")):
+    jobs, warmup = [], [tmp_path / "chat.jsonl", tmp_path / "code.jsonl"]
+    for of_workload, lengths in zip(warmup, ((9, 7, 5), (8, 6, 4)), strict=True):
+        lines = [{"request_id": "warmup-0", "prompt_token_ids": [i] * i, "output_tokens": 3} for i in lengths]
+        write_jsonl(of_workload, lines)
+    for users in (2, 3, 1):
         of_job = defined("openai", {"endpoint": "any", "users": users}, repeats=1)
-        definition = of_job.model_copy(update={"workload_name": workload, "endpoint": None})
-        places = {"evidence": tmp_path / str(len(jobs)), "session": tmp_path / "3"}
-        jobs.append(first.model_copy(update={"definition": definition, "start_limit_s": 9.0, **places}))
+        definition = of_job.model_copy(update={"endpoint": None})
+        told = {"evidence": tmp_path / str(len(jobs)), "session": tmp_path / "2", "warmup": warmup, "users": 3}
+        jobs.append(first.model_copy(update={"definition": definition, "start_limit_s": 9.0, **told}))
     files = [job.evidence / "job.json" for job in jobs]
     for job, file, following in zip(jobs, files, [*files[1:], None], strict=True):
         job.model_copy(update={"following": following}).write(file)
     run.measure(Job.read(files[0]))
     records = [read_json(job.evidence / "measured.json") for job in jobs]
-    assert [record["outcome"] for record in records] == ["ok"] * 4
-    # For 9 users the engine, which serves 8 at once, is warmed up again; for 2 it is warm.
-    assert noted == [
-        *("start 6", "warm up 6", "serve 6"),
-        "serve 2",
-        *("warm up 9", "serve 9"),
-        *("warm up 9", "serve 9", "stop 9"),
-    ]
+    assert [record["outcome"] for record in records] == ["ok"] * 3
+    # By requests of both workloads, spread over their lengths; as many at once as of any cell.
+    assert noted == ["start 2", "warm up by 9,5,8,6 of 3", "serve 2", "serve 3", "serve 1", "stop 1"]
     assert [{*record["phases_s"]} for record in records] == [
         {"start", "warmup", "measure"},
         {"measure"},
-        {"warmup", "measure"},
-        {"warmup", "measure", "stop"},
+        {"measure", "stop"},
     ]
-    assert records[1]["warmup"] == records[0]["warmup"]  # in which it was seen to be steady
-    log = (tmp_path / "3" / "engine.log").read_bytes()
+    assert records[1]["warmup"] == records[0]["warmup"]
+    log = (tmp_path / "2" / "engine.log").read_bytes()
     until, since = records[2]["log_bytes"]
-    assert log[:until].decode().splitlines() == ["start 6"]
+    assert log[:until].decode().splitlines() == ["start 2"]
     assert log[since:].decode().splitlines() == noted[4:]
 
 
@@ -192,6 +190,7 @@ class Timed(Engine):
 
 
 def warmed_up(
+    folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     passes_s: Sequence[float],
     knobs: dict[str, Any],
@@ -200,13 +199,15 @@ def warmed_up(
 ) -> tuple[Timed, WarmUp]:
     engine = Timed(passes_s)
     monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: engine.now_s))
-    requests = [Request([1] * (i + 1), 2, request_id=str(i)) for i in range(32)]
-    definition = defined(engine_name, knobs, repeats=3)
-    return engine, run._warm_up(engine, requests, definition, run._at_once(definition, effective or {}))
+    job = job_of(folder, monkeypatch, Unstoppable)
+    write_jsonl(job.warmup[0], (Request([1] * (i + 1), 2).as_line("any") for i in range(32)))
+    definition = defined(engine_name, knobs, repeats=3).model_copy(update={"endpoint": None})
+    job = job.model_copy(update={"definition": definition, "users": knobs.get("users")})
+    return engine, run._warm_up(engine, run._Engine().setup(job), job, effective or {})
 
 
-def test_warm_up_goes_on_until_two_passes_take_equally_long_or_it_took_too_many(monkeypatch):
-    engine, record = warmed_up(monkeypatch, [9.0, 4.3, 4.0, 4.1, 4.0], {"max_num_seqs": 8})
+def test_warm_up_goes_on_until_two_passes_take_equally_long_or_it_took_too_many(tmp_path, monkeypatch):
+    engine, record = warmed_up(tmp_path, monkeypatch, [9.0, 4.3, 4.0, 4.1, 4.0], {"max_num_seqs": 8})
     assert record.passes_s == pytest.approx([9, 4.3, 4, 4.1])
     assert (record.requests, record.steady) == (9, True)  # eight run, and one waits
     assert record.experts == ExpertsTouched(share=0.5, tokens=8)
@@ -215,9 +216,9 @@ def test_warm_up_goes_on_until_two_passes_take_equally_long_or_it_took_too_many(
     assert len({tuple(ids) for ids in engine.served}) == 1
     assert engine.served[0][-1] == "31"  # the longest prompt
     slower = [2.0**i for i in range(20)]
-    assert len(warmed_up(monkeypatch, slower, {"max_num_seqs": 4})[1].passes_s) == 6
+    assert len(warmed_up(tmp_path, monkeypatch, slower, {"max_num_seqs": 4})[1].passes_s) == 6
     # Of all requests no more passes than it takes to see that two agree.
-    of_all = warmed_up(monkeypatch, slower, {"max_num_seqs": 32})[1]
+    of_all = warmed_up(tmp_path, monkeypatch, slower, {"max_num_seqs": 32})[1]
     assert (of_all.requests, len(of_all.passes_s), of_all.steady) == (32, 3, False)
 
 
@@ -232,6 +233,8 @@ def test_warm_up_goes_on_until_two_passes_take_equally_long_or_it_took_too_many(
         ("hf-static", {"batch_size": 8}, {}, 8),
     ],
 )
-def test_more_requests_warm_up_than_run_at_once_where_they_can_join(monkeypatch, engine, knobs, effective, requests):
-    record = warmed_up(monkeypatch, [1.0, 1.0], knobs, engine, effective)[1]
+def test_more_requests_warm_up_than_run_at_once_where_they_can_join(
+    tmp_path, monkeypatch, engine, knobs, effective, requests
+):
+    record = warmed_up(tmp_path, monkeypatch, [1.0, 1.0], knobs, engine, effective)[1]
     assert (record.requests, record.steady) == (requests, True)

@@ -117,7 +117,7 @@ def cells_table(study: Study) -> pd.DataFrame:
         asked |= {"knobs": cell.knobs.slug(), "max_concurrency_allowed": cell.knobs.max_concurrency, **MEASURED_BY}
         asked |= {name: getattr(cell, name) for name in NAMES}
         asked |= {f"knob_{name}": value for name, value in cell.knobs.set_values().items()}
-        asked |= {"device_name": f"Made-up {cell.gpu}", "warmup_steady": cell.gpu != "l40s"}
+        asked |= {"device_name": f"Made-up {cell.gpu}", "steady": cell.gpu != "l40s"}
         asked |= {"not_as_asked": "max_model_len 2048, not 4096" if cell.gpu == "h200" else None}
         asked |= {"lock_sha256": ("a" if cell.gpu == "h200" else "b") * 64}
         outcome, reason = outcome_of(asked)

@@ -150,7 +150,7 @@ def test_cells_that_did_not_run_are_a_finding_with_the_reason_that_most_have(rep
 
 def test_starts_that_failed_or_were_not_steady_are_told_though_the_first_start_was_good(report):
     cells = pd.DataFrame({"cell_id": list("aabb"), "outcome": ["ok", "timeout", "ok", "ok"], "start": [1, 2, 1, 2]})
-    report = written(report, cells=named(cells.assign(repeat=0, warmup_steady=[True, None, True, False])))
+    report = written(report, cells=named(cells.assign(repeat=0, steady=[True, None, True, False])))
     for part, verdict, cell in ((unsuccessful, "failed start", "1"), (unsteady_cells, "not steady", "2")):
         ((found, sentence),) = told(part, report)
         assert found == verdict

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from workflow_scripts.engines.engine import Effective, Engine, EngineSetup, ExpertsTouched, Metrics, RequestRecord
+from workflow_scripts.engines.engine import Effective, Engine, ExpertsTouched, Metrics, RequestRecord
 from workflow_scripts.engines.hf.memory_room import NoRoomError, peak_bytes, runs_in
 from workflow_scripts.engines.hf.model import (
     device_memory,
@@ -48,11 +48,6 @@ class HfStatic(Engine):
             "dtype": str(self._model.dtype).removeprefix("torch."),
             **torch_state(),
         }
-
-    def use(self, setup: EngineSetup) -> None:
-        super().use(setup)
-        # The largest batch that fits depends on the requests.
-        self._is_warm, self._batch_size = False, int(setup.knobs["batch_size"])
 
     def warm_up(self, requests: Sequence[Request]) -> ExpertsTouched | None:
         """Serve requests that do not count; in limited memory, first find the largest batch that fits. The first time,

@@ -60,15 +60,16 @@ def load_warning(report: Report) -> Iterator[Block]:
 
 
 def unsteady_cells(report: Report) -> Iterator[Block]:
-    measured = report.tables.rows.dropna(subset="warmup_steady")
-    unsteady = measured[~measured["warmup_steady"].astype(bool)].drop_duplicates("cell_id")
+    measured = report.tables.rows.dropna(subset="steady")
+    unsteady = measured[~measured["steady"].astype(bool)].drop_duplicates("cell_id")
     if len(unsteady):
         more = f"; and {len(unsteady) - MOST_NAMED} more" if len(unsteady) > MOST_NAMED else ""
         some = "; ".join(unsteady["cell_id"].head(MOST_NAMED).map(report.names)) + more
         sentence = (
-            f"In {len(unsteady)} of {measured['cell_id'].nunique()} measured cells the last two passes of the warm-up "
-            f"differed by more than {100 * TOLERANCE:g} %. Their first repeats may be slower than the rest, and their "
-            f"intervals may be wide: {some}. The column warmup_steady of the table cells shows which."
+            f"In {len(unsteady)} of {measured['cell_id'].nunique()} measured cells the first repeat of a start took "
+            f"over {100 * TOLERANCE:g} % longer than its other repeats (of a single repeat: the last two passes of the "
+            f"warm-up differed as much). Their intervals may be wide: {some}. The column steady of the table starts "
+            "shows which."
         )
         yield Finding("not steady", sentence, "bad")
 
