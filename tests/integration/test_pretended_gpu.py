@@ -1,6 +1,7 @@
-"""One cell on a simulated GPU, from the study file to the page: a real engine on a CPU, NVML's bindings and a trace."""
+"""A cell on a simulated GPU, from calibration to page: a real engine on a CPU, NVML's bindings and a trace."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -14,17 +15,18 @@ from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.parse import cell_tables as parse_cells
 from workflow_scripts.present import page
 from workflow_scripts.questions.cells import table as analyse_cells
+from workflow_scripts.study.calibrations import CalibrationRecord
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.tables.measurements import read_measurements
 
-CELL = "pretended-gpu/hf-static/tiny-llama-57m/steady/static-batch4-cachedynamic"
+CELL = "pretended-gpu/hf-static/tiny-llama-57m/steady/static-batch4-cachestatic"
 STUDY = study_content(
     {
         "name": "one",
         "gpu": "pretended-gpu",
         "engine": "hf-static",
         "model": "tiny-llama-57m",
-        "knobs": {"batch_size": 4, "cache_implementation": "dynamic"},
+        "knobs": {"batch_size": 4, "cache_implementation": ["dynamic", "static"]},
     },
     name="pretended",
     question="does what NVML tells reach the page?",
@@ -46,15 +48,25 @@ def test_what_nvml_tells_of_a_cell_reaches_the_page(tmp_path, environment, monke
         throttle_bits=IDLE | POWER_CAP,
     )
     outcome_file = root / "cells" / CELL / "outcome.json"
-    done = subprocess.run(
-        snakemake_command(study, root.parent, str(outcome_file)),
-        cwd=CHECKOUT,
-        env={**environment, "PRETENDED_GPUS": str(shown), "KVSWEEP_GPUS": str(CATALOGUE)},
-        capture_output=True,
-        text=True,
-        timeout=900,  # two threads on cores that others use may take ten times as long
-    )
-    assert done.returncode == 0, done.stderr
+    kvsweep, of_study = [sys.executable, "-m", "workflow_scripts"], ["--study", study, "--results", root.parent]
+    for command in (
+        snakemake_command(study, root.parent, "prepare"),
+        [*kvsweep, "calibrate", *of_study, "--gpu", "pretended-gpu", "--seconds", "4"],
+        [*kvsweep, "measure-cell", *of_study, "--cell", CELL],
+    ):
+        done = subprocess.run(
+            command,
+            cwd=CHECKOUT,
+            env={**environment, "PRETENDED_GPUS": str(shown), "KVSWEEP_GPUS": str(CATALOGUE)},
+            capture_output=True,
+            text=True,
+            timeout=900,  # two threads on cores that others use may take ten times as long
+        )
+        assert done.returncode == 0, done.stderr
+    # The other cache was calibrated with its two depths, and this one in the session of its cell.
+    records = {path.stem: CalibrationRecord.read(path) for path in root.glob("prepared/calibrations/*/*/*/*.json")}
+    starts = {name: [(start.layers, len(start.passes) > 0) for start in of.starts] for name, of in records.items()}
+    assert starts == {"cachedynamic": [(8, True), (4, True)], "cachestatic": [(8, True)]}
 
     outcome = Outcome.read(outcome_file)
     assert outcome.outcome == "ok", outcome.reason

@@ -9,6 +9,7 @@ docs/cluster.md explains both.
 
 import csv
 import math
+import os
 import re
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from pydantic import Field, field_validator, model_validator
 from workflow_scripts.catalog.gpus_and_models import CONFIG, load_gpus, load_models
 from workflow_scripts.common.command import ATTEMPT, STUDY, command, option, positive
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import write_text
 from workflow_scripts.common.records import Record, read_yaml, validated
 from workflow_scripts.common.wording import allowed_names
 from workflow_scripts.physics.model_facts import ModelFactsError, facts_on
@@ -302,3 +304,9 @@ def main(args: Namespace) -> None:
         raise InputError(f"{args.plan}: there is no such plan; `snakemake plan` writes it")
     limits_s = predicted_limits_s(args.plan) if args.plan else {}
     print("\n".join(_lines(study, site, cells, args.cells_per_job, args.attempt, limits_s)))
+
+
+def note_wrong_node(folder: Path, reason: str) -> None:
+    """Tell the next attempts which node of a cluster to avoid."""
+    if node := os.environ.get("SLURMD_NODENAME"):
+        write_text(folder / node, f"{reason}\n")

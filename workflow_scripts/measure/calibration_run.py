@@ -16,37 +16,41 @@ import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
+from workflow_scripts.cluster.site import note_wrong_node
 from workflow_scripts.common.command import RESULTS, STUDY, command, option
 from workflow_scripts.common.files import read_json, read_jsonl, write_json, write_jsonl
 from workflow_scripts.device.device_check import WrongDeviceError
 from workflow_scripts.device.device_lock import device_lock
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.engines.registry import get_engine
-from workflow_scripts.measure.cell import note_wrong_node
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.provenance import provenance_of
 from workflow_scripts.measure.session import Job, NoEnvironmentError, Session
 from workflow_scripts.physics.model_facts import ModelFactsError, facts_on, vocabulary_and_context
 from workflow_scripts.study.calibrations import (
     CALIBRATION_S,
+    ON_GPU,
     Calibration,
     CalibrationRecord,
     CalibrationStart,
     Pass,
     at_half_depth,
+    calibrated_definition,
     calibration_of,
     calibrations_of,
+    planned_starts,
     points_for,
     sustained_tokens,
 )
-from workflow_scripts.study.definition import Definition, cell_definition, model_key, resolved_models, without_load
+from workflow_scripts.study.definition import Definition, model_key
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Measured
 from workflow_scripts.study.paths import ENGINE_LOG, StudyPaths
@@ -56,11 +60,6 @@ from workflow_scripts.study.study_file import load_study
 from workflow_scripts.workloads.request import Request
 
 ROUNDS = 5
-# The starts of an engine: whether the model has all its layers, and the share of the time for passes. On a GPU a start
-# may take a minute, so each depth has one, and half of the layers only once per engine: predictions of a variant's own
-# model change by less than 1 % without it.
-WHOLE, HALF = True, False
-ON_CPU, ON_GPU = ((WHOLE, 0.4), (HALF, 0.2), (WHOLE, 0.4)), ((WHOLE, 0.75), (HALF, 0.25))
 DEPTHS = ("num_hidden_layers", "n_layer")
 LOG_TAIL_LINES = 40
 START_LIMIT_S = 600.0
@@ -74,6 +73,14 @@ class CalibrationRunError(RuntimeError):
 
 class RefusedError(CalibrationRunError):
     """The engine does not take the settings; it may take others."""
+
+
+class Within(NamedTuple):
+    """The session that serves a calibration before its cells: `folder` and `following` as in `Job`."""
+
+    session: Session
+    folder: Path
+    following: Path
 
 
 class CalibrationRun:
@@ -91,10 +98,7 @@ class CalibrationRun:
     def _use(self, calibration: Calibration) -> None:
         study, paths, cell = self._study, self._paths, calibration.cell
         self.calibration = calibration
-        definition = cell_definition(study, cell, resolved_models(study))
-        # A calibration is for all workloads, so its tokens are chosen greedily.
-        workload = definition.workload.model_copy(update={"sampling": None, "keep_answers": False})
-        self._definition = definition.model_copy(update={"knobs": without_load(cell.knobs), "workload": workload})
+        self._definition = definition = calibrated_definition(study, cell)
         self._model_dir = paths.model(cell.model, model_key(definition.model))
         if not (config := self._model_dir / "config.json").exists():
             raise StudyError(f"{config} is not there; `snakemake calibrate` prepares and measures")
@@ -127,15 +131,18 @@ class CalibrationRun:
             return 0
         return sustained_tokens(facts, (used or 0.9) * memory_bytes)
 
-    def measure_start(self, whole: bool, limit_s: float, backwards: bool) -> CalibrationRecord:
-        """Start the engine once more, pass over the points, and write the record, even if the engine breaks; one that
-        broke before is not started again. No pass begins after `limit_s`. Raises as `calibrate` does."""
+    def measure_start(
+        self, whole: bool, limit_s: float, backwards: bool = False, within: Within | None = None
+    ) -> CalibrationRecord:
+        """Start the engine once more, or use that of a session, pass over the points, and write the record, even if the
+        engine breaks; one that broke before is not started again. No pass begins after `limit_s`. Raises as `calibrate`
+        does."""
         scratch = self._out.with_suffix(".partial")
         shutil.rmtree(scratch, ignore_errors=True)
         fields: dict[str, Any] = {}
         try:
             if self._record.failure is None:
-                fields = self._started(whole, limit_s, backwards, scratch)
+                fields = self._started(whole, limit_s, backwards, scratch, within)
         except CalibrationRunError as e:
             fields = {"failure": str(e)}
         finally:
@@ -145,7 +152,9 @@ class CalibrationRun:
         self._record.write(self._out, indent=None)
         return self._record
 
-    def _started(self, whole: bool, limit_s: float, backwards: bool, scratch: Path) -> dict[str, Any]:
+    def _started(
+        self, whole: bool, limit_s: float, backwards: bool, scratch: Path, within: Within | None
+    ) -> dict[str, Any]:
         """The fields of the record after one more start; those of the device are from the first one."""
         model_dir, definition = self._model_dir, self._definition
         layers, half, of_half = shallower(read_json(model_dir / "config.json"))
@@ -158,22 +167,28 @@ class CalibrationRun:
         passes = order(range(len(self._points)) if whole else at_half_depth(self._points, self.gpu.kind), backwards)
         evidence = scratch / "evidence"
         try:
-            measured = self._forked(definition, model_dir, evidence, passes, limit_s)
+            measured = self._forked(definition, model_dir, evidence, passes, limit_s, within)
         except RefusedError as e:
-            if self._record.starts or not self.calibration.others or self._refused == MAY_REFUSE:
+            if within or self._record.starts or not self.calibration.others or self._refused == MAY_REFUSE:
                 raise
             print(f"{self.calibration.cell.id}: {e}; the settings of another cell are tried", flush=True)
             self._refused += 1
             self._use(calibration_of(self._study, self.calibration.others))
             shutil.rmtree(scratch)
-            return self._started(whole, limit_s, backwards, scratch)
+            return self._started(whole, limit_s, backwards, scratch, within)
         served = self._passes(measured, evidence, passes)
         start = CalibrationStart(layers=layers if whole else half, effective=measured.effective, passes=served)
         device = {"device": measured.device, "host_load": measured.host_load, "dtype": measured.effective.get("dtype")}
         return {"starts": [*self._record.starts, start], **({} if self._record.starts else device)}
 
     def _forked(
-        self, definition: Definition, model_dir: Path, evidence: Path, passes: Sequence[int], limit_s: float
+        self,
+        definition: Definition,
+        model_dir: Path,
+        evidence: Path,
+        passes: Sequence[int],
+        limit_s: float,
+        within: Within | None,
     ) -> Measured:
         try:
             vocab, _ = vocabulary_and_context(read_json(model_dir / "config.json"))
@@ -193,13 +208,14 @@ class CalibrationRun:
             model_dir=model_dir,
             workload=workload,
             evidence=evidence,
-            session=evidence,
+            session=within.folder if within else evidence,
+            following=within and within.following,
             passes=[indices[point] for point in passes],
             passes_s=limit_s,
             start_limit_s=START_LIMIT_S,
         )
         try:
-            with Session() as session:
+            with nullcontext(within.session) if within else Session() as session:
                 _, measured = session.serve(job, START_LIMIT_S + 2 * limit_s)
         except NoEnvironmentError as e:
             raise CalibrationRunError(str(e)) from None
@@ -243,11 +259,15 @@ class CalibrationRun:
         return served
 
 
-def calibrate(runs: Sequence[CalibrationRun], limit_s: float | None = None) -> None:
+def calibrate(
+    runs: Sequence[CalibrationRun],
+    starts_of: Mapping[str, Sequence[tuple[bool, float]]],
+    limit_s: float | None = None,
+) -> None:
     """Measure calibrations in turns: one start of each, in random order, then the next. `limit_s`: seconds for all
     passes of a calibration, instead of the limit of the kind of device. Raises WrongDeviceError if a device is another
     one, and ForkServerError if the measuring process could not be started."""
-    draw, starts_of = random.Random(0), planned_starts([run.calibration for run in runs])
+    draw = random.Random(0)
     for number in range(max(map(len, starts_of.values()), default=0)):
         for run in draw.sample(runs, len(runs)):
             starts = starts_of[run.calibration.name]
@@ -260,15 +280,14 @@ def calibrate(runs: Sequence[CalibrationRun], limit_s: float | None = None) -> N
                 print(f"{sum(len(start.passes) for start in record.starts)} passes", record.failure or "", flush=True)
 
 
-def planned_starts(calibrations: Sequence[Calibration]) -> dict[str, tuple[tuple[bool, float], ...]]:
-    """The starts of each calibration, by its name: whether the model is whole, and the share of the time for passes."""
-    starts, halved = {}, set()
-    for calibration in calibrations:
-        cell = calibration.cell
-        on_cpu, place = load_gpus()[cell.gpu].kind == "cpu", (cell.gpu, cell.engine_at)
-        starts[calibration.name] = ON_CPU if on_cpu else ON_GPU[: 1 if place in halved else 2]
-        halved.add(place)
-    return starts
+def calibrate_within(run: CalibrationRun, within: Within) -> bool:
+    """Measure a calibration in a session that begins with it; return whether the session goes on."""
+    print(f"calibrating {run.calibration.name}", flush=True)
+    ((whole, share),) = ON_GPU[:1]
+    with suppress(WrongDeviceError):  # the session of the cells finds it again
+        record = run.measure_start(whole, share * CALIBRATION_S[run.gpu.kind], within=within)
+        print(f"{sum(len(start.passes) for start in record.starts)} passes", record.failure or "", flush=True)
+    return within.session.goes_on
 
 
 def shallower(config: Mapping[str, Any]) -> tuple[int, int, dict[str, Any]]:
@@ -330,8 +349,13 @@ def main(args: Namespace) -> int:
         raise StudyError(f"study {study.name!r} has no device {unknown[0]!r}; it has {', '.join(sorted(gpus))}")
     paths = StudyPaths(args.results, study.name)
     calibrations = calibrations_of(study, [cell for cell in cells if cell.gpu in args.gpu])
+    starts = planned_starts(calibrations.values())
+    later = [n for n, wanted in calibrations.items() if len(starts[n]) == 1 and not paths.outcome(wanted.cell).exists()]
+    for name in later:
+        print(f"{name}: the first session of its cells calibrates it")
     try:
-        calibrate([CalibrationRun(study, wanted, paths) for wanted in calibrations.values()], args.seconds)
+        runs = [CalibrationRun(study, wanted, paths) for name, wanted in calibrations.items() if name not in later]
+        calibrate(runs, starts, args.seconds)
     except (WrongDeviceError, ForkServerError) as e:
         for gpu in args.gpu if isinstance(e, WrongDeviceError) else ():
             note_wrong_node(paths.wrong_nodes(gpu), str(e))

@@ -31,16 +31,18 @@ from filelock import FileLock, Timeout
 
 from workflow_scripts.catalog.environments import is_installed
 from workflow_scripts.catalog.gpus_and_models import load_gpus
-from workflow_scripts.cluster.site import Attempt
+from workflow_scripts.cluster.site import Attempt, note_wrong_node
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option, positive
-from workflow_scripts.common.files import last_line, read_json, write_text
+from workflow_scripts.common.files import last_line, read_json
 from workflow_scripts.device.device_lock import boot_id, device_lock
 from workflow_scripts.device.host_load import suspension
 from workflow_scripts.engines.engine import SCRATCH
+from workflow_scripts.measure.calibration_run import CalibrationRun, Within, calibrate_within
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.provenance import now_in_utc, provenance_of
 from workflow_scripts.measure.session import MEASURED, Job, NoEnvironmentError, Session
 from workflow_scripts.statistics.repeats import best_repeats
+from workflow_scripts.study.calibrations import due_in_session
 from workflow_scripts.study.definition import (
     cell_definition,
     definition_sha256,
@@ -98,6 +100,10 @@ def measure_cells(
                 jobs = [one.job(left, following) for one, following in zip_longest(left, left[1:])]
                 of_session = {"session": secrets.token_hex(4)} if len(left) > 1 else {}
                 with Session() as session:
+                    if due := due_in_session(study, first.definition, paths):
+                        within = Within(session, jobs[0].session, jobs[0].evidence / JOB)
+                        if not calibrate_within(CalibrationRun(study, due, paths), within):
+                            continue
                     for place, job in enumerate(jobs, start=1):
                         one = left.pop(0)
                         if with_logs and one is not first:
@@ -208,12 +214,6 @@ class _Series:
         print(f"{reason}; attempt {attempt.number} of {attempt.of}, and this cell has no outcome yet", file=sys.stderr)
         shutil.rmtree(self.evidence)
         return status
-
-
-def note_wrong_node(folder: Path, reason: str) -> None:
-    """Tell the next attempts which node of a cluster to avoid."""
-    if node := os.environ.get("SLURMD_NODENAME"):
-        write_text(folder / node, f"{reason}\n")
 
 
 def _put_in_place(evidence: Path, folder: Path, outcome: Outcome) -> None:

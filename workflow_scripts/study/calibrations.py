@@ -21,13 +21,20 @@ from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine, load_engines
 from workflow_scripts.engines.vllm.knobs import why_block_size_is_refused
 from workflow_scripts.physics.model_facts import ModelFacts
-from workflow_scripts.study.grid import Cell
+from workflow_scripts.study.definition import Definition, cell_definition, resolved_models, session_key, without_load
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study, StudyError
 from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.workload_kinds import SyntheticWorkload
 
 # Seconds for all passes of a calibration, its second depth included; starting the engine comes on top.
 CALIBRATION_S = {"cpu": 20.0, "cuda": 25.0, "rocm": 25.0}
+# The starts of an engine: whether the model has all its layers, and the share of the time for passes. On a GPU a start
+# may take a minute, so each depth has one, and half of the layers only once per engine: predictions of a variant's own
+# model change by less than 1 % without it.
+WHOLE, HALF = True, False
+ON_CPU, ON_GPU = ((WHOLE, 0.4), (HALF, 0.2), (WHOLE, 0.4)), ((WHOLE, 0.75), (HALF, 0.25))
 # Most prompt tokens of a point on a CPU, so that a few rounds fit into that time; mixtures have half of it.
 PROMPT_TOKENS = 1024
 SHORT_PROMPT, DECODE_STEPS = 8, 5
@@ -180,6 +187,39 @@ def calibration_of(study: Study, group: Sequence[Cell]) -> Calibration:
     first = max(group, key=lambda cell: (is_accepted(cell), cell.knobs.max_concurrency, context(cell)))
     others = tuple(cell for cell in group if cell.knobs != first.knobs)
     return Calibration(first, variant(first.knobs), max(map(sequences, group)), max(map(context, group)), others)
+
+
+def calibrated_definition(study: Study, cell: Cell) -> Definition:
+    """How an engine is started and used for the calibration of a cell: for all workloads, so without a load, and its
+    tokens are chosen greedily."""
+    definition = cell_definition(study, cell, resolved_models(study))
+    workload = definition.workload.model_copy(update={"sampling": None, "keep_answers": False})
+    return definition.model_copy(update={"knobs": without_load(cell.knobs), "workload": workload})
+
+
+def planned_starts(calibrations: Iterable[Calibration]) -> dict[str, tuple[tuple[bool, float], ...]]:
+    """The starts of each calibration, by its name: whether the model is whole, and the share of the time for passes.
+    One that has a single start needs none of its own: the first session of its cells serves it."""
+    starts, halved = {}, set()
+    for calibration in calibrations:
+        cell = calibration.cell
+        on_cpu, place = load_gpus()[cell.gpu].kind == "cpu", (cell.gpu, cell.engine_at)
+        starts[calibration.name] = ON_CPU if on_cpu else ON_GPU[: 1 if place in halved else 2]
+        halved.add(place)
+    return starts
+
+
+def due_in_session(study: Study, definition: Definition, paths: StudyPaths) -> Calibration | None:
+    """The calibration that a session with the settings of this cell serves first: one that has a single start and no
+    record yet, if its device was calibrated for its engine; None if there is none."""
+    calibrations = calibrations_of(study, [cell for cell in expand(study) if cell.gpu == definition.gpu])
+    calibrated = [paths.calibration(name).exists() for name in calibrations]
+    for (name, starts), exists in zip(planned_starts(calibrations.values()).items(), calibrated, strict=True):
+        wanted = calibrations[name]
+        alike = session_key(calibrated_definition(study, wanted.cell)) == session_key(definition)
+        if len(starts) == 1 and alike and any(calibrated) and not exists:
+            return wanted
+    return None
 
 
 def points_for(sequences: int, tokens: int, kind: str, sustained: int = 0) -> list[list[Lengths]]:

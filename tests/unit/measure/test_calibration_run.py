@@ -8,17 +8,20 @@ import pytest
 
 from tests.unit.predict.planned import study, sweep
 from workflow_scripts.catalog.gpus_and_models import get_model
+from workflow_scripts.common.files import write_json
 from workflow_scripts.device.device_check import WrongDeviceError
 from workflow_scripts.measure import calibration_run
 from workflow_scripts.measure.calibration_run import (
     CalibrationRun,
     CalibrationRunError,
     RefusedError,
+    Within,
+    calibrate_within,
     order,
-    planned_starts,
     shallower,
 )
-from workflow_scripts.study.calibrations import calibrations_of
+from workflow_scripts.measure.session import Job
+from workflow_scripts.study.calibrations import CalibrationRecord, calibrations_of, due_in_session, planned_starts
 from workflow_scripts.study.definition import Definition, cell_definition, model_key, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Measured
@@ -90,6 +93,43 @@ def test_a_gpu_starts_each_engine_once_with_half_of_the_layers(tmp_path):
     for gpu in ("h200", "l40s"):
         assert sorted(of for name, of in whole.items() if name.startswith(gpu)) == [[True], [True, False]]
     assert [of for name, of in whole.items() if name.startswith("cpu")] == [[True, False, True]] * 2
+
+
+def test_a_variant_is_calibrated_in_the_first_session_of_its_cells_once_its_device_is(tmp_path, monkeypatch):
+    of_server = {"request_rate_per_s": [1.0, 2.0], "max_num_seqs": [8, 16], "kv_cache_dtype": ["auto", "fp8"]}
+    planned = study(tmp_path, sweeps=[sweep(gpu="h200", engine="vllm-serve", knobs=of_server)])
+    paths, models = StudyPaths(tmp_path, planned.name), resolved_models(planned)
+    cells = expand(planned)
+    first, variant = calibrations_of(planned, cells).values()
+    assert (first.cell.knobs.kv_cache_dtype, variant.cell.knobs.kv_cache_dtype) == ("auto", "fp8")
+
+    def due() -> set[str]:
+        return {c.id for c in cells if due_in_session(planned, cell_definition(planned, c, models), paths)}
+
+    assert due() == set()
+    write_json(paths.calibration(first.name), {})
+    # At both rates, which share a start, with most sequences.
+    assert due() == {c.id for c in cells if (c.knobs.kv_cache_dtype, c.knobs.max_num_seqs) == ("fp8", 16)}
+    model = paths.model(variant.cell.model, model_key(models[variant.cell.model])) / "config.json"
+    model.parent.mkdir(parents=True)
+    shutil.copy(get_model(variant.cell.model).config, model)
+    served: list[Job] = []
+
+    class Serving:
+        goes_on = True
+
+        def serve(self, job: Job, _: float) -> tuple[int, Measured]:
+            served.append(job)
+            return 0, Measured(outcome="infeasible" if refuses else "ok")
+
+    monkeypatch.setattr(CalibrationRun, "_passes", lambda *_: [])
+    for refuses in (False, True):  # no other settings are tried in a session
+        within = Within(Serving(), tmp_path / "last", tmp_path / "following")
+        assert calibrate_within(CalibrationRun(planned, variant, paths), within)
+        record = CalibrationRecord.read(paths.calibration(variant.name))
+        assert (len(record.starts), record.failure is None) == ((0, False) if refuses else (1, True))
+    assert [(job.session, job.following) for job in served] == [(tmp_path / "last", tmp_path / "following")] * 2
+    assert due() == set()
 
 
 def test_a_node_with_another_gpu_is_noted_for_the_next_attempt(tmp_path, monkeypatch, capsys):
