@@ -93,6 +93,11 @@ if any(load_engines()[cell.engine].serves for cell in CELLS.values()):
     TABLE_RULES["latencies"] = TableRule(
         "What each knob does to the latencies of servers.", READS_CELLS | {"serving": table("serving_summary")}
     )
+if any(getattr(cell.knobs, "find", None) for cell in CELLS.values()):
+    TABLE_RULES["searches"] = TableRule(
+        "The highest load within the study's limits, searched and predicted.",
+        READS_CELLS | READS_PARSED | {"plan": PATHS.plan / "plan.parquet"},
+    )
 if any(getattr(workload, "answers", None) == "real" for workload in STUDY.workloads.values()):
     TABLE_RULES["conversations"] = TableRule("What users of conversations see, by turn.", READS_CELLS | READS_PARSED)
 if any(cell.environment for cell in CELLS.values()):

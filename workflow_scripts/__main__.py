@@ -63,6 +63,7 @@ STEPS = {
         "table-serving": "questions.serving.table",
         "table-latencies": "questions.serving.latencies",
         "table-conversations": "questions.serving.conversations",
+        "table-searches": "questions.serving.searches",
         "table-recommendations": "questions.recommendations.table",
         "table-memory": "questions.memory.capacity",
         "table-predictions": "questions.predictions.table",

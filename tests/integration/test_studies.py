@@ -15,6 +15,7 @@ from workflow_scripts.catalog.environments import install
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.common.command import BAD_INPUT
 from workflow_scripts.common.files import read_json
+from workflow_scripts.statistics.highest_load import MOST_PASSES
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.measurements import read_measurements
@@ -202,6 +203,21 @@ def check_reasoning(table: Results) -> None:
     assert reasoned.agg(["min", "max"]).loc[["budget-16", "budget-32"]].to_numpy().tolist() == [[4, 4], [20, 20]]
 
 
+def check_highest_load(table: Results) -> None:
+    """Each cell searched its load, and the plan told it; the cells have no other results."""
+    found = table("searches")
+    assert sorted(found["find"]) == ["highest_rate", "highest_rate", "highest_users"]
+    low, load, high = (found[f"highest_load{end}"] for end in ("_low", "", "_high"))
+    # Where the machine is as busy as it likes, a load may lie beyond all that were tried; one end of it is known then.
+    assert ((low <= load) & (load <= high) | (load.isna() & (low.isna() != high.isna()))).all(), found.to_string()
+    assert found["search_passes"].between(1, MOST_PASSES).all()
+    assert (found["search_requests"] <= 24 * found["search_passes"]).all()
+    assert found["highest_load_predicted"].notna().any()
+    cells = table("measured")
+    assert cells["repeat"].isna().all()
+    assert table("serving_summary").empty
+
+
 def check_concurrency(table: Results) -> None:
     """As many requests are in flight as there are users."""
     summary = table("serving_summary")
@@ -249,6 +265,7 @@ def check_vllm_versions(table: Results) -> None:
 
 CHECKS = {
     "conversations": check_conversations,
+    "highest_load": check_highest_load,
     "reasoning": check_reasoning,
     "traces": check_traces,
     "vllm_versions": check_vllm_versions,

@@ -89,7 +89,8 @@ class EngineSetup:
 
     `cores` are those of a CPU device, `host_cores` all that this process may use. Files that an engine writes besides
     its log go to `evidence`. `endpoint` is a server from config/endpoints.yaml, for the engine that needs one. Without
-    `sampling`, tokens are chosen greedily. With `keep_answers`, the records of requests have the answers.
+    `sampling`, tokens are chosen greedily. With `keep_answers`, the records of requests have the answers. A server is
+    sent no more requests once `is_enough` says so of one that has ended.
     """
 
     model_dir: Path
@@ -106,6 +107,7 @@ class EngineSetup:
     start_limit_s: float = math.inf
     endpoint: Endpoint | None = None
     arrival_seed: int = 0
+    is_enough: Callable[[RequestRecord], bool] | None = None
     sampling: Sampling | None = None
     keep_answers: bool = False
 

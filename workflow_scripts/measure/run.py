@@ -26,10 +26,11 @@ from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.engines.adapters import make_engine
 from workflow_scripts.engines.engine import SCRATCH, Effective, Engine, EngineSetup, ExpertsTouched, RequestRecord
 from workflow_scripts.measure.failures import Failure, request_failures, run_failure, start_failure
+from workflow_scripts.measure.search import search_load
 from workflow_scripts.measure.session import LOOK_S, MEASURED, Job
 from workflow_scripts.measure.trace import sampled
 from workflow_scripts.study.definition import without_load
-from workflow_scripts.study.outcome import Measured, OutcomeKind, Repeat, WarmUp
+from workflow_scripts.study.outcome import LoadSearch, Measured, OutcomeKind, Repeat, WarmUp
 from workflow_scripts.study.paths import ENGINE_LOG, TRACE
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.workloads.request import Request
@@ -49,6 +50,7 @@ class _Measured:
     phases_s: dict[str, float] = field(default_factory=dict)
     warmup: WarmUp | None = None
     repeats: list[Repeat] = field(default_factory=list)
+    search: LoadSearch | None = None
     host_load: LoadByOthers = field(default_factory=LoadByOthers)
     log_bytes: tuple[int, int] = (0, 0)
     goes_on: bool = False
@@ -182,6 +184,9 @@ def _run(session: _Engine, setup: EngineSetup, job: Job, measured: _Measured) ->
             measured.warmup = session.warmup
         engine.take_steps()
         with measured.phase("measure"), load_by_others() as host_load:
+            if job.definition.slo:
+                _search(engine, setup, requests, measured, job)
+                served = []
             end_s = math.inf if job.passes_s is None else time.monotonic() + job.passes_s
             for repeat, indices in enumerate(served):
                 _one_pass(engine, [requests[i] for i in indices], repeat, measured, job)
@@ -237,7 +242,23 @@ def _warm_up(engine: Engine, setup: EngineSetup, job: Job, effective: Effective)
     )
 
 
-def _one_pass(engine: Engine, requests: Sequence[Request], repeat: int, measured: _Measured, job: Job) -> None:
+def _search(engine: Engine, setup: EngineSetup, requests: Sequence[Request], measured: _Measured, job: Job) -> None:
+    """Serve passes until the highest load within the study's limits is known."""
+    slo, warmup = job.definition.slo, measured.warmup
+    assert slo
+    assert warmup
+
+    def serve(number: int) -> Sequence[RequestRecord] | None:
+        records = _one_pass(engine, requests, number, measured, job)
+        measured.repeats.clear()  # which are of one load
+        return records if measured.outcome == "ok" else None
+
+    measured.search = search_load(engine, setup, slo, requests, warmup, serve)
+
+
+def _one_pass(
+    engine: Engine, requests: Sequence[Request], repeat: int, measured: _Measured, job: Job
+) -> Sequence[RequestRecord]:
     engine.reset()
     before = engine.metrics()
     start_unix_s, start_s = time.time(), time.monotonic()
@@ -245,6 +266,7 @@ def _one_pass(engine: Engine, requests: Sequence[Request], repeat: int, measured
     end_s = time.monotonic()
     after = engine.metrics()
     timed = Repeat(repeat=repeat, start_unix_s=start_unix_s, start_monotonic_s=start_s, end_monotonic_s=end_s)
+    sent = {record.request_id for record in records}
     answered, of = with_texts(records, job.model_dir), {"repeat": repeat}
     measured.repeats.append(timed)
     measured.requests += (of | asdict(record) for record in answered)
@@ -252,8 +274,9 @@ def _one_pass(engine: Engine, requests: Sequence[Request], repeat: int, measured
     measured.metrics.append({**of, "before": before, "after": after})
     if any(record.error for record in records):
         measured.ended(*request_failures([record.error for record in records], job.session / ENGINE_LOG))
-    elif wrong := _wrong_lengths(requests, records, measured.effective):
+    elif wrong := _wrong_lengths([r for r in requests if r.request_id in sent], records, measured.effective):
         measured.ended("invalid", wrong)
+    return records
 
 
 def with_texts(records: Sequence[RequestRecord], model_dir: Path) -> Sequence[RequestRecord]:

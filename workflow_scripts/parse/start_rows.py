@@ -11,6 +11,7 @@ from workflow_scripts.common.records import validated
 from workflow_scripts.engines.engine import CLIENT_CPU_S
 from workflow_scripts.engines.registry import load_engines, metrics_of_columns
 from workflow_scripts.parse.engine_log import EngineLogFacts
+from workflow_scripts.statistics.highest_load import highest_load
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.parsed_columns import RECORDED
 from workflow_scripts.study.paths import OUTCOME
@@ -50,6 +51,11 @@ def start_row(outcome: Outcome, log: EngineLogFacts | None) -> tuple[dict[str, A
     if warmup:
         groups["warmup"] = warmup.model_dump() | {"passes": len(warmup.passes_s)}
         groups["experts"] = {f"experts_touched_{name}": value for name, value in warmup.experts or ()}
+    if (search := outcome.search) and (passes := search.passes):
+        found = highest_load([(one.load, one.met) for one in passes], search.least, search.most, search.users)
+        ends = zip(("load", "load_low", "load_high"), found, strict=True)
+        sent = {"passes": len(passes), "requests": sum(one.requests for one in passes)}
+        groups["search"] = {**dict(ends), **sent}
     known |= {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
     row: dict[str, Any] = {}
     faults = []

@@ -73,7 +73,14 @@ def one_cell(args: Namespace) -> Study:
     name, coordinates = args.workload or "fixed", {"gpu": asked_gpu(args).name, "engine": args.engine}
     coordinates |= {"model": find_model(args.model).name, "workload": name}
     sweep = {"name": "one", **coordinates, "knobs": {**defaults, **knobs}}
-    content = {"schema_version": 1, "name": "one-cell", "question": "How fast is this cell?", "repeats": args.repeats}
+    content: dict[str, Any] = {
+        "schema_version": 1,
+        "name": "one-cell",
+        "question": "How fast is this cell?",
+        "repeats": args.repeats,
+    }
+    if args.study and study.slo:
+        content["slo"] = study.slo.bounds()
     return study_of({**content, "workloads": {name: workload}, "sweeps": [sweep]}, "predict")
 
 

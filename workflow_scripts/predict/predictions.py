@@ -26,11 +26,13 @@ from workflow_scripts.engines.vllm.memory import EngineSettings
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
 from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict.calibrated import PROJECT_FILES, Speed, Wanted, scaled, speed_for
+from workflow_scripts.predict.highest_load import search_load
 from workflow_scripts.predict.prediction_record import Prediction
 from workflow_scripts.predict.public_costs import public_costs
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.speed import CellTask, Task, predict_task
 from workflow_scripts.predict.static_batches import batch_that_fits
+from workflow_scripts.statistics.highest_load import MOST_PASSES
 from workflow_scripts.study.calibrations import variant
 from workflow_scripts.study.grid import Cell, endpoints_of, like
 from workflow_scripts.study.paths import calibrations_in
@@ -56,7 +58,13 @@ def predict_cells(
     and InputError if a calibration cannot be read. `prepared`: folder with the records of measured devices
     (`devices`) and calibrations (`calibrations`). `project_files`: folder with calibrations that the project holds.
     `run`: `map`, or a function that does the same in parallel."""
-    tasks, unpredictable = tasks_of(study, cells, prepared, project_files)
+    cells = list(cells)
+    others = [cell for cell in cells if not getattr(cell.knobs, "find", None)]
+    if len(others) < len(cells):
+        passes = study.model_copy(update={"repeats": MOST_PASSES})
+        inputs = _Inputs(passes, prepared, project_files, _devices(cells))
+        yield from (search_load(cell, inputs.predict) for cell in cells if getattr(cell.knobs, "find", None))
+    tasks, unpredictable = tasks_of(study, others, prepared, project_files)
     yield from unpredictable
     for records in run(predict_task, tasks):
         yield from records
@@ -67,7 +75,7 @@ def tasks_of(
 ) -> tuple[list[Task], list[Prediction]]:
     """Cells grouped by the schedule that they share, and records of those that have no schedule."""
     cells = list(cells)
-    inputs = _Inputs(study, prepared, project_files, tuple(dict.fromkeys(cell.gpu for cell in cells)))
+    inputs = _Inputs(study, prepared, project_files, _devices(cells))
     groups: dict[Any, tuple[RequestLengths, list[CellTask]]] = {}
     unpredictable = []
     for cell in cells:
@@ -82,6 +90,10 @@ def tasks_of(
             groups.setdefault(key, (requests, []))[1].append(task)
     tasks = [Task(requests, key[2], tuple(of_group)) for key, (requests, of_group) in groups.items()]
     return tasks, unpredictable
+
+
+def _devices(cells: Iterable[Cell]) -> Sequence[str]:
+    return tuple(dict.fromkeys(cell.gpu for cell in cells))
 
 
 def at_version(cells: Sequence[Cell], version: str | None) -> list[Cell]:
@@ -210,8 +222,17 @@ class _Inputs:
             unmodelled="; ".join(unmodelled),
             repeats=self.study.repeats,
             most_repeats=self.study.most_repeats,
+            slo=self.study.slo if serves else None,
         )
         return requests.every(steps.engines), task
+
+    def predict(self, cell: Cell) -> Prediction:
+        """The record of a cell that shares its schedule with no other."""
+        result = self.task(cell)
+        if isinstance(result, Prediction):
+            return result
+        requests, task = result
+        return predict_task(Task(requests, task.steps.decides, (task,)))[0]
 
     def _requests_of(self, workload: str, load: Load, count: int, limit: int) -> tuple[RequestLengths, str]:
         try:

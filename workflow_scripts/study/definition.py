@@ -15,7 +15,7 @@ from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.study.grid import Cell, endpoints_of, expand
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
-from workflow_scripts.study.study import Study, as_list
+from workflow_scripts.study.study import Slo, Study, as_list
 from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.workload_kinds import TextWorkload, Workload
 
@@ -40,7 +40,8 @@ class ResolvedModel(Record):
 
 class Definition(Record):
     """A cell with its names resolved. A time limit is not part of it: giving a cell more time does not change what it
-    measures. `repeats` is recorded but does not tell definitions apart: each start has its own number of repeats."""
+    measures. `slo` is part of it if the highest load is searched. `repeats` is recorded but does not tell definitions
+    apart: each start has its own number of repeats."""
 
     gpu: str
     engine: str
@@ -52,6 +53,7 @@ class Definition(Record):
     workload: Workload
     num_prompts: int
     knobs: Knobs
+    slo: Slo | None = None
     repeats: int
     protocol: int
 
@@ -81,6 +83,7 @@ class Definition(Record):
             "workload": {"name": self.workload_name, **self.workload.model_dump(mode="json")},
             "num_prompts": self.num_prompts,
             "knobs": self.knobs.set_values(),
+            **({"slo": dict[str, JsonValue](self.slo.bounds())} if self.slo else {}),
             "repeats": self.repeats,
             "protocol": self.protocol,
         }
@@ -125,6 +128,7 @@ def cell_definition(study: Study, cell: Cell, models: Mapping[str, ResolvedModel
         workload=workload,
         num_prompts=workload.prompts_for(cell.knobs.max_concurrency),
         knobs=cell.knobs,
+        slo=study.slo if isinstance(cell.knobs, Load) and cell.knobs.find else None,
         repeats=study.repeats,
         protocol=PROTOCOL_VERSION,
     )
@@ -152,7 +156,7 @@ def without_load(knobs: Knobs) -> Knobs:
 def session_key(definition: Definition) -> str:
     """Hash of the settings with which an engine starts: one start serves all cells that agree in it."""
     whole = definition.as_json()
-    of_cell = ("workload", "num_prompts", "knobs", "repeats")
+    of_cell = ("workload", "num_prompts", "knobs", "slo", "repeats")
     settings = {name: value for name, value in whole.items() if name not in of_cell}
     requests = definition.workload.model_dump(mode="json", include={"sampling", "keep_answers"})
     # The warm-up finds the largest batch of its requests that fits into so much room.

@@ -162,8 +162,10 @@ def _fault_of(cell: Cell, study: Study) -> str | None:
         if not get_engine(cell.engine).tells_tokens:
             able = ", ".join(engine.name for engine in load_engines().values() if engine.tells_tokens)
             return f"workload {cell.workload!r} has real answers, whose tokens only {able} tells"
-        if isinstance(cell.knobs, Load) and cell.knobs.request_rate_per_s is not None:
+        if isinstance(cell.knobs, Load) and (cell.knobs.request_rate_per_s or cell.knobs.find == "highest_rate"):
             return f"workload {cell.workload!r} is a closed loop: `users` sets its load, not request_rate_per_s"
+    if isinstance(cell.knobs, Load) and cell.knobs.find and study.slo is None:
+        return f"find: {cell.knobs.find} needs the study's `slo`, such as {{ttft_s: 1.0}}"
     if len(cell.id) > MOST_ID:
         return f"{cell.id[:60]}...: the names and knobs of a cell make {len(cell.id)} characters; at most {MOST_ID}"
     return None

@@ -10,6 +10,7 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import AsRecorded, Record
 from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.engines.engine import Effective, ExpertsTouched
+from workflow_scripts.workloads.sampling import is_unset
 
 OutcomeKind = Literal["ok", "infeasible", "timeout", "engine_error", "invalid"]
 
@@ -51,6 +52,25 @@ class Repeat(Record):
     start_unix_s: float = Field(ge=0, le=9e9)
     start_monotonic_s: float
     end_monotonic_s: float
+
+
+class SearchPass(Record):
+    """A pass in a search for the highest load: at which rate per s, or with how many users; whether it was within the
+    limits; and how many `requests` it sent until that was clear, of which so many were `late`."""
+
+    load: float = Field(gt=0, lt=1e9)
+    met: bool
+    requests: int
+    late: int
+
+
+class LoadSearch(Record):
+    """A search for the highest load between two others: `users`, or else a rate per s."""
+
+    users: bool
+    least: float = Field(gt=0, lt=1e9)
+    most: float = Field(gt=0, lt=1e9)
+    passes: list[SearchPass] = Field([], max_length=MOST_REPEATS)
 
 
 class WarmUp(Record):
@@ -99,6 +119,7 @@ class Measured(Record):
     phases_s: dict[str, float] = {}
     warmup: WarmUp | None = None
     repeats: list[Repeat] = []
+    search: LoadSearch | None = None
     device: Annotated[Device, AsRecorded] = {}
     host_load: Annotated[LoadByOthers, AsRecorded] = {}
     wrong_device: bool = False
@@ -111,7 +132,8 @@ class Outcome(Record):
 
     `outcome`: `ok`; `infeasible`: the engine cannot do this (block size refused, KV cache too small, out of memory
     at start); `timeout`; `engine_error`; `invalid`: it ran, but a check on the result failed.
-    `reason` is in the engine's own words if it gave any. `definition` is as it was recorded: that of another protocol
+    A cell that searches the highest load has its passes in `search` instead of repeats. `reason` is in the engine's
+    own words if it gave any. `definition` is as it was recorded: that of another protocol
     may have other fields.
     """
 
@@ -126,6 +148,7 @@ class Outcome(Record):
     warmup: WarmUp | None = None
     start: Start = Start()
     repeats: list[Repeat] = Field([], max_length=MOST_REPEATS)
+    search: LoadSearch | None = Field(None, exclude_if=is_unset)
     device: Annotated[Device, AsRecorded] = {}
     host_load: Annotated[LoadByOthers, AsRecorded] = {}
     provenance: Annotated[Provenance, AsRecorded]

@@ -32,6 +32,8 @@ _SOURCES = (
     ("Int64", "{}", "experts.{}", "experts_touched_tokens"),
     ("Int64", "warmup_{}", "warmup.{}", "requests passes"),
     ("boolean", "{}", "{}", "steady"),
+    ("Float64", "highest_{}", "search.{}", "load load_low load_high"),
+    ("Int64", "search_{}", "search.{}", "passes requests"),
 )
 RECORDED = {
     column.format(name): (dtype, [place.format(name) for place in places.split()])

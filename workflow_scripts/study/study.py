@@ -88,6 +88,10 @@ class ModelOverride(StrictRecord):
         return self
 
 
+# A load is within the limits if this share of its requests keeps them, like a 99th percentile.
+WITHIN_SHARE = 0.99
+
+
 class Slo(StrictRecord):
     """Latency limits in seconds; a served request counts for goodput if it keeps all that are set."""
 
@@ -103,6 +107,17 @@ class Slo(StrictRecord):
 
     def bounds(self) -> dict[str, float]:
         return self.model_dump(exclude_none=True)
+
+    def is_kept(self, first_s: float, last_s: float, output_tokens: int) -> bool:
+        """Whether a request keeps the limits whose first and last token came so long after its arrival. Without a time
+        per further token, it keeps any limit on that time.
+
+        >>> [Slo(ttft_s=1, tpot_s=0.1).is_kept(0.9, last_s, 11) for last_s in (1.8, 2.0)]
+        [True, False]
+        """
+        tpot_s = (last_s - first_s) / (output_tokens - 1) if output_tokens > 1 else 0.0
+        latencies = {"ttft_s": first_s, "tpot_s": tpot_s, "e2e_s": last_s}
+        return all(latencies[name] <= bound for name, bound in self.bounds().items())
 
 
 DeviceHours = Annotated[

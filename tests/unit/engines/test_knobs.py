@@ -40,6 +40,11 @@ OF_SGLANG = {
     **{"tensor_parallel_size": 2, "enforce_eager": True, "attention_backend": "flashinfer"},
 }
 LOOKUP = {"speculative_method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
+SERVERS: list[tuple[str, dict[str, Any], str]] = [
+    ("vllm-serve", {}, ""),
+    ("sglang-serve", {}, ""),
+    ("openai", {"endpoint": "tgi"}, "at-tgi-"),
+]
 # Results that exist are found by these names, so none of them may ever change.
 SLUGS: list[tuple[str, dict[str, Any], str]] = [
     ("hf-static", {"batch_size": 4, "room_tokens": 8192}, "static-batch4-cachedynamic-room8192"),
@@ -48,6 +53,7 @@ SLUGS: list[tuple[str, dict[str, Any], str]] = [
     ("vllm", LOOKUP, "specngram-draft4-lookup3-lookupmin2"),
     ("vllm-serve", LOAD | VLLM, f"{OF_VLLM}-rate2-to4-burst0.5-users7"),
     ("vllm-serve", {"users": 2, "reasoning_parser": "deepseek_r1"}, "reasondeepseek_r1-users2"),
+    *((name, {**more, "find": "highest_users"}, f"{at}find-highest_users") for name, more, at in SERVERS),
     (
         "sglang-serve",
         LOAD | OF_SGLANG,

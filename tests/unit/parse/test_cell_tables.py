@@ -235,6 +235,17 @@ def test_every_start_of_a_cell_is_read_with_its_number_and_no_copy_of_one(cells,
     pd.testing.assert_frame_equal(kept, requests)
 
 
+def test_a_search_is_told_by_its_interval_and_what_it_sent(cells):
+    passes = [{"load": load, "met": load < 10, "requests": 8, "late": 0} for load in (4, 9, 20, 11, 8, 10.5)]
+    search = {"users": False, "least": 1.0, "most": 64.0, "passes": passes}
+    outcome = Outcome.model_validate({**OUTCOME, "repeats": [], "search": search})
+    row, faults = start_row(outcome, None)
+    assert not faults
+    assert 4 < row["highest_load_low"] < row["highest_load"] < row["highest_load_high"] < 20
+    assert (row["search_passes"], row["search_requests"]) == (6, 48)
+    assert "highest_load" not in parsed(cells).of_start
+
+
 def test_only_changed_cells_are_read_again_and_a_parse_that_was_cut_off_is_not_trusted(cells, tmp_path):
     out = tmp_path / "parsed"
     other = cells / CELL.replace("seqs4", "seqs8")

@@ -56,6 +56,38 @@ def test_requests_reach_a_server_when_the_client_sends_them(tmp_path, monkeypatc
     assert often["wall_s"] == pytest.approx(2 + 3, abs=0.01)
 
 
+SERVER = {"block_size": 16, "max_num_seqs": 4, "max_model_len": 4096}
+
+
+@pytest.mark.parametrize(("find", "searched"), [("highest_rate", "request_rate_per_s"), ("highest_users", "users")])
+@pytest.mark.parametrize("error_pct", [None, 20.0])
+def test_the_highest_load_keeps_the_limits_and_a_higher_one_does_not(find, searched, error_pct, tmp_path, monkeypatch):
+    known(monkeypatch, error_pct=error_pct, ttft_error_pct=error_pct)
+
+    def at(**load):
+        cell = sweep(engine="vllm-serve", knobs=SERVER | load)
+        (record,) = predict(tmp_path, sweeps=[cell], workloads={"even": fixed(40, 3, 4)}, slo={"ttft_s": 4.0}).values()
+        return record
+
+    record = at(find=find)
+    highest = record["highest_load"]
+    assert record["cell_id"].endswith(f"find-{find}")
+    at_most, more = (int(highest), int(highest) + 1) if searched == "users" else (highest, 1.05 * highest)
+    assert at(**{searched: at_most})["slo_attainment"] >= 0.99 > at(**{searched: more})["slo_attainment"]
+    ends = record["highest_load_low"], record["highest_load_high"]
+    if error_pct is None or searched == "users":  # a closed loop has no band
+        assert ends == (None, None)
+    else:
+        assert ends[0] < highest < ends[1]
+
+
+def test_no_load_is_predicted_where_even_one_request_is_late(tmp_path, monkeypatch):
+    known(monkeypatch)
+    knobs = SERVER | {"find": "highest_rate"}
+    record = predict(tmp_path, sweeps=[sweep(engine="vllm-serve", knobs=knobs)], slo={"ttft_s": 0.5})
+    assert [row["highest_load"] for row in record.values()] == [None]
+
+
 def test_graphs_for_all_steps_launch_those_with_prompts_faster(tmp_path, monkeypatch):
     # Four requests run at once; graphs hold 8 tokens. The first step has 4 prompts of 3 tokens, the second decodes.
     launch = LaunchCosts(piecewise_layers=1, eager_layers=3)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.made_studies import made_study
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.study.definition import (
@@ -16,6 +17,7 @@ from workflow_scripts.study.definition import (
     definition_sha256,
     model_key,
     resolved_models,
+    session_key,
     study_sha256,
     workload_key,
 )
@@ -69,6 +71,19 @@ def test_what_changes_a_measurement_changes_the_definition_and_the_names_of_prep
     assert len(keys) == 3
     dummy = models["tiny-llama-57m"]
     assert model_key(dummy) != model_key(dummy.model_copy(update={"dtype": "bfloat16"}))
+
+
+def test_limits_are_part_of_what_is_measured_where_the_highest_load_is_searched():
+    def defined(ttft_s: float) -> list[Definition]:
+        knobs = [{"find": "highest_rate"}, {"request_rate_per_s": 1}]
+        sweeps = [{"name": str(i), "engine": "vllm-serve", "knobs": of} for i, of in enumerate(knobs)]
+        study = made_study(*sweeps, slo={"ttft_s": ttft_s})
+        return [definition_of(study, index) for index in range(2)]
+
+    one, other = defined(0.5), defined(0.7)
+    assert [definition_sha256(a) == definition_sha256(b) for a, b in zip(one, other, strict=True)] == [False, True]
+    assert len({session_key(definition) for definition in (*one, *other)}) == 1
+    assert [Definition.model_validate(of.as_json()) for of in one] == one
 
 
 def test_a_draft_model_is_part_of_what_is_measured_where_it_drafts():

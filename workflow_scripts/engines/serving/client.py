@@ -132,6 +132,10 @@ class Target:
     chat_path: str = CHAT_PATH
 
 
+# Whether no more requests need to be sent, after one that has ended.
+IsEnough = Callable[[RequestRecord], bool]
+
+
 def send(
     target: Target,
     requests: Sequence[Request],
@@ -139,25 +143,28 @@ def send(
     arrivals_s: Sequence[float],
     users: int | None,
     limit_s: float | None = None,
+    is_enough: IsEnough | None = None,
 ) -> list[RequestRecord]:
-    """Send all requests and return their records, in the order of `requests`; a failed request has an `error`.
-    `arrivals_s`: when each request is due, in seconds after the first. `users`: maximum number of requests in flight at
-    once, or of conversations: a request of one is due when the answers in its prompt have ended. Raises TimeoutError if
-    not all are answered after `limit_s`."""
+    """Send all requests and return their records, in the order of `requests`; a failed request has an `error`. None
+    is sent after `is_enough`, which gets each record. `arrivals_s`: when each request is due, in seconds after the
+    first. `users`: maximum number of requests in flight at once, or of conversations: a request of one is due when the
+    answers in its prompt have ended. Raises TimeoutError if not all are answered after `limit_s`."""
+    # With a number of users only, a request arrives when a user is free; its position in the file is no arrival time.
+    closed_loop = users is not None and not any(arrivals_s)
     target_asked = replace(target, keep_answers=True) if any(request.answers for request in requests) else target
 
-    async def sent() -> tuple[list[RequestRecord], list[float]]:
-        """A record of each request, without its arrival, and the moment at which each was due."""
+    async def sent() -> list[RequestRecord]:
         import aiohttp  # not every environment that reads records has it
 
         free, path = asyncio.Semaphore(users or len(requests)), target.address.socket_path
         due_at_s = [0.0] * len(requests)
+        ended = False
         answered: dict[int, asyncio.Future[RequestRecord]] = {}
         connector = aiohttp.UnixConnector(path, limit=0) if path else aiohttp.TCPConnector(limit=0)
         limit = aiohttp.ClientTimeout(total=ANSWER_LIMIT_S)
         async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:
 
-            async def answer(index: int) -> RequestRecord:
+            async def ask(index: int) -> RequestRecord:
                 request, prompt = requests[index], prompts[index]
                 if request.answers:
                     earlier = [(await answered[position], start) for position, start in request.answers]
@@ -169,30 +176,34 @@ def send(
                         return RequestRecord(request.request_id, 0, 0, sent_s=time.monotonic(), error=str(e))
                 return await stream_completion(session, target_asked, request, prompt, index)
 
+            async def answer(index: int) -> RequestRecord:
+                nonlocal ended
+                record = await ask(index)
+                record = replace(record, queued_s=record.sent_s if closed_loop else due_at_s[index])
+                ended = ended or bool(is_enough and is_enough(record))
+                return record
+
             async def converse(indices: Sequence[int]) -> None:
                 async with free:
-                    for index in indices:
-                        answered[index] = asyncio.ensure_future(answer(index))
-                    await asyncio.gather(*(answered[index] for index in indices))
+                    if not ended:
+                        answered.update({index: asyncio.ensure_future(answer(index)) for index in indices})
+                        await asyncio.gather(*(answered[index] for index in indices))
 
             began_s, conversations = time.monotonic(), []
             for indices in _conversations(requests):
                 due_at_s[indices[0]] = began_s + arrivals_s[indices[0]]
                 await asyncio.sleep(due_at_s[indices[0]] - time.monotonic())
+                if ended:
+                    break
                 conversations.append(asyncio.create_task(converse(indices)))
             await asyncio.gather(*conversations)
-            return [answered[index].result() for index in range(len(requests))], due_at_s
+            return [of.result() for _, of in sorted(answered.items())]
 
     with asyncio.Runner(loop_factory=_Loop) as runner:
-        records, due_at_s = runner.run(asyncio.wait_for(sent(), limit_s))
-    # With a number of users only, a request arrives when a user is free; its position in the file is no arrival time.
-    closed_loop = users is not None and not any(arrivals_s)
+        records = runner.run(asyncio.wait_for(sent(), limit_s))
     if not target.keep_answers:
-        records = [replace(record, token_ids=None, text=None, reasoning=None) for record in records]
-    return [
-        replace(record, queued_s=record.sent_s if closed_loop else due_s)
-        for record, due_s in zip(records, due_at_s, strict=True)
-    ]
+        return [replace(record, token_ids=None, text=None, reasoning=None) for record in records]
+    return records
 
 
 def _conversations(requests: Sequence[Request]) -> list[list[int]]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from workflow_scripts.engines.engine import CLIENT_CPU_S, Effective, Engine, EngineSetup, Metrics, RequestRecord
-from workflow_scripts.engines.serving.client import Address, ServerError, Target, send, wait_until_healthy
+from workflow_scripts.engines.serving.client import Address, IsEnough, ServerError, Target, send, wait_until_healthy
 from workflow_scripts.engines.serving.processes import ServerProcess
 from workflow_scripts.engines.serving.scrape import queues_noted, read_metrics
 from workflow_scripts.workloads.arrivals import Load
@@ -90,7 +90,8 @@ class Serving(Engine):
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
         """Send the requests as the load says, and watch the server's queues meanwhile. A request that failed has an
         `error`; if the server has ended, the `error` says so."""
-        records = self._send(requests, self._load.arrivals_s([r.arrival_s for r in requests], self._setup.arrival_seed))
+        arrivals_s = self._load.arrivals_s([r.arrival_s for r in requests], self._setup.arrival_seed)
+        records = self._send(requests, arrivals_s, self._setup.is_enough)
         if any(record.error for record in records):
             time.sleep(END_IS_SEEN_S)
             if (how := self._ended()) is not None:
@@ -104,10 +105,14 @@ class Serving(Engine):
             raise ServerError(f"{len(failed)} of {len(requests)} requests to warm up with failed: {failed[0].error}")
         self._steps.clear()
 
-    def _send(self, requests: Sequence[Request], arrivals_s: Sequence[float]) -> list[RequestRecord]:
+    def _send(
+        self, requests: Sequence[Request], arrivals_s: Sequence[float], is_enough: IsEnough | None = None
+    ) -> list[RequestRecord]:
         guard = self._server.guarded() if self._server else contextlib.nullcontext()
         with guard, queues_noted(self._target.address, self._steps):
-            return send(self._target, requests, self._prompts(requests), arrivals_s, self._load.users)
+            return send(
+                self._target, requests, self._prompts(requests), arrivals_s, self._load.users, is_enough=is_enough
+            )
 
     def metrics(self) -> Metrics:
         """The server's own metrics, and the CPU time of the client so far."""

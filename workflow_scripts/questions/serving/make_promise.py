@@ -27,7 +27,7 @@ from workflow_scripts.statistics.further_starts import AnotherStart, another_sta
 from workflow_scripts.statistics.summary import Row, comparable_rows, knob_columns, records, summarise
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.promise import PROMISE, Promise, Promised, PromiseError
-from workflow_scripts.study.study import Study
+from workflow_scripts.study.study import WITHIN_SHARE, Study
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.measurements import read_measurements
 from workflow_scripts.tables.parsed_facts import REPEAT
@@ -37,8 +37,6 @@ from workflow_scripts.workloads.arrivals import Load
 Table = Callable[[str], pd.DataFrame]
 
 MEASURES = ("output_tokens_per_s", "requests_per_s", "ttft_s_p50", "tpot_s_p50", "itl_s_p50", "e2e_s_p50")
-# A server is within the study's limits if this share of its requests keeps them, like a 99th percentile.
-WITHIN_SHARE = 0.99
 MOST_NAMED = 8
 _PREDICTED = ("weights", "activation", "cuda_graphs", "other", "kv_cache")
 

@@ -18,6 +18,7 @@ from workflow_scripts.page.series import PLACES, ends_in_words, repeats_of, seri
 from workflow_scripts.page.style import INK, MUTED, LineStyle, Mark, marks
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import setting, setting_phrase
+from workflow_scripts.study.study import WITHIN_SHARE
 from workflow_scripts.tables.results import Tables, records, require
 from workflow_scripts.workloads.arrivals import Load
 
@@ -263,6 +264,33 @@ def _by_rate(rows: pd.DataFrame, measure: str, caption: str) -> Table:
     return Table(caption, headings, body, [True] * len(headings), note if too_high.any() else "")
 
 
+def searches(report: Report) -> Iterator[Block]:
+    """The highest load within the study's limits, start by start."""
+    rows = report.tables.get("searches", "cell_id")
+    yield from some([_searched(row, report.labels) for row in records(rows)], "searches", MOST_FINDINGS)
+
+
+def _searched(row: Mapping[str, Any], labels: Mapping[str, str]) -> Finding:
+    unit = "users" if row["find"] == "highest_users" else "requests/s"
+    load, low, high = (row[f"highest_load{end}"] for end in ("", "_low", "_high"))
+    words = f"{row['gpu']}, {row['model']}, {row['workload']} ({labels.get(row['cell_id'], row['knobs'])}): "
+    words += f"{100 * WITHIN_SHARE:g} % of the requests keep {row['slo']} "
+    if pd.isna(load):
+        verdict = f"more than {number(low)} {unit}" if pd.notna(low) else f"not {number(high)} {unit}"
+        words += (
+            f"at {number(low)} {unit} and more" if pd.notna(low) else f"at no load, not even at {number(high)} {unit}"
+        )
+    else:
+        verdict = f"up to {number(load)} {unit}"
+        words += f"{verdict} (95 % interval {number(low)} to {number(high)})"
+    words += f", by {plural(int(row['search_passes']), 'pass')} in start {row['start']:g}"
+    if pd.notna(predicted := row["highest_load_predicted"]):
+        ends = [row[f"highest_load{end}_predicted"] for end in ("_low", "_high")]
+        band = f" ({number(ends[0])} to {number(ends[1])})" if pd.notna(ends).all() else ""
+        words += f"; the plan said {number(predicted)}{band}"
+    return Finding(verdict, f"{words}.")
+
+
 def conversations(report: Report) -> Iterator[Block]:
     """How long conversations take, and how first and last turns differ, cell by cell."""
     rows = report.tables.get("conversations", "cell_id")
@@ -321,6 +349,26 @@ SUBJECT = Subject(
         ),
         sequences_by_rate,
         TablePart(
+            "searches",
+            {
+                **PLACE_HEADINGS,
+                "knobs": "Settings",
+                "start": "Start",
+                "find": "Search",
+                "slo": "Limits",
+                "highest_load": "Highest load",
+                "highest_load_low": "95 % interval from",
+                "highest_load_high": "to",
+                "search_passes": "Passes",
+                "search_requests": "Requests",
+                "highest_load_predicted": "Predicted",
+                "highest_load_low_predicted": "band from",
+                "highest_load_high_predicted": "to ",
+            },
+            "The highest load within the limits",
+            optional=True,
+        ),
+        TablePart(
             "conversations",
             {
                 **PLACE_HEADINGS,
@@ -351,5 +399,5 @@ SUBJECT = Subject(
             ),
         ),
     ],
-    findings=[sustained, load_findings, conversations, latency_verdicts],
+    findings=[searches, sustained, load_findings, conversations, latency_verdicts],
 )

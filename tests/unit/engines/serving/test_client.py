@@ -152,6 +152,24 @@ def test_requests_go_through_a_socket_also_if_more_come_than_its_queue_holds(tmp
     assert {(record.error, record.output_tokens) for record in records} == {(None, 3)}
 
 
+@pytest.mark.parametrize(("users", "apart_s"), [(2, 0.0), (None, 0.05)])
+def test_no_more_is_sent_when_it_is_enough(users, apart_s):
+    requests, ended = [Request([1, 2, 3], 3, request_id=str(i)) for i in range(40)], list[RequestRecord]()
+
+    def is_enough(record: RequestRecord) -> bool:
+        assert record.queued_s <= record.first_token_s
+        ended.append(record)
+        return len(ended) == 2
+
+    with serving(Streaming) as start:
+        target = Target(Address(start(events=STREAMS["vllm"], seen={})), "m")
+        arrivals_s = [apart_s * i for i in range(40)]
+        records = send(target, requests, [[1, 2, 3]] * 40, arrivals_s, users, is_enough=is_enough)
+    assert [record.request_id for record in records] == [str(i) for i in range(len(records))]
+    assert len(records) < 20
+    assert all(record.error is None for record in records)
+
+
 def test_text_and_tokens_are_told_and_tokens_without_text_at_the_end(answer):
     pieces = [{"choices": [{"text": text, "token_ids": ids}]} for text, ids in (("a", [5]), ("bc", [6, 7]))]
     record, _ = answer(*pieces, USAGE)

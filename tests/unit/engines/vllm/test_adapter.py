@@ -239,7 +239,7 @@ def test_the_cache_is_emptied_until_the_server_says_so_or_it_keeps_it(monkeypatc
 
 def test_the_arrivals_of_a_start_follow_from_its_own_seed(monkeypatch):
     seen = []
-    monkeypatch.setattr(VllmServe, "_send", lambda _, __, arrivals_s: seen.append(arrivals_s) or [])
+    monkeypatch.setattr(VllmServe, "_send", lambda _, __, arrivals_s, *more: seen.append(arrivals_s) or [])
     requests = [Request([1], 1)] * 9
     for seed in (0, 0, 1):
         VllmServe(setup_of(knobs={"request_rate_per_s": 2.0}, arrival_seed=seed)).run(requests)

@@ -1,0 +1,114 @@
+"""The search for the highest load on a made-up server: which passes it serves, and what is kept of them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.made_studies import made_study
+from tests.unit.measure.test_run import Unstoppable, job_of
+from workflow_scripts.common.files import read_json, read_jsonl, write_jsonl
+from workflow_scripts.engines.engine import EngineSetup, RequestRecord
+from workflow_scripts.measure import run
+from workflow_scripts.study.definition import Definition, cell_definition, resolved_models
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.outcome import Measured
+from workflow_scripts.study.study import Slo
+from workflow_scripts.workloads.request import Request
+
+REQUESTS = 200
+
+
+class Limited(Unstoppable):
+    """Has a first token after 0.1 s up to its highest load, and after 0.9 s beyond it; notes its setups."""
+
+    def __init__(self, setup: EngineSetup, highest: float, used: list[EngineSetup]) -> None:
+        super().__init__(setup)
+        self.highest, self.used = highest, used
+
+    def use(self, setup: EngineSetup) -> None:
+        super().use(setup)
+        self.used.append(setup)
+
+    def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
+        enough = self._setup.is_enough
+        assert enough
+        load = self._setup.knobs.get("request_rate_per_s") or self._setup.knobs["users"]
+        first_s, records = 0.1 if load <= self.highest else 0.9, list[RequestRecord]()
+        for request, record in zip(requests, super().run(requests), strict=True):
+            records.append(replace(record, request_id=request.request_id, queued_s=1.0, first_token_s=1.0 + first_s))
+            if enough(records[-1]):
+                break
+        return records
+
+    def warm_up(self, requests: Sequence[Request]) -> None:
+        pass
+
+
+def defined(find: str) -> Definition:
+    knobs = {"endpoint": "any", "find": find, **({"burstiness": 0.5} if find == "highest_rate" else {})}
+    study = made_study(
+        {"gpu": "cpu-all", "engine": "openai", "model": "tiny-llama-57m", "knobs": knobs},
+        endpoints={"any": {"base_url": "http://127.0.0.1", "served_model": "m"}},
+        slo={"ttft_s": 0.5},
+    )
+    return cell_definition(study, expand(study)[0], resolved_models(study)).model_copy(update={"endpoint": None})
+
+
+def searched(
+    find: str, highest: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Measured, list[EngineSetup], list[dict[str, Any]]]:
+    used: list[EngineSetup] = []
+    job = job_of(tmp_path, monkeypatch, lambda setup: Limited(setup, highest, used))
+    asked = [{"request_id": str(i), "prompt_token_ids": [1, 2], "output_tokens": 3} for i in range(REQUESTS)]
+    write_jsonl(job.workload, asked)
+    run.measure(job.model_copy(update={"definition": defined(find), "arrival_seed": 3}))
+    return Measured.read(job.evidence / "measured.json"), used, list(read_jsonl(job.evidence / "requests.jsonl"))
+
+
+def test_the_highest_number_of_users_is_found_and_late_passes_end_early(tmp_path, monkeypatch):
+    measured, used, requests = searched("highest_users", 20, tmp_path, monkeypatch)
+    assert (measured.outcome, measured.repeats) == ("ok", [])
+    assert measured.search
+    assert (measured.search.least, measured.search.most) == (1, REQUESTS)
+    loads = [one.load for one in measured.search.passes]
+    assert [setup.knobs["users"] for setup in used] == loads
+    assert not any("find" in setup.knobs for setup in used)
+    assert {one.load <= 20 for one in measured.search.passes if one.met} == {True}
+    # Of 200 requests two may be late; the third ends the pass.
+    assert {(one.met, one.requests, one.late) for one in measured.search.passes} == {(True, REQUESTS, 0), (False, 3, 3)}
+    assert len(requests) == sum(one.requests for one in measured.search.passes)
+    # Each pass has arrivals of its own, none of which are those of the next rounds.
+    seeds = {setup.arrival_seed for setup in used}
+    assert len(seeds) == len(loads)
+    assert not seeds & set(range(4, 100))
+
+
+def test_a_rate_is_searched_from_half_of_what_the_warm_up_showed(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "is_steady", bool)
+    measured, used, _ = searched("highest_rate", 1e-9, tmp_path, monkeypatch)
+    assert measured.warmup
+    assert measured.search
+    first = measured.search.passes[0].load
+    pass_s = min(measured.warmup.passes_s)
+    assert first == pytest.approx(measured.warmup.requests / pass_s / 2)
+    assert measured.search.passes[-1].load == measured.search.least == min(first, 1 / pass_s)
+    assert not any(one.met for one in measured.search.passes)
+    assert {setup.knobs["burstiness"] for setup in used} == {0.5}
+
+
+def test_a_failed_request_ends_the_search(tmp_path, monkeypatch):
+    class Failing(Limited):
+        def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
+            return [replace(record, error="no") for record in super().run(requests)]
+
+    job = job_of(tmp_path, monkeypatch, lambda setup: Failing(setup, 20, []))
+    run.measure(job.model_copy(update={"definition": defined("highest_users")}))
+    assert read_json(job.evidence / "measured.json")["outcome"] == "engine_error"
+
+
+def test_limits_hold_for_all_that_are_set():
+    slo = Slo(ttft_s=1.0, e2e_s=3.0)
+    assert [slo.is_kept(*times, 2) for times in ((0.5, 3.0), (1.1, 2.0), (0.5, 3.1))] == [True, False, False]

@@ -1,0 +1,42 @@
+"""The highest load of each start beside the plan's, and what the page says of it."""
+
+import re
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from tests.unit.made_studies import made_study
+from tests.unit.questions.parsed_tables import started, write_parsed
+from tests.unit.questions.synthetic_cells import cell, table
+from workflow_scripts.questions.serving.searches import SCHEMA, search_table
+from workflow_scripts.questions.serving.section import searches
+from workflow_scripts.tables.results import Tables
+from workflow_scripts.tables.typed_tables import write_table
+
+
+@pytest.mark.parametrize(
+    ("found", "plan", "told"),
+    [
+        ((12.5, 11.0, 14.0), (13.0, 12.0, 15.0), ["99", "0.5", "12.5", "95", "11", "14", "20", "1", "13", "12", "15"]),
+        ((None, 64.0, None), (None, None, None), ["99", "0.5", "64", "20", "1"]),
+        ((None, None, 0.25), (None, None, None), ["99", "0.5", "0.25", "20", "1"]),
+    ],
+)
+def test_a_start_tells_its_load_beside_the_plans(found, plan, told, tmp_path):
+    study = made_study(slo={"ttft_s": 0.5})
+    rows = cell({"find": "highest_rate"}, engine="vllm-serve")
+    others = cell({"request_rate_per_s": 1}, engine="vllm-serve")
+    names = ("highest_load", "highest_load_low", "highest_load_high")
+    cell_id = rows[0]["cell_id"]
+    sent = dict(zip(names, found, strict=True)) | {"search_passes": 20, "search_requests": 700}
+    write_parsed(tmp_path / "h200", "starts", started(cell_id, **sent), started(others[0]["cell_id"]))
+    planned = pd.DataFrame([{"cell_id": cell_id, **dict(zip(names, plan, strict=True))}])
+    made = SCHEMA.validate(search_table(study, table(rows, others), tmp_path, planned))
+    assert made["cell_id"].tolist() == [cell_id]
+    write_table(made, tmp_path / "searches.parquet")
+    (finding,) = searches(SimpleNamespace(tables=Tables(tmp_path), labels={cell_id: "as it is"}))  # type: ignore[arg-type]
+    sentence = finding.sentence.partition("as it is")[2]
+    assert re.findall(r"\d+(?:\.\d+)?", sentence) == told
+    # A study without searches says nothing about them.
+    assert not list(searches(SimpleNamespace(tables=Tables(tmp_path / "none"), labels={})))  # type: ignore[arg-type]

@@ -1,0 +1,106 @@
+"""The searched load and its interval, on servers whose highest load is known from many more passes, or by hand."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from workflow_scripts.statistics.highest_load import MOST_PASSES, NARROW, Search, highest_load
+
+SEEDS = 200
+
+
+@dataclass
+class Server:
+    """A queue before `slots` that serve one request each: passes of requests with random gaps and times to serve. A
+    pass is within the limits if enough of its requests wait no longer than `most_wait_s`; in some passes, the host
+    stops for longer than that."""
+
+    slots: int
+    serve_s: float
+    spread: float
+    most_wait_s: float
+    requests: int
+    share: float = 0.99
+    hiccups: float = 0.0
+
+    @property
+    def capacity_per_s(self) -> float:
+        return self.slots / self.serve_s
+
+    def met(self, rng: np.random.Generator, rate_per_s: float, passes: int) -> np.ndarray:
+        gaps = rng.exponential(size=(passes, self.requests))
+        arrival_s = np.cumsum(gaps / gaps.mean(axis=1, keepdims=True) / rate_per_s, axis=1)
+        serve_s = rng.lognormal(math.log(self.serve_s) - self.spread**2 / 2, self.spread, gaps.shape)
+        free_s, within = np.zeros((passes, self.slots)), np.zeros(passes)
+        for i in range(self.requests):
+            begin_s = np.maximum(arrival_s[:, i], free_s[:, 0])
+            within += begin_s - arrival_s[:, i] <= self.most_wait_s
+            free_s[:, 0] = begin_s + serve_s[:, i]
+            free_s.sort(axis=1)
+        return (within >= self.share * self.requests) & (rng.random(passes) >= self.hiccups)
+
+    def highest_per_s(self) -> float:
+        """The rate at which half of 1,000 passes without hiccups are within the limits."""
+        rates = self.capacity_per_s * np.geomspace(0.2, 2, 60)
+        quiet, rng = Server(**{**vars(self), "hiccups": 0.0}), np.random.default_rng(0)
+        return float(np.interp(0.5, [1 - quiet.met(rng, rate, 1000).mean() for rate in rates], rates))
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        Server(slots=4, serve_s=0.5, spread=0.5, most_wait_s=0.5, requests=100, hiccups=0.02),
+        Server(slots=32, serve_s=3.0, spread=0.3, most_wait_s=0.2, requests=200),
+        Server(slots=8, serve_s=1.0, spread=0.3, most_wait_s=0.5, requests=24),
+        Server(slots=1, serve_s=0.2, spread=1.0, most_wait_s=1.0, requests=60, share=0.9),
+    ],
+)
+def test_the_interval_holds_the_known_load_in_93_percent_of_searches(server):
+    known, held, widths = server.highest_per_s(), [], []
+    for seed in range(SEEDS):
+        rng = np.random.default_rng(seed + 1)
+        search = Search(server.capacity_per_s * rng.uniform(0.1, 1.5), 0.01 * server.capacity_per_s, 1000.0)
+        while (rate := search.next()) is not None:
+            search.add(rate, bool(server.met(rng, rate, 1)[0]))
+        load, low, high = search.highest()
+        assert load is not None
+        assert low < load < high
+        held.append(low <= known <= high)
+        widths.append(high / low)
+    assert np.mean(held) >= 0.93
+    assert np.median(widths) < 2
+
+
+def searched(first: float, limit: float, *ends: float, whole: bool = False) -> list[tuple[float, bool]]:
+    """The passes of a search on a server that is within the limits up to exactly this load."""
+    search, passes = Search(first, *ends, whole), list[tuple[float, bool]]()
+    while (load := search.next()) is not None:
+        passes.append((load, load <= limit))
+        search.add(*passes[-1])
+    return passes
+
+
+def test_a_search_without_chance_ends_before_all_passes():
+    passes = searched(4.0, 90.0, 0.1, 1000.0)
+    load, low, high = highest_load(passes, 0.1, 1000.0)
+    assert low <= 90 <= high <= NARROW * low
+    assert load == pytest.approx(90, rel=0.1)
+    assert len(passes) < MOST_PASSES
+    assert passes[0] == (pytest.approx(4, rel=0.01), True)
+
+
+@pytest.mark.parametrize(("limit", "found"), [(1e9, (None, 100.0, None)), (1e-9, (None, None, 0.1))])
+def test_of_a_load_beyond_all_that_are_tried_the_end_is_told(limit, found):
+    passes = searched(4.0, limit, 0.1, 100.0)
+    assert highest_load(passes, 0.1, 100.0) == found
+    assert len(passes) < 8
+
+
+@pytest.mark.parametrize(("limit", "most"), [(5, 64), (1, 64), (63, 64), (2, 2)])
+def test_users_are_whole_numbers(limit, most):
+    passes = searched(most / 2, limit, 1, most, whole=True)
+    load, low, high = highest_load(passes, 1, most, whole=True)
+    assert {users % 1 for users, _ in passes} == {0}
+    assert (limit == most and (load, low, high) == (None, most, None)) or low <= limit <= high

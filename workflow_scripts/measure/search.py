@@ -1,0 +1,70 @@
+"""The search for the highest load that meets a study's limits: passes of the workload, each at a load that follows from
+those before. Each pass has its own arrivals, and sends no more requests once too many have missed the limits."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from workflow_scripts.engines.engine import Engine, EngineSetup, RequestRecord
+from workflow_scripts.statistics.highest_load import Search
+from workflow_scripts.study.outcome import LoadSearch, SearchPass, WarmUp
+from workflow_scripts.study.study import WITHIN_SHARE, Slo
+from workflow_scripts.workloads.arrivals import Load
+from workflow_scripts.workloads.request import Request
+
+# The seeds of rounds follow each other; those of passes in a round are others.
+SEEDS_APART = 1000
+# A rate is searched up to this multiple of the warm-up's, which a short pass may keep with a queue that grows.
+HIGHEST = 16.0
+
+
+def search_load(
+    engine: Engine,
+    setup: EngineSetup,
+    slo: Slo,
+    requests: Sequence[Request],
+    warmup: WarmUp,
+    serve: Callable[[int], Sequence[RequestRecord] | None],
+) -> LoadSearch:
+    """Serve passes until the search ends, or until `serve` gives None for one, by its number from 0, because it failed.
+    It begins at half of the rate, or of the requests at once, of the warm-up, which showed all that the server serves
+    at once."""
+    load = Load.model_validate({name: setup.knobs[name] for name in Load.model_fields if name in setup.knobs})
+    assert load.searched is not None
+    conversations = {request.request_id if request.session is None else request.session for request in requests}
+    if users := load.searched == "users":
+        first, least, most = min(warmup.requests, len(conversations)) / 2, 1.0, float(len(conversations))
+    else:
+        pass_s = min(warmup.passes_s)
+        first, most = warmup.requests / pass_s / 2, warmup.requests / pass_s * HIGHEST
+        least = min(first, 1 / pass_s)  # a request takes no longer than a pass, so hardly any has company
+    search = Search(first, least, most, users)
+    most_late = len(requests) - math.ceil(WITHIN_SHARE * len(requests))
+    passes: list[SearchPass] = []
+    while (value := search.next()) is not None:
+        late: list[str] = []
+
+        def too_late(record: RequestRecord, late: list[str] = late) -> bool:
+            if not _is_within(record, slo):
+                late.append(record.request_id)
+            return len(late) > most_late
+
+        others = {name: of for name, of in setup.knobs.items() if name != "find"}
+        knobs = {**others, load.searched: int(value) if users else value}
+        seed = setup.arrival_seed + SEEDS_APART * len(passes)
+        engine.use(replace(setup, knobs=knobs, arrival_seed=seed, is_enough=too_late))
+        if (records := serve(len(passes))) is None:
+            break
+        met = len(late) <= most_late
+        passes.append(SearchPass(load=value, met=met, requests=len(records), late=len(late)))
+        search.add(value, met)
+        print(f"{load.find}: {value:.4g} is {'within the limits' if met else 'too high'}", flush=True)
+    return LoadSearch(users=users, least=least, most=most, passes=passes)
+
+
+def _is_within(record: RequestRecord, slo: Slo) -> bool:
+    if record.queued_s is None or record.first_token_s is None or record.last_token_s is None:
+        return False  # it failed
+    return slo.is_kept(
+        record.first_token_s - record.queued_s, record.last_token_s - record.queued_s, record.output_tokens
+    )

@@ -1,0 +1,59 @@
+"""The highest load within the study's limits, as each start that searched it found it, beside the plan's.
+
+    kvsweep table-searches --study config/studies/highest_load.yaml \\
+        --tables results/highest_load/tables --parsed results/highest_load/parsed \\
+        --plan results/highest_load/plan/plan.parquet --out results/highest_load/tables/searches.parquet
+
+docs/traffic.md says how the load is searched, docs/tables.md documents every column.
+"""
+
+from argparse import Namespace
+from pathlib import Path
+
+import pandas as pd
+
+from workflow_scripts.common.command import PARSED, option
+from workflow_scripts.common.parquet import read_parquet
+from workflow_scripts.questions.serving.table import bounds_text
+from workflow_scripts.statistics.summary import comparable_rows
+from workflow_scripts.study.study import Study
+from workflow_scripts.tables.parsed_facts import START, read_parsed
+from workflow_scripts.tables.table_command import table_command
+from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, table_schema
+
+FOUND = ["highest_load", "highest_load_low", "highest_load_high"]
+
+SCHEMA = table_schema(
+    "searches",
+    "The highest load within the study's limits ([how](traffic.md#the-highest-load)): one row per start of a cell that "
+    "searches it.",
+    TEXT("study source cell_id gpu engine model workload knobs", "as in `cells`"),
+    INTEGER("start", "start of the engine, from 1"),
+    TEXT("find", "`highest_rate`, in requests per s, or `highest_users`"),
+    TEXT("slo", "the study's bounds"),
+    NUMBER(FOUND, "the load and its 95 % interval; only one end if it lies beyond the loads of the search"),
+    INTEGER("search_passes", "passes of the search"),
+    INTEGER("search_requests", "requests that they sent"),
+    NUMBER([f"{name}_predicted" for name in FOUND], "by the plan, with its band"),
+)
+
+
+def search_table(study: Study, cells: pd.DataFrame, parsed: Path, plan: pd.DataFrame) -> pd.DataFrame:
+    searches = comparable_rows(cells).dropna(subset="knob_find").rename(columns={"knob_find": "find"})
+    columns = [*START, *FOUND, "search_passes", "search_requests"]
+    found = [
+        of_gpu.merge(read_parsed(parsed, str(gpu), "starts", columns), on=START)
+        for gpu, of_gpu in searches.groupby("gpu")
+    ]
+    table = pd.concat(found) if found else searches.reindex(columns=[*searches.columns, *columns])
+    predicted = plan[["cell_id", *FOUND]].rename(columns={name: f"{name}_predicted" for name in FOUND})
+    table = table.merge(predicted, on="cell_id").assign(slo=bounds_text(study.slo.bounds()) if study.slo else None)
+    return table[list(SCHEMA.columns)]
+
+
+@table_command(
+    "searches", PARSED, option("--plan", type=Path, required=True, help="plan.parquet of the study"), simulated=True
+)
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
+    own = cells[cells["study"].eq(study.name)]
+    return search_table(study, own, args.parsed, read_parquet(args.plan))
