@@ -320,6 +320,11 @@ def test_compressed_tensors_of_8_bits_are_a_byte_a_parameter(kind, quantization,
         (stored("fp8", ignored_layers=["model.layers.0.mlp.down_proj"]), "leaves out some layers"),
         (stored("awq", modules_to_not_convert=["mlp"]), "not supported: 'mlp'"),
         (LLAMA4 | stored("fp8", ignored_layers=["model.layers.0.mlp"]), "attention in chunks"),
+        (
+            {"model_type": "llama4", "text_config": LLAMA4, "vision_config": LLAMA4_VISION}
+            | stored("fp8", ignored_layers=["language_model.model.layers.0.mlp"]),
+            "attention in chunks",
+        ),
         (stored("fp8", kv_cache_scheme={"num_bits": 8, "type": "float"}), "kv_cache_scheme"),
         (stored("gptq", bits=8), "gptq with 8 bits in groups of 128"),
         (stored("awq", bits=4, group_size=32), "awq with 4 bits in groups of 32"),
