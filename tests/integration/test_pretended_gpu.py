@@ -51,7 +51,7 @@ def test_what_nvml_tells_of_a_cell_reaches_the_page(tmp_path, environment, monke
     kvsweep, of_study = [sys.executable, "-m", "workflow_scripts"], ["--study", study, "--results", root.parent]
     for command in (
         snakemake_command(study, root.parent, "prepare"),
-        [*kvsweep, "calibrate", *of_study, "--gpu", "pretended-gpu", "--seconds", "4"],
+        [*kvsweep, "calibrate", *of_study, "--gpu", "pretended-gpu", "--seconds", "1"],
         [*kvsweep, "measure-cell", *of_study, "--cell", CELL],
     ):
         done = subprocess.run(

@@ -5,9 +5,9 @@
 writes `results/{study}/prepared/calibrations/{gpu}/{engine}/{model}/{variant}.json`. The engine runs as it does for a
 cell: forked, under the device's lock, with the settings of one of the study's cells. One start has half of the model's
 layers and random weights, because only another depth separates the fixed time of a step from the time to read the
-weights. On a CPU the model itself is started twice, and the starts of all other calibrations come between, because a
-shared machine is not equally fast at all times. `--gpu cpu-1core cpu-all` measures those of both in turns, so that more
-time lies between.
+weights; a GPU needs none if the model itself got through all points. On a CPU the model itself is started twice, and
+the starts of all other calibrations come between, because a shared machine is not equally fast at all times. `--gpu
+cpu-1core cpu-all` measures those of both in turns, so that more time lies between.
 """
 
 import os
@@ -152,6 +152,11 @@ class CalibrationRun:
         self._record.write(self._out, indent=None)
         return self._record
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether each point was passed twice by the model itself."""
+        return bool(self._record.starts) and len(self._record.starts[0].passes) >= 2 * len(self._points)
+
     def _started(
         self, whole: bool, limit_s: float, backwards: bool, scratch: Path, within: Within | None
     ) -> dict[str, Any]:
@@ -273,6 +278,9 @@ def calibrate(
             starts = starts_of[run.calibration.name]
             if number < len(starts):
                 whole, share = starts[number]
+                if run.gpu.kind != "cpu" and not whole and run.is_complete:
+                    print(f"{run.calibration.name} got through all points and needs no second start", flush=True)
+                    continue
                 print(f"calibrating {run.calibration.name}, start {number + 1} of {len(starts)}", flush=True)
                 with device_lock(run.gpu):
                     passes_s = share * (limit_s or CALIBRATION_S[run.gpu.kind])

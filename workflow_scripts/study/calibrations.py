@@ -31,8 +31,8 @@ from workflow_scripts.workloads.workload_kinds import SyntheticWorkload
 # Seconds for all passes of a calibration, its second depth included; starting the engine comes on top.
 CALIBRATION_S = {"cpu": 20.0, "cuda": 25.0, "rocm": 25.0}
 # The starts of an engine: whether the model has all its layers, and the share of the time for passes. On a GPU a start
-# may take a minute, so each depth has one, and half of the layers only once per engine: predictions of a variant's own
-# model change by less than 1 % without it.
+# may take a minute, so each depth has one, and half of the layers only once per engine. It is left out if the whole
+# model was passed over all points: public runs of other models are then predicted as well without it (docs/plan.md).
 WHOLE, HALF = True, False
 ON_CPU, ON_GPU = ((WHOLE, 0.4), (HALF, 0.2), (WHOLE, 0.4)), ((WHOLE, 0.75), (HALF, 0.25))
 # Most prompt tokens of a point on a CPU, so that a few rounds fit into that time; mixtures have half of it.

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,16 +17,24 @@ from workflow_scripts.measure.calibration_run import (
     CalibrationRunError,
     RefusedError,
     Within,
+    calibrate,
     calibrate_within,
     order,
     shallower,
 )
 from workflow_scripts.measure.session import Job
-from workflow_scripts.study.calibrations import CalibrationRecord, calibrations_of, due_in_session, planned_starts
+from workflow_scripts.study.calibrations import CalibrationRecord, Pass, calibrations_of, due_in_session, planned_starts
 from workflow_scripts.study.definition import Definition, cell_definition, model_key, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Measured
 from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study import Study
+
+
+def put_model(study: Study, name: str, paths: StudyPaths) -> None:
+    config = paths.model(name, model_key(resolved_models(study)[name])) / "config.json"
+    config.parent.mkdir(parents=True)
+    shutil.copy(get_model(name).config, config)
 
 
 def test_settings_of_single_layers_are_cut_with_the_layers():
@@ -48,10 +57,7 @@ def test_a_refused_cell_gives_way_to_another_one(refused, tmp_path, monkeypatch)
     planned = study(tmp_path, sweeps=[sweep(knobs={"block_size": [16, 32, 64, 128]})])
     paths = StudyPaths(tmp_path, planned.name)
     (wanted,) = calibrations_of(planned, expand(planned)).values()
-    model = cell_definition(planned, wanted.cell, resolved_models(planned)).model
-    config = paths.model(wanted.cell.model, model_key(model)) / "config.json"
-    config.parent.mkdir(parents=True)
-    shutil.copy(get_model(wanted.cell.model).config, config)
+    put_model(planned, wanted.cell.model, paths)
     asked: list[int] = []
 
     def forked(_: CalibrationRun, definition: Definition, __: Path, evidence: Path, *___: object) -> Measured:
@@ -95,6 +101,25 @@ def test_a_gpu_starts_each_engine_once_with_half_of_the_layers(tmp_path):
     assert [of for name, of in whole.items() if name.startswith("cpu")] == [[True, False, True]] * 2
 
 
+@pytest.mark.parametrize(
+    ("gpu", "missing", "layers"), [("h200", 0, [32]), ("h200", 1, [32, 16]), ("cpu-all", 0, [32, 16, 32])]
+)
+def test_a_gpu_needs_half_of_the_layers_only_if_the_model_did_not_get_through_all_points(
+    tmp_path, monkeypatch, gpu, missing, layers
+):
+    planned = study(tmp_path, sweeps=[sweep(gpu=gpu, knobs={"block_size": 16, "max_num_seqs": 8})])
+    (wanted,) = calibrations_of(planned, expand(planned)).values()
+    put_model(planned, wanted.cell.model, StudyPaths(tmp_path, planned.name))
+    run = CalibrationRun(planned, wanted, StudyPaths(tmp_path, planned.name))
+    made = Pass(point=0, requests=[], start_s=0.0, end_s=1.0, step_ends_s=[], ttft_s=[])
+    monkeypatch.setattr(CalibrationRun, "_forked", lambda *_: Measured(outcome="ok"))
+    monkeypatch.setattr(CalibrationRun, "_passes", lambda self, *_: [made] * (2 * len(self._points) - missing))
+    monkeypatch.setattr(calibration_run, "device_lock", nullcontext)
+    calibrate([run], planned_starts([wanted]))
+    record = CalibrationRecord.read(StudyPaths(tmp_path, planned.name).calibration(wanted.name))
+    assert [start.layers for start in record.starts] == layers
+
+
 def test_a_variant_is_calibrated_in_the_first_session_of_its_cells_once_its_device_is(tmp_path, monkeypatch):
     of_server = {"request_rate_per_s": [1.0, 2.0], "max_num_seqs": [8, 16], "kv_cache_dtype": ["auto", "fp8"]}
     planned = study(tmp_path, sweeps=[sweep(gpu="h200", engine="vllm-serve", knobs=of_server)])
@@ -110,9 +135,7 @@ def test_a_variant_is_calibrated_in_the_first_session_of_its_cells_once_its_devi
     write_json(paths.calibration(first.name), {})
     # At both rates, which share a start, with most sequences.
     assert due() == {c.id for c in cells if (c.knobs.kv_cache_dtype, c.knobs.max_num_seqs) == ("fp8", 16)}
-    model = paths.model(variant.cell.model, model_key(models[variant.cell.model])) / "config.json"
-    model.parent.mkdir(parents=True)
-    shutil.copy(get_model(variant.cell.model).config, model)
+    put_model(planned, variant.cell.model, paths)
     served: list[Job] = []
 
     class Serving:
