@@ -70,9 +70,9 @@ class Quantity(Stated):
         >>> Quantity(name="blocks", unit="blocks", value=9, approximate=True, at={"utilization": 0.5}).text()
         'about 9 blocks at utilization 0.5'
         """
-        unit = _SYMBOLS.get(self.unit, f" {self.unit}")
+        unit = _SYMBOLS.get(self.unit, f" {self.unit.removesuffix('s') if self.value == 1 else self.unit}")
         about = "about " if self.approximate else ""
-        at = ", ".join(f"{name} {plain(value)}" for name, value in self.at.items())
+        at = ", ".join(f"{name.replace('_', '-')} {plain(value)}" for name, value in self.at.items())
         return f"{about}{self._numbers()}{unit}" + (f" at {at}" if at else "")
 
     def _numbers(self) -> str:

@@ -71,13 +71,17 @@ class Report:
     @cached_property
     def labels(self) -> dict[str, str]:
         """For each cell, by its id, the settings that tell it from others of its engine, model and workload."""
-        words = labels(self.grid, self.tables.knobs, ("engine", "model", "workload"))
-        return dict(zip(self.grid["cell_id"], words, strict=True))
+        return dict(zip(self.grid["cell_id"], labels(self.grid, self.tables.knobs), strict=True))
 
     @cached_property
-    def settings(self) -> dict[str, str]:
-        """For each slug of settings the settings in words that tell it from others of its engine."""
-        return dict(zip(self.grid["knobs"], labels(self.grid, self.tables.knobs), strict=True))
+    def settings(self) -> dict[tuple[str, str, str], str]:
+        """For each model, workload and slug of settings the settings in words."""
+        slugs = self.grid[["model", "workload", "knobs"]].itertuples(index=False, name=None)
+        return dict(zip(slugs, self.labels.values(), strict=True))
+
+    def setting_of(self, row: Mapping[str, Any], slug: str) -> str:
+        """A slug of settings in words; `row` has its model and workload."""
+        return self.settings.get((row["model"], row["workload"], slug), slug)
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -91,7 +95,7 @@ class Report:
         """The rows, with cells and settings in words; the words for a cell of the study are a link to it."""
         rows = rows.copy()
         for name in {"knobs", "vllm_knobs", "hf_knobs"} & set(rows):
-            rows[name] = rows[name].map(lambda slug: self.settings.get(slug, slug))
+            rows[name] = [self.setting_of(row, row[name]) for row in rows.to_dict("records")]
         for name, words in (("knobs", self.labels), ("cell_id", self.names)):
             if name in rows and "cell_id" in rows:
                 each = zip(rows["cell_id"], rows[name], strict=True)

@@ -131,7 +131,9 @@ def overall(effects: pd.DataFrame) -> pd.DataFrame:
 
 def effects_of(knob: str) -> TablePart:
     caption = f"Effect of {knob_name(knob)} on {column(RATE).in_words}"
-    return TablePart("knobs", EFFECT_COLUMNS, caption, lambda effects: overall(effects[effects["knob"] == knob]))
+    return TablePart(
+        "knobs", EFFECT_COLUMNS, caption, lambda effects: overall(effects[effects["knob"] == knob]), optional=True
+    )
 
 
 def effects_on(tables: Tables, knob: str, comparison: str) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from workflow_scripts.common.wording import plural
 from workflow_scripts.page.blocks import shown
 from workflow_scripts.page.style import Mark, marks
 from workflow_scripts.study.grid import COORDINATES
-from workflow_scripts.study.setting_words import knobs_that_differ, setting
+from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, setting
 from workflow_scripts.tables.parsed_facts import REPEAT
 from workflow_scripts.tables.results import MissingError, Tables, require
 from workflow_scripts.workloads.arrivals import Load
@@ -48,7 +48,7 @@ def groups_varying(rows: pd.DataFrame, knob: str, knobs: Sequence[str], panel_ke
     others = [column for column in knobs if column != knob]
     rows = rows.assign(x=rows[knob])
     rows = rows[rows.groupby([*COORDINATES, *others], dropna=False, sort=False)["x"].transform("nunique") >= 2]
-    require(rows, f"no two measured cells differ in {name} alone")
+    require(rows, f"no two measured cells differ only in {knob_name(name)}")
     names = told_apart(rows, panel_keys)
     groups = [
         Group(" · ".join(first[names]), dict(first[list(panel_keys)]), part.assign(series=series_labels(part, others)))

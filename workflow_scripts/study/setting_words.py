@@ -138,18 +138,16 @@ def settings_in_words(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
     return [", ".join(of_cell) or "engine's defaults" for of_cell in words]
 
 
-def labels(rows: pd.DataFrame, knobs: Sequence[str], place: Sequence[str] = ("engine",)) -> "pd.Series[str]":
-    """For each row the settings in words that differ among the cells of a place; all of them if none differs.
+def labels(rows: pd.DataFrame, knobs: Sequence[str]) -> "pd.Series[str]":
+    """For each row the settings in words that differ among the cells of its engine, model and workload; all of them if
+    none differs.
 
-    >>> knobs = {"knob_block_size": [16, 32, None], "knob_batch_size": [None, None, 8]}
-    >>> list(labels(pd.DataFrame({"engine": ["a", "a", "b"], **knobs}), list(knobs)))
-    ['block size 16', 'block size 32', 'batches of 8']
-    >>> both = {"model": ["m", "m", "n"], "knob_x": [1, 2, 1], "knob_y": [3, 3, 4]}
-    >>> list(labels(pd.DataFrame({"engine": "a", **both}), ["knob_x", "knob_y"], ["engine", "model"]))
+    >>> rows = pd.DataFrame({"engine": "a", "model": "m", "workload": ["v", "v", "w"]})
+    >>> list(labels(rows.assign(knob_x=[1, 2, 1], knob_y=[3, 3, 4]), ["knob_x", "knob_y"]))
     ['x 1', 'x 2', 'x 1, y 4']
     """
     words = pd.Series("", index=rows.index, dtype=object)
-    for _, cells in rows.groupby(list(place), sort=False):
+    for _, cells in rows.groupby(["engine", "model", "workload"], sort=False):
         differing = knobs_that_differ(cells, knobs)
         tell = cells[differing].notna().any(axis=1)
         short, whole = settings_in_words(cells, differing), settings_in_words(cells, knobs)

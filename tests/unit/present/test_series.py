@@ -34,7 +34,7 @@ def test_only_cells_with_a_partner_that_differs_in_the_knob_alone_are_compared()
 
 
 def test_a_knob_that_nothing_varies_is_missing():
-    with pytest.raises(MissingError, match="no two measured cells differ in block_size"):
+    with pytest.raises(MissingError, match="no two measured cells differ only in block size"):
         groups_varying(cells(("h200", 16, 1), ("h200", 16, 4)), "knob_block_size", KNOBS, COORDINATES)
     with pytest.raises(MissingError, match="sets page_size"):
         groups_varying(cells(("h200", 16, 1)), "knob_page_size", KNOBS, COORDINATES)

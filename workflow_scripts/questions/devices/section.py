@@ -271,7 +271,7 @@ def explanations(report: Report) -> Iterator[Block]:
         counted = listed(f"{name} in {count}" for name, count in explains.items())
         # Memory bandwidth should explain decoding, so the case with the largest share of decoding is shown.
         example = records(rows.sort_values("decode_share_a", ascending=False).head(1))[0]
-        settings = report.settings.get(example["knobs"], example["knobs"])
+        settings = report.setting_of(example, example["knobs"])
         where = f"{example['engine']}, {example['model']}, {example['workload']}, {settings}"
         sentence = (
             f"{a} against {b}: what explains the speed-up of {plural(len(rows), 'cell')}: {counted}. "

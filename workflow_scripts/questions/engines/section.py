@@ -67,7 +67,7 @@ def steps_between(report: Report) -> Iterator[Block]:
 
 def _pair(report: Report, row: Mapping[str, Any]) -> Finding:
     ratio = with_interval(row, "improvement_ratio", " times the output tokens/s")
-    vllm, hf = (report.settings.get(row[name], row[name]) for name in ("vllm_knobs", "hf_knobs"))
+    vllm, hf = (report.setting_of(row, row[name]) for name in ("vllm_knobs", "hf_knobs"))
     words = f"vLLM ({vllm}) against HuggingFace {row['hf_kind']} ({hf}): {ratio} ({place(row)})"
     return Finding(f"{row['improvement_ratio']:.3g} times", words)
 

@@ -89,7 +89,7 @@ def _curve(ax: Axes, rows: pd.DataFrame, rate: str, named_as: Mapping[str, Mark]
         for x, speed, at in part[["x", PER_USER, rate]].itertuples(index=False):
             ax.annotate(f"{x:g}", (speed, at), place, textcoords="offset points", ha=side, fontsize=8)
     plain_log_axis(ax, "x", rows[PER_USER].min() / 1.3, rows[PER_USER].max() * 1.3, most=6)
-    ratio_axis(ax, rows[rate].min(), 1.3 * rows[rate].max())  # with room for the number at the highest mark
+    ratio_axis(ax, rows[rate].min() / 1.3, 1.3 * rows[rate].max())  # with room for numbers at the marks
 
 
 def _first(ax: Axes, rows: pd.DataFrame, named_as: Mapping[str, Mark]) -> None:

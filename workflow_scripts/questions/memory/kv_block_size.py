@@ -180,10 +180,7 @@ def why_predictions_missed(report: Report) -> Iterator[Block]:
 CAPACITY = TablePart(
     "memory",
     {
-        "gpu": "Device",
-        "model": "Model",
-        "engine": "Engine",
-        "knobs": "Settings",
+        **CELL,
         "source": "Source",
         "observed_num_blocks": "Blocks",
         "predicted_num_blocks": "Blocks, predicted",
@@ -195,6 +192,7 @@ CAPACITY = TablePart(
         "observed_kv_cache_bytes": "KV cache",
     },
     "Capacity of the KV cache, as the engine had it and as predicted",
+    note="Of the first start of each cell.",
 )
 
 

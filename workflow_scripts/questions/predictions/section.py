@@ -153,11 +153,8 @@ def _flags(rows: pd.DataFrame, report: Report) -> Iterator[Finding]:
     flagged = rows[rows["flagged"].eq(True)]
     if len(flagged):
         first = records(flagged)[0]
-        sentence = (
-            f"{len(flagged)} of {len(rows)} cells differ from their prediction and should be checked, for example "
-            f"{report.names.get(first['cell_id'], first['cell_id'])}: {first['why']}."
-        )
-        yield Finding("flagged", sentence, "bad")
+        example = f"{report.names.get(first['cell_id'], first['cell_id'])}: {first['why']}"
+        yield Finding("flagged", f"{len(flagged)} of {len(rows)} cells, for example {example}.", "bad")
 
 
 def _with_ceilings(predictions: pd.DataFrame) -> pd.DataFrame:

@@ -58,7 +58,7 @@ def _why(report: Report, row: Mapping[str, Any]) -> str:
     elif isinstance(row["ties"], str):
         words += " Not shown to be slower:"
     if isinstance(row["ties"], str):
-        ties = [report.settings.get(name, name) for name in row["ties"].split(", ")]
+        ties = [report.setting_of(row, name) for name in row["ties"].split(", ")]
         more = f"; and {len(ties) - MOST_TIES} more" if len(ties) > MOST_TIES else ""
         words += f" {'; '.join(ties[:MOST_TIES])}{more}."
     return words
