@@ -70,13 +70,7 @@ export function tableOf(caption, headings, rows, numeric = [], whole = null) {
     "table",
     { "aria-label": caption },
     el("thead", {}, el("tr", {}, headings.map((h, i) => el("th", { scope: "col", class: classOf(i) }, h)))),
-    el(
-      "tbody",
-      {},
-      rows.map((row) =>
-        el("tr", {}, row.map((item, i) => el(i ? "td" : "th", { scope: i ? null : "row", class: classOf(i) }, item))),
-      ),
-    ),
+    el("tbody", {}, rows.map((row) => el("tr", {}, row.map((item, i) => el(i ? "td" : "th", { scope: i ? null : "row", class: classOf(i) }, item))))),
   );
   return el(
     "div",

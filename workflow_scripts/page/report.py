@@ -25,7 +25,7 @@ from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.progress import Progress, may_grow, progress
 from workflow_scripts.study.setting_words import labels
 from workflow_scripts.study.study import Study
-from workflow_scripts.tables.results import RATE, MissingError, Tables, require
+from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require
 
 REPORT = CHECKOUT / "report"
 
@@ -95,7 +95,7 @@ class Report:
         """The rows, with cells and settings in words; the words for a cell of the study are a link to it."""
         rows = rows.copy()
         for name in {"knobs", "vllm_knobs", "hf_knobs"} & set(rows):
-            rows[name] = [self.setting_of(row, row[name]) for row in rows.to_dict("records")]
+            rows[name] = [self.setting_of(row, row[name]) for row in records(rows)]
         for name, words in (("knobs", self.labels), ("cell_id", self.names)):
             if name in rows and "cell_id" in rows:
                 each = zip(rows["cell_id"], rows[name], strict=True)
