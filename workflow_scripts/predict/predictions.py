@@ -224,7 +224,7 @@ class _Inputs:
             most_repeats=self.study.most_repeats,
             slo=self.study.slo if serves else None,
         )
-        return requests.every(steps.engines), task
+        return requests[:: steps.engines], task
 
     def predict(self, cell: Cell) -> Prediction:
         """The record of a cell that shares its schedule with no other."""

@@ -45,9 +45,9 @@ class RequestLengths:
     def __len__(self) -> int:
         return len(self.prompt_tokens)
 
-    def every(self, engines: int) -> "RequestLengths":
-        """The requests that one of several engines gets if they take turns: every second of all for two engines."""
-        return replace(self, **{name: part[::engines] for name, part in vars(self).items() if part is not None})
+    def __getitem__(self, some: slice) -> "RequestLengths":
+        """Some of the requests, such as every second one, which is what one of two engines gets if they take turns."""
+        return replace(self, **{name: part[some] for name, part in vars(self).items() if part is not None})
 
     def shared_blocks(self, block_size: int) -> list[Sequence[int]]:
         """For each request, numbers that identify the contents of its prompt's leading whole blocks, as far as other

@@ -349,7 +349,12 @@ def _with_costs(record: Prediction, cell: CellTask, speed: Speed, task: Task, ti
     """Seconds of the whole cell, and how much its repeats vary if a calibration tells it."""
     requests = len(task.requests)
     in_a_pass = pass_size(requests, task.decides.max_num_seqs, not isinstance(task.decides, StaticBatches))
-    warmup_s = USUAL_PASSES * in_a_pass / requests * timed.wall_s
+    pass_s = in_a_pass / requests * timed.wall_s
+    if task.requests.arrival_s is not None:  # a warm-up does not wait for arrivals
+        at_once = replace(task, requests=replace(task.requests[:in_a_pass], arrival_s=None))
+        schedule = schedule_for(cell, at_once, [])
+        pass_s = time_schedule(schedule, work_of(schedule, cell, at_once), speed.costs, at_once.requests).wall_s
+    warmup_s = USUAL_PASSES * pass_s
     start_s = (EAGER_START_S if cell.steps.eager else START_S)[cell.kind]
     if cell.kind != "cpu":
         start_s += cell.facts.weight_bytes / cell.ranks / WEIGHTS_BYTES_PER_S

@@ -70,6 +70,20 @@ def test_it_says_beforehand_what_flat_takes_and_what_the_study_cannot_decide(tmp
     assert len(decidable(study(tmp_path, equivalence_margin_pct=0.1), plan(planned, expand(planned), None)[:0])) == 0
 
 
+def test_cells_of_a_session_share_a_start_and_a_warm_up_which_waits_for_no_arrivals(tmp_path):
+    knobs = {"request_rate_per_s": [0.5, 5.0], "max_num_seqs": 16}
+    of_server, costs = sweep(gpu="h200", engine="vllm-serve", knobs=knobs), ["start_s", "warmup_s", "stop_s"]
+    shared, alone = (
+        plan(planned, expand(planned), None)
+        for planned in (study(tmp_path, sweeps=[of_server], share_starts=share) for share in (True, False))
+    )
+    assert alone["wall_s"].max() > 3 * alone["wall_s"].min()
+    assert alone["warmup_s"].nunique() == 1
+    assert (2 * shared[costs]).to_numpy() == pytest.approx(alone[costs].to_numpy())
+    saved_s = alone[costs].sum(axis="columns") / 2
+    assert shared["cell_s"].tolist() == pytest.approx((alone["cell_s"] - saved_s).tolist())
+
+
 def test_what_is_said_of_each_knob(tmp_path):
     rows = effects(tmp_path)
     block_size, seqs = rows["h200", "block_size"], rows["h200", "max_num_seqs"]
