@@ -61,6 +61,11 @@ export function cellWords(cell) {
   return `${cell.gpu}, ${cell.engine}, ${cell.model}, ${cell.workload}: ${cell.label}`;
 }
 
+// A button that opens a cell; its name has the device if the rows have several.
+export function cellButton(cell, hasDevice) {
+  return el("button", { type: "button", class: "link", onclick: () => openCell(cell.cell_id) }, hasDevice ? `${cell.gpu}: ${cell.label}` : cell.label);
+}
+
 // The points of the chart, and the lines that join cells which differ only in the x axis' setting.
 function pointsOf(cells, x, y, colourBy, facets, hidden) {
   const points = [];
@@ -90,13 +95,13 @@ function countsOf(cells) {
 function resultsTable(cells, metric, store) {
   const { label } = COLUMNS[metric];
   const several = (of) => new Set(cells.map(of)).size > 1;
-  const [hasScope, hasOutcome] = [several((cell) => cell.scope ?? ""), several((cell) => cell.outcome)];
-  const places = store.differing.filter((id) => several((cell) => cell[id]));
+  const [hasDevice, hasScope, hasOutcome] = [several((cell) => cell.gpu), several((cell) => cell.scope ?? ""), several((cell) => cell.outcome)];
+  const places = store.differing.filter((id) => id !== "gpu" && several((cell) => cell[id]));
   const rows = cells.map((cell) => () => {
     const found = cell.statistic(metric);
     const range = found && (found.interval ?? (found.n > 1 ? found : null));
     return [
-      el("button", { type: "button", class: "link", onclick: () => openCell(cell.cell_id) }, cell.label),
+      cellButton(cell, hasDevice),
       found ? shown(metric, found.value) : "–",
       range ? `${shown(metric, range.low)} to ${shown(metric, range.high)}${found.interval ? " (95 %)" : ""}` : "–",
       found ? String(found.n) : "–",

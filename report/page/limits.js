@@ -3,7 +3,7 @@ import { changeAddress, current } from "./address.js";
 import { Chart, legendOf } from "./chart.js";
 import { choice, el, longTable } from "./dom.js";
 import { openCell } from "./drawer.js";
-import { MANY_TIMES, cellWords, pointOf, toldOf } from "./explore.js";
+import { MANY_TIMES, cellButton, cellWords, pointOf, toldOf } from "./explore.js";
 import { isWide } from "./scale.js";
 import { COLUMNS } from "./columns.js";
 import { heading, number, plural, shown } from "./words.js";
@@ -155,20 +155,19 @@ export function showLimits(panel, store) {
     const front = draw(candidates, new Set(keeping));
     const columns = Object.values(BOUNDS).map((column) => `${column}_p${percentile}`).filter((column) => COLUMNS[column] && store.repeats[column]);
     const [cost, energy] = ["price", "energy"].map((name) => ranked.some((one) => one[name] !== null));
-    const headings = ["Settings", "Within the limits", heading(RATE), "Range or interval", ...(cost ? [GOALS.get("price")] : []), ...(energy ? [heading(ENERGY)] : []), ...columns.map(heading), "Device", "Engine", "Pareto front"];
+    const headings = ["Settings", "Within the limits", heading(RATE), "Range or interval", ...(cost ? [GOALS.get("price")] : []), ...(energy ? [heading(ENERGY)] : []), ...columns.map(heading), "Engine", "Pareto front"];
     const rows = ranked.map(({ cell, broken, rate, low, high, price, energy: joules }) => () => [
-      el("button", { type: "button", class: "link", onclick: () => openCell(cell.cell_id) }, cell.label),
+      cellButton(cell, devices.length > 1),
       broken ? `no: ${broken.words}` : "yes",
       number(rate),
       `${number(low)} to ${number(high)}`,
       ...(cost ? [number(price)] : []),
       ...(energy ? [number(joules)] : []),
       ...columns.map((column) => `${shown(column, cell.statistic(column)?.value)}${isOfFew(cell, percentile) ? " *" : ""}`),
-      cell.gpu,
       cell.engine,
       front.has(cell) ? "yes" : "no",
     ]);
-    const numeric = headings.map((_, i) => i > 1 && i < headings.length - 3);
+    const numeric = headings.map((_, i) => i > 1 && i < headings.length - 2);
     table.replaceChildren(longTable(`Settings by ${GOALS.get(goal)}, those within the limits first`, headings, rows, numeric));
   };
   panel.replaceChildren(
