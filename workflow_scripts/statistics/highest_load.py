@@ -16,9 +16,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-CONFIDENCE = 0.95
+# Of the 95 % interval.
+_ENDS = (0.025, 0.975)
 # The search ends when the interval is this narrow, upper over lower end, or after so many passes.
 NARROW, MOST_PASSES = 1.2, 24
+# A load lies beyond the loads of the search only by so many passes at their end.
+PASSES_AT_AN_END = 3
 # The share of passes that are wrong at any load, such as in a hiccup of the host.
 LAPSES = 0.01
 _QUANTILES = (0.5, 0.15, 0.85)
@@ -79,9 +82,10 @@ class Search:
         """The load of the next pass; None if there is none."""
         if not self._loads:
             return self._inside(round(self._first) if self._whole else self._first)
-        _, low, high = self.highest()
-        narrow = low is None or high is None or high <= (low if self._whole else NARROW * low)
-        if len(self._loads) == MOST_PASSES or narrow:
+        low, high = self._quantiles(*_ENDS)
+        narrow = math.floor(high) == math.floor(low) if self._whole else high <= NARROW * low
+        is_inside = self._least <= low and high <= self._most
+        if len(self._loads) == MOST_PASSES or (narrow and is_inside) or self.highest().load is None:
             return None
         share = _QUANTILES[len(self._loads) % len(_QUANTILES)] if len(self._results) > 1 else 0.5
         (at,) = self._quantiles(share)
@@ -92,10 +96,10 @@ class Search:
 
     def highest(self) -> Highest:
         """What is known so far."""
-        median, low, high = self._quantiles(0.5, (1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
-        if median < self._least in self._loads:
+        median, low, high = self._quantiles(0.5, *_ENDS)
+        if median < self._least and self._loads.count(self._least) >= PASSES_AT_AN_END:
             return Highest(None, None, self._least)
-        if median > self._most in self._loads:
+        if median > self._most and self._loads.count(self._most) >= PASSES_AT_AN_END:
             return Highest(None, self._most, None)
         ends = [self._inside(load) for load in (median, low, high)]
         return Highest(*map(math.floor, ends)) if self._whole else Highest(*ends)

@@ -283,7 +283,7 @@ def _searched(row: Mapping[str, Any], labels: Mapping[str, str]) -> Finding:
     else:
         verdict = f"up to {number(load)} {unit}"
         words += f"{verdict} (95 % interval {number(low)} to {number(high)})"
-    words += f", by {plural(int(row['search_passes']), 'pass')} in start {row['start']:g}"
+    words += f", by {row['search_passes']:g} passes in start {row['start']:g}"
     if pd.notna(predicted := row["highest_load_predicted"]):
         ends = [row[f"highest_load{end}_predicted"] for end in ("_low", "_high")]
         band = f" ({number(ends[0])} to {number(ends[1])})" if pd.notna(ends).all() else ""
