@@ -92,14 +92,6 @@ EFFECT_COLUMNS: Mapping[str, str] = {
 OWN_SECTION = ("max_num_seqs", "block_size", "enable_prefix_caching", "num_speculative_tokens", "environment")
 # What `pairs_that_differ_in` reports pair by pair.
 _PAIR_KNOBS = ("enable_prefix_caching", "num_speculative_tokens", "model")
-# Address of a section -> what the ids of its claims have; a claim belongs to the first that fits.
-_ABOUT: Mapping[str, str] = {
-    "max-num-seqs": "max-num-seqs|prompts-limit|gpu-utilisation|control-throughput|slots-are-never",
-    "devices": "h200-over|h100-over|on-a100s|tensor-for",
-    "engines": "hf-|-hf|engines-on|hundred-times|single-request",
-    "prefix-caching": "prefix|system-prompt|eviction",
-    "block-size": "",
-}
 
 
 def ratio_finding(ratio: float, verdict: str, sentence: str) -> Finding:
@@ -262,10 +254,7 @@ def claims_on(section: str) -> Part:
         if not report.study.claims:
             return
         rows = report.tables.need("claims")
-        about = [
-            next(of for of, ids in _ABOUT.items() if re.search(ids, claim)) for claim in rows["claim_id"].astype(str)
-        ]
-        for row in records(rows[[of == section for of in about]]):
+        for row in records(rows[rows["section"].eq(section)]):
             paragraphs = {
                 f"Published by {row['published_by']}": row["published_value"],
                 "Evidence": row["evidence"],

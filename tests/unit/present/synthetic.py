@@ -279,6 +279,7 @@ def claims_table() -> pd.DataFrame:
         claim=[f"A made-up claim that is {verdict}." for verdict in verdicts],
         evidence=["[limits] It is possible.", f"[limits] It is not. {SCRIPT}", None],
         would_test=[None, None, "snakemake --cores all"],
+        section="block-size",
     )
     return rows.reindex(columns=columns_of("claims"))
 

@@ -38,6 +38,7 @@ SCHEMA = table_schema(
     "One row per published claim that the study names ([verdicts](claims.md)). Lists are separated by semicolons.",
     TEXT("study", "study of the tables"),
     TEXT("claim_id claim", "the claim, in this project's words"),
+    TEXT("section", "address of the section of the report that shows it"),
     TEXT("published_by", "label in `config/published/README.md`"),
     TEXT("quantity published_value", "names and values of its numbers, as published"),
     TEXT("verdict", "`supported`, `contradicted`, `not decided` or `not testable here`"),
@@ -74,6 +75,7 @@ def _row(claim: Claim, tables: StudyTables) -> dict[str, str | None]:
     claim_verdict, decides, seen_here = verdict(bearing), _kinds(bearing), _kinds(others)
     return {
         "claim_id": claim.id,
+        "section": check.section,
         "claim": claim.text,
         "published_by": claim.source,
         "quantity": "; ".join(quantity.name for quantity in claim.quantities),

@@ -6,7 +6,7 @@ A check is a function that gets a claim and the tables and finds evidence; `chec
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model, load_gpus, resolve
 from workflow_scripts.catalog.published import CLAIMS, Claim, Stated
@@ -41,9 +41,14 @@ class Evidence:
 Find = Callable[[Claim, StudyTables], Iterator[Evidence]]
 
 
-class Check(NamedTuple):
-    """How a claim is tested, and what would give a verdict if this does not."""
+# Address of the section of the page that shows a claim.
+Section = Literal["block-size", "devices", "engines", "max-num-seqs", "prefix-caching"]
 
+
+class Check(NamedTuple):
+    """Where a claim is shown, how it is tested, and what would give a verdict if this does not."""
+
+    section: Section
     find: Find
     would_test: str
 
@@ -51,11 +56,11 @@ class Check(NamedTuple):
 CHECKS: dict[str, Check] = {}
 
 
-def check(claim: str, would_test: str) -> Callable[[Find], Find]:
+def check(claim: str, section: Section, would_test: str) -> Callable[[Find], Find]:
     """Make a function the check of the claim with this id."""
 
     def register(find: Find) -> Find:
-        CHECKS[claim] = Check(find, would_test)
+        CHECKS[claim] = Check(section, find, would_test)
         return find
 
     return register

@@ -32,7 +32,7 @@ def gain_text(row: Row) -> str:
     return f"{vllm} makes {gain(row).value:.3g} times the output tokens/s of {hf} ({gain(row).ends()})."
 
 
-@check("hf-generate-on-a100", run("paged_attention", "sweep hf-baseline"))
+@check("hf-generate-on-a100", "engines", run("paged_attention", "sweep hf-baseline"))
 def hf_generate(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     yield from over_ceilings(claim, [(claim.gpus[0], claim.value("tokens_per_s"), claim.value("batch_size"))], "batch")
     rates = tables.intervals("output_tokens_per_s")
@@ -42,7 +42,7 @@ def hf_generate(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
             yield measured(claim, cell, text, within(rate, claim.quantity("tokens_per_s"), tolerance_pct=10))
 
 
-@check("vllm-over-hf-on-a100", run("paged_attention", _SAME_WORK))
+@check("vllm-over-hf-on-a100", "engines", run("paged_attention", _SAME_WORK))
 def vllm_over_hf(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     rate = claim.gpus[0], claim.value("tokens_per_s"), claim.value("batch_size")
     yield from over_ceilings(claim, [rate], "batch", "HuggingFace: the")
@@ -51,7 +51,7 @@ def vllm_over_hf(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
         yield measured(claim, row, gain_text(row), says)
 
 
-@check("engines-on-one-a100", run("paged_attention", f"{_SAME_WORK}; without TGI"))
+@check("engines-on-one-a100", "engines", run("paged_attention", f"{_SAME_WORK}; without TGI"))
 def engines_on_one_a100(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     """Rates that the device allows, steps no faster than reading the weights, and the order of the engines."""
     published, gpu, model = (
@@ -76,7 +76,7 @@ def engines_on_one_a100(claim: Claim, tables: StudyTables) -> Iterator[Evidence]
         yield measured(claim, row, gain_text(row), None if is_in_order else says)
 
 
-@check("thirty-to-a-hundred-times-faster", run("paged_attention", _SAME_WORK))
+@check("thirty-to-a-hundred-times-faster", "engines", run("paged_attention", _SAME_WORK))
 def thirty_to_a_hundred_times_faster(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     """Over a loop of single requests; batches are another comparison."""
     for row in tables.fastest_gains("batch 1"):
@@ -85,7 +85,7 @@ def thirty_to_a_hundred_times_faster(claim: Claim, tables: StudyTables) -> Itera
         yield measured(claim, row, gain_text(row), is_stated=False)
 
 
-@check("faster-for-a-single-request", run("published_claims", "sweeps single-request and single-request-hf"))
+@check("faster-for-a-single-request", "engines", run("published_claims", "sweeps single-request and single-request-hf"))
 def faster_for_a_single_request(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     for row, cell in tables.with_cells(tables.engine_gains("batch 1")):
         if row.vllm_max_num_seqs == 1:
@@ -96,7 +96,11 @@ def faster_for_a_single_request(claim: Claim, tables: StudyTables) -> Iterator[E
 _BUSY = run("paged_attention", f"{_SAME_WORK}; utilization_pct_mean in cells")
 
 
-@check("gpu-utilisation-of-continuous-batching", f"the source states no load; {_BUSY} shows what it depends on")
+@check(
+    "gpu-utilisation-of-continuous-batching",
+    "max-num-seqs",
+    f"the source states no load; {_BUSY} shows what it depends on",
+)
 def gpu_utilisation(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     kinds = {
         "continuous batching": ("vllm", "max_concurrency_allowed"),
@@ -109,7 +113,7 @@ def gpu_utilisation(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
                 yield measured(claim, cell, text, is_stated=False)
 
 
-@check("concurrent-users-of-a-small-model", run("concurrency", "sweep users"))
+@check("concurrent-users-of-a-small-model", "block-size", run("concurrency", "sweep users"))
 def concurrent_users(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     """The rate rises by more than the time of a request."""
     rates, times = tables.intervals("output_tokens_per_s"), tables.intervals("e2e_s_p50")
@@ -125,7 +129,7 @@ def concurrent_users(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
         yield measured(claim, cell, text, within(rise, Stated(min=1)), beside=one, under=under)
 
 
-@check("prompts-limit-concurrency", run("published_claims", "sweep prompts"))
+@check("prompts-limit-concurrency", "max-num-seqs", run("published_claims", "sweep prompts"))
 def prompts_limit_concurrency(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     for cell in tables.cells:
         if cell.num_requests == 200 and cell.max_concurrency_allowed > 100 and cell.running_peak >= 0:
@@ -137,7 +141,7 @@ def prompts_limit_concurrency(claim: Claim, tables: StudyTables) -> Iterator[Evi
             yield measured(claim, cell, text, says, under=like_sharegpt(cell))
 
 
-@check("slots-are-never-the-bottleneck", run("published_claims", "sweep prompts"))
+@check("slots-are-never-the-bottleneck", "max-num-seqs", run("published_claims", "sweep prompts"))
 def slots_are_never_the_bottleneck(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     for cell in tables.cells:
         if cell.num_requests == 200 and cell.knob_max_num_seqs == 16 and cell.waiting_peak >= 0:

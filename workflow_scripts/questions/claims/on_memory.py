@@ -39,8 +39,8 @@ def cards(*names: str) -> list[tuple[str, float]]:
 # --- sizes -----------------------------------------------------------------------------------------------------------
 
 
-@check("kv-of-llama-3-70b", ARITHMETIC)
-@check("kv-of-a-batch-of-llama-3-70b", ARITHMETIC)
+@check("kv-of-llama-3-70b", "block-size", ARITHMETIC)
+@check("kv-of-a-batch-of-llama-3-70b", "block-size", ARITHMETIC)
 def kv_of_llama_3_70b(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     facts, stated = facts_of(claim.models[0]), {quantity.name: quantity.value or 0 for quantity in claim.quantities}
     requests, tokens = stated.get("requests", 1), stated["tokens"]
@@ -50,7 +50,7 @@ def kv_of_llama_3_70b(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     yield computed(claim, text, within(size_gb, claim.quantity("kv_cache"), tolerance_pct=10), claim.models[0])
 
 
-@check("llama-70b-on-a100s", ARITHMETIC)
+@check("llama-70b-on-a100s", "devices", ARITHMETIC)
 def llama_70b_on_a100s(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     for bits, model in zip((16, 4), claim.models, strict=True):
         weights = facts_of(model).weight_bytes
@@ -61,7 +61,7 @@ def llama_70b_on_a100s(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
             yield computed(claim, text, says, f"{gpu}, {model}")
 
 
-@check("pages-of-4-kib", ARITHMETIC)
+@check("pages-of-4-kib", "block-size", ARITHMETIC)
 def pages_of_4_kib(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     size = claim.value("block_size")
     empty = (size - 1) / 2
@@ -75,8 +75,10 @@ def pages_of_4_kib(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
 _SHARE = run("published_claims", "sweep utilization; table capacity")
 
 
-@check("utilization-is-for-the-kv-cache", ARITHMETIC)
-@check("kv-share-of-memory", f"the source states neither model nor GPU; {_SHARE} shows what it depends on")
+@check("utilization-is-for-the-kv-cache", "block-size", ARITHMETIC)
+@check(
+    "kv-share-of-memory", "block-size", f"the source states neither model nor GPU; {_SHARE} shows what it depends on"
+)
 def share_of_the_kv_cache(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     """What weights leave of some devices, and what the cache took."""
     stated, model = claim.quantity("kv_share"), "llama-3.1-8b-instruct"
@@ -106,7 +108,7 @@ def a_fifth_of_512(cell: Row, also: bool = True) -> Under:
     return Under(fifty_tokens(cell).holds and 77 <= held <= 128 and also, "requests that hold a fifth of 512 slots")
 
 
-@check("empty-slots-per-sequence", run("paged_attention", "sweep max-num-seqs; table fragmentation"))
+@check("empty-slots-per-sequence", "block-size", run("paged_attention", "sweep max-num-seqs; table fragmentation"))
 def empty_slots_per_sequence(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     size, stated = claim.value("block_size"), claim.quantity("empty_slots_per_sequence")
     text = f"Only a sequence's last block has empty slots: at most {size - 1:g} of {size:g}, if it holds one token."
@@ -117,7 +119,7 @@ def empty_slots_per_sequence(claim: Claim, tables: StudyTables) -> Iterator[Evid
         yield measured(claim, row, text, CONTRADICTED if within(empty, stated) == CONTRADICTED else None)
 
 
-@check("waste-of-512-slots", ARITHMETIC)
+@check("waste-of-512-slots", "block-size", ARITHMETIC)
 def waste_of_512_slots(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     tokens, slots = claim.value("tokens_generated"), claim.value("tokens_reserved_per_request")
     waste_pct = 100 * (1 - tokens / slots)
@@ -125,7 +127,7 @@ def waste_of_512_slots(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     yield computed(claim, text, within(waste_pct, claim.quantity("waste"), tolerance=5))
 
 
-@check("contiguous-allocation-example", ARITHMETIC)
+@check("contiguous-allocation-example", "block-size", ARITHMETIC)
 def contiguous_allocation_example(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     tokens, slots = fmean(claim.quantity("tokens_used").values or ()), claim.value("tokens_reserved_per_request")
     waste_pct = 100 * (1 - tokens / slots)
@@ -133,7 +135,7 @@ def contiguous_allocation_example(claim: Claim, tables: StudyTables) -> Iterator
     yield computed(claim, text, within(waste_pct, claim.quantity("waste"), tolerance=0.05))
 
 
-@check("contiguous-allocation-waste", _NO_LENGTHS.format(_RESERVED))
+@check("contiguous-allocation-waste", "block-size", _NO_LENGTHS.format(_RESERVED))
 def contiguous_waste(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     for row in tables.waste("contiguous_max_model_len", _BY_LENGTH):
         reserved = f"With {row.max_model_len_effective:g} reserved slots for each measured request"
@@ -141,7 +143,7 @@ def contiguous_waste(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
         yield measured(claim, row, text, under=fifty_tokens(row), is_stated=False)
 
 
-@check("memory-used-by-paging", _RESERVED)
+@check("memory-used-by-paging", "block-size", _RESERVED)
 def memory_used_by_paging(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     yield from contiguous_waste(claim, tables)
     for row in tables.waste("block_size_whatif", _BY_LENGTH, block_size=16):
@@ -151,7 +153,7 @@ def memory_used_by_paging(claim: Claim, tables: StudyTables) -> Iterator[Evidenc
         yield measured(claim, row, text, says, under=a_fifth_of_512(row))
 
 
-@check("concurrency-gained-by-paging", run("published_claims", "sweep reserved-slots"))
+@check("concurrency-gained-by-paging", "block-size", run("published_claims", "sweep reserved-slots"))
 def concurrency_gained_by_paging(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     """Requests that run in blocks, over those in whole reservations of the same memory."""
     running = tables.intervals("running_while_others_wait")
@@ -174,7 +176,7 @@ def concurrency_gained_by_paging(claim: Claim, tables: StudyTables) -> Iterator[
             yield measured(claim, cell, text, says, beside=other, under=under)
 
 
-@check("hf-reserves-max-new-tokens", run("paged_attention", "sweep hf-baseline; table fragmentation"))
+@check("hf-reserves-max-new-tokens", "engines", run("paged_attention", "sweep hf-baseline; table fragmentation"))
 def hf_reserves_max_new_tokens(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     """The size of transformers' default cache, over that of a buffer for prompt and max_new_tokens from the start."""
     held, reserved = (tables.waste(layout, ["cell_id"]) for layout in ("hf_dynamic_cache", "contiguous_request_length"))
@@ -191,7 +193,7 @@ def hf_reserves_max_new_tokens(claim: Claim, tables: StudyTables) -> Iterator[Ev
 # --- capacity --------------------------------------------------------------------------------------------------------
 
 
-@check("blocks-linear-in-utilization", run("published_claims", "sweep utilization"))
+@check("blocks-linear-in-utilization", "block-size", run("published_claims", "sweep utilization"))
 def blocks_linear_in_utilization(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     """Blocks over the straight line through all blocks of a device. Two published points lie on a line; its intercept
     must be about the predicted overhead, a small difference of large numbers."""
@@ -209,7 +211,7 @@ def blocks_linear_in_utilization(claim: Claim, tables: StudyTables) -> Iterator[
             yield measured(claim, row, text, within(times, Stated(value=1), tolerance_pct=1))
 
 
-@check("capacity-of-an-l4", run("published_claims", "sweep utilization"))
+@check("capacity-of-an-l4", "block-size", run("published_claims", "sweep utilization"))
 def capacity_of_an_l4(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     tokens, requests = claim.value("kv_cache_tokens"), claim.value("max_concurrency")
     text = f"{tokens:,.0f} over 2,048 tokens are {tokens / 2048:.2f} requests; {requests:g} were published."
@@ -224,7 +226,7 @@ def capacity_of_an_l4(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
             yield measured(claim, row, text, within(holds, claim.quantity("kv_cache_tokens"), tolerance_pct=5))
 
 
-@check("max-model-len-is-a-capacity-knob", run("published_claims", "sweep max-model-len"))
+@check("max-model-len-is-a-capacity-knob", "block-size", run("published_claims", "sweep max-model-len"))
 def max_model_len_is_a_capacity_knob(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     alike = "study source gpu engine model workload block_size_effective max_num_seqs_effective"
     alike += " knob_gpu_memory_utilization knob_cpu_kv_cache_gib"
@@ -242,7 +244,7 @@ def max_model_len_is_a_capacity_knob(claim: Claim, tables: StudyTables) -> Itera
             yield measured(claim, half, text, together(of_requests, of_blocks), beside=whole)
 
 
-@check("capacity-of-32k-for-4k-chats", ARITHMETIC)
+@check("capacity-of-32k-for-4k-chats", "block-size", ARITHMETIC)
 def capacity_of_32k_for_4k_chats(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     times = claim.value("max_model_len") / claim.value("p99_tokens")
     text = (
@@ -252,7 +254,7 @@ def capacity_of_32k_for_4k_chats(claim: Claim, tables: StudyTables) -> Iterator[
     yield computed(claim, text, within(times, claim.quantity("concurrency_ratio"), tolerance_pct=10))
 
 
-@check("short-max-model-len", run("concurrency", "sweep users"))
+@check("short-max-model-len", "block-size", run("concurrency", "sweep users"))
 def short_max_model_len(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     served = [cell for cell in tables.cells if cell.engine == "vllm-serve" and cell.kv_cache_usage_mean > 0]
     short, long = ([cell for cell in served if cell.max_model_len_effective == length] for length in (64, 512))
@@ -270,7 +272,7 @@ def short_max_model_len(claim: Claim, tables: StudyTables) -> Iterator[Evidence]
 _PREFIX_LENGTHS = _NO_LENGTHS.format(run("prefix_caching", "sweep prefix-length"))
 
 
-@check("prefix-hit-rate-of-identical-prompts", ARITHMETIC)
+@check("prefix-hit-rate-of-identical-prompts", "prefix-caching", ARITHMETIC)
 def hit_rate_of_identical_prompts(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     prompts, tokens, size = map(claim.value, ("identical_prompts", "prompt_tokens", "block_size"))
     hits_pct = 100 * (prompts - 1) / prompts * ((tokens - 1) // size) * size / tokens
@@ -287,14 +289,14 @@ def hit_rate_of_identical_prompts(claim: Claim, tables: StudyTables) -> Iterator
             yield measured(claim, cell, text, is_stated=False)
 
 
-@check("speedup-of-a-shared-system-prompt", _PREFIX_LENGTHS)
+@check("speedup-of-a-shared-system-prompt", "prefix-caching", _PREFIX_LENGTHS)
 def speedup_of_a_shared_prompt(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     for effect in tables.rows("knobs"):
         if effect.knob == "enable_prefix_caching" and effect.comparison == PAIR and effect.took_effect:
             yield measured(claim, effect, effect_text(effect), is_stated=False)
 
 
-@check("computation-saved-by-prefix-caching", _PREFIX_LENGTHS)
+@check("computation-saved-by-prefix-caching", "prefix-caching", _PREFIX_LENGTHS)
 def computation_saved(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     for cell in tables.cells:
         if (hits := cell.prefix_cache_hits) > 0:
@@ -303,7 +305,7 @@ def computation_saved(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
             yield measured(claim, cell, text, is_stated=False)
 
 
-@check("eviction-by-lowest-utility", run("kv_pressure", "sweep prefixes"))
+@check("eviction-by-lowest-utility", "prefix-caching", run("kv_pressure", "sweep prefixes"))
 def eviction_by_lowest_utility(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     """Blocks of no future use would go first, so no seen prompt is computed again while the cache holds all."""
     for row, cell in tables.with_cells(tables.rows("predictions")):

@@ -118,7 +118,7 @@ def refused_sizes(claim: Claim, says: str | None = None) -> Iterator[Evidence]:
             yield computed(claim, f"By the attention backends of vLLM 0.32, {why}.", says)
 
 
-@check("throughput-flat-over-max-num-seqs", run("paged_attention", "sweep max-num-seqs"))
+@check("throughput-flat-over-max-num-seqs", "max-num-seqs", run("paged_attention", "sweep max-num-seqs"))
 def throughput_flat_over_max_num_seqs(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     published = [(row["gpu"], row["throughput_tok_s"], row["max_num_seqs"]) for row in tables.published.table(claim)]
     yield from over_ceilings(claim, published, "max-num-seqs")
@@ -141,7 +141,7 @@ def _while_full(cell: Row) -> float:
     return float(cell.output_tokens_per_s) if math.isnan(steady) else steady
 
 
-@check("throughput-flat-over-block-size", run("paged_attention", "sweep block-size"))
+@check("throughput-flat-over-block-size", "block-size", run("paged_attention", "sweep block-size"))
 def throughput_flat_over_block_size(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     rates = [(row["gpu"], row["throughput_tok_s"], None) for row in tables.published.table(claim)]
     yield from over_ceilings(claim, rates)
@@ -149,12 +149,12 @@ def throughput_flat_over_block_size(claim: Claim, tables: StudyTables) -> Iterat
     yield from refused_sizes(claim)
 
 
-@check("kv-blocks-control-throughput", run("paged_attention", "sweep max-num-seqs"))
+@check("kv-blocks-control-throughput", "max-num-seqs", run("paged_attention", "sweep max-num-seqs"))
 def kv_blocks_control_throughput(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     yield from flat(claim, tables)
 
 
-@check("block-size-by-length", run("published_claims", "sweep block-size-by-length"))
+@check("block-size-by-length", "block-size", run("published_claims", "sweep block-size-by-length"))
 def block_size_by_length(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     """Throughput that is flat over the sizes leaves no best size."""
     yield from refused_sizes(claim, CONTRADICTED)
@@ -168,8 +168,8 @@ def block_size_by_length(claim: Claim, tables: StudyTables) -> Iterator[Evidence
 _ALL_SWEEPS = run("paged_attention", "all sweeps; table ratios")
 
 
-@check("h200-over-l40s", _ALL_SWEEPS)
-@check("h100-over-a100", _ALL_SWEEPS)
+@check("h200-over-l40s", "devices", _ALL_SWEEPS)
+@check("h100-over-a100", "devices", _ALL_SWEEPS)
 def follows_bandwidth(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     """Whether a published speed-up equals the ratio of bandwidths, for every card that the two names may mean."""
     (a, b), published = claim.gpus, claim.value("throughput_ratio")
@@ -229,7 +229,7 @@ def _published_speedup(a: str, b: str, ratio: float) -> Evidence:
 # --- ranks -----------------------------------------------------------------------------------------------------------
 
 
-@check("tensor-for-latency-pipeline-for-throughput", run("parallelism", "sweeps tensor and pipeline"))
+@check("tensor-for-latency-pipeline-for-throughput", "devices", run("parallelism", "sweeps tensor and pipeline"))
 def pipeline_over_tensor(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     """Pipeline stages must be faster in all than as many tensor ranks, and slower for a token."""
     times_s = tables.intervals("tpot_s_p50")

@@ -184,7 +184,7 @@ def test_one_contradiction_is_enough_and_without_support_it_is_not_decided():
 
 def made(tmp_path, monkeypatch, *found):
     (tmp_path / "claims.yaml").write_text(yaml.safe_dump([ONE]))
-    monkeypatch.setitem(CHECKS, "one", Check(lambda claim, tables: iter(found), "a study"))
+    monkeypatch.setitem(CHECKS, "one", Check("devices", lambda claim, tables: iter(found), "a study"))
     [row] = claims_table(STUDY.model_copy(update={"claims": ["one"]}), tables(Published(tmp_path))).to_dict("records")
     return row
 
