@@ -7,12 +7,13 @@ as .ci/run sets it, nothing may be skipped: every skip, of a test or of a whole 
 import os
 import shutil
 import tarfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TypeVar
 from unittest.mock import patch
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 
 from workflow_scripts.catalog.gpus_and_models import study_gpus, study_models
@@ -24,6 +25,32 @@ settings.register_profile("kvsweep", deadline=None, derandomize="KVSWEEP_REQUIRE
 settings.load_profile("kvsweep")
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """Fill a folder of this name once for all processes of this run; it is read-only afterwards."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+    def filled(name: str, fill: Callable[[Path], object]) -> Path:
+        folder, done = shared / "once" / name, shared / f"{name}.done"
+        with FileLock(shared / f"{name}.lock"):
+            if not done.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                fill(folder)
+                done.touch()
+        return folder
+
+    return filled
+
+
+@pytest.fixture(scope="session")
+def synthetic(once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
+    """The folder of made-up results, with their figures and their page."""
+    from tests.unit.present.synthetic import draw_results
+
+    return once("synthetic", draw_results)
 
 
 @pytest.fixture(scope="session")

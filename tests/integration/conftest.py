@@ -10,16 +10,13 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from filelock import FileLock
 
 from tests.browser import browser
 from tests.conftest import evidence_of
 from tests.integration import served_study
 from tests.pretended_gpu import build
 from tests.unit.made_studies import fixed, study_content
-from tests.unit.present.synthetic import write_results
 from workflow_scripts.page.report import REPORT
-from workflow_scripts.present import figures, page
 from workflow_scripts.present.page_script import joined
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -153,21 +150,15 @@ def outcome_of(results: Path, cell: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def drawn(tmp_path_factory, snakemake):
-    """Draw the report of a study of config/reference/, a minute, once for all processes of this run; its folder."""
-    own = tmp_path_factory.getbasetemp()
-    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+def drawn(once, snakemake):
+    """Draw the report of a study of config/reference/, a minute; its folder."""
 
-    def draw(study: str) -> Path:
-        folder = shared / "drawn" / study
-        with FileLock(shared / f"{study}.lock"):
-            if not (folder / "report.html").exists():
-                evidence_of(study, folder.parent)
-                done = snakemake(CHECKOUT / f"config/studies/{study}.yaml", folder.parent, "partial_report")
-                assert done.returncode == 0, done.stderr
-        return folder
+    def draw(folder: Path) -> None:
+        evidence_of(folder.name, folder.parent)
+        done = snakemake(CHECKOUT / f"config/studies/{folder.name}.yaml", folder.parent, "partial_report")
+        assert done.returncode == 0, done.stderr
 
-    return draw
+    return lambda study: once(study, draw)
 
 
 @pytest.fixture(scope="session")
@@ -231,12 +222,6 @@ def in_page(one_tab):
 
 
 @pytest.fixture(scope="session")
-def report(tmp_path_factory):
+def report(synthetic):
     """The page of made-up results, with its figures beside it."""
-    root = tmp_path_factory.mktemp("report")
-    study = str(write_results(root))
-    tables, drawn, out = str(root / "tables"), str(root / "figures"), root / "report.html"
-    assert figures.main(["--study", study, "--tables", tables, "--parsed", str(root / "parsed"), "--out", drawn]) == 0
-    folders = ["--tables", tables, "--figures", drawn, "--cells", str(root / "cells")]
-    assert page.main(["--study", study, *folders, "--out", str(out)]) == 0
-    return out
+    return synthetic / "report.html"

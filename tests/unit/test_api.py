@@ -10,24 +10,17 @@ import pytest
 
 import kvsweep
 from benchmarks.start import CALLS
-from tests.unit.present.synthetic import write_results
 from workflow_scripts.__main__ import main
 from workflow_scripts.tables.typed_tables import write_table
 
 LOG = CALLS["log"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A study's folder of results."""
-    return write_results(tmp_path_factory.mktemp("made")).parent
-
-
-def test_a_study_s_tables_are_there_with_the_meaning_of_every_column(folder):
-    results = kvsweep.load(folder)
+def test_a_study_s_tables_are_there_with_the_meaning_of_every_column(synthetic):
+    results = kvsweep.load(synthetic)
     assert {"cells", "starts", "repeats", "intervals"} <= {*dir(results)}
     assert {"ok", "failed"} & {*results.cells["outcome"]}
-    for name in (path.stem for path in (folder / "tables").glob("*.parquet")):
+    for name in (path.stem for path in (synthetic / "tables").glob("*.parquet")):
         meanings = results.meanings(name)
         assert [column for column in results.table(name) if not column.startswith("knob_")] == [
             name for name in meanings if not name.startswith("^")
@@ -36,8 +29,8 @@ def test_a_study_s_tables_are_there_with_the_meaning_of_every_column(folder):
         assert not any(re.fullmatch(r"as in `\w+`", meaning) for meaning in meanings.values())
 
 
-def test_a_spreadsheet_has_every_table_with_its_numbers_their_units_and_no_formula(folder, tmp_path):
-    shutil.copytree(folder / "tables", tmp_path / "tables")
+def test_a_spreadsheet_has_every_table_with_its_numbers_their_units_and_no_formula(synthetic, tmp_path):
+    shutil.copytree(synthetic / "tables", tmp_path / "tables")
     results, book = kvsweep.load(tmp_path), tmp_path / "all.xlsx"
     cells = results.cells.assign(reason='=HYPERLINK("http://x")\x1b[2J')
     write_table(cells, tmp_path / "tables/cells.parquet")

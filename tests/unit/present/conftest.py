@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
-from tests.unit.present.synthetic import arguments, columns_of, write_results
+from tests.unit.present.synthetic import arguments, columns_of
 from workflow_scripts.page.blocks import Finding, Fold, Table
 from workflow_scripts.page.plot import Plot
 from workflow_scripts.page.report import Part, Report
@@ -49,13 +49,8 @@ class Results:
 
 
 @pytest.fixture(scope="session")
-def results(tmp_path_factory):
-    root = tmp_path_factory.mktemp("synthetic")
-    made = Results(write_results(root), root)
-    folders = {name: root / name for name in ("tables", "parsed")}
-    assert figures.main(arguments(study=made.study, out=root / "figures", **folders)) == 0
-    assert made.write_page(root / "report.html") == 0
-    return made
+def results(synthetic):
+    return Results(synthetic / "synthetic.yaml", synthetic)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from tests.unit.questions.synthetic_cells import plan_of
 from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.predict.block_trace import trace_blocks
 from workflow_scripts.predict.predictions import lengths_of
+from workflow_scripts.present import figures, page
 from workflow_scripts.questions.answers import table as answers
 from workflow_scripts.questions.compare import study_digest
 from workflow_scripts.questions.devices.table import device_ratios
@@ -370,3 +371,12 @@ def write_results(folder: Path) -> Path:
     known = provenance_table(cells, StudyPaths(folder.parent, folder.name))
     write_table(known, folder / "tables/provenance.parquet")
     return path
+
+
+def draw_results(folder: Path) -> None:
+    """Write the results of `write_results`, and draw their figures and their page."""
+    study = write_results(folder)
+    drawn = {name: folder / name for name in ("tables", "figures", "cells")}
+    parsed = {"tables": folder / "tables", "parsed": folder / "parsed"}
+    assert figures.main(arguments(study=study, out=folder / "figures", **parsed)) == 0
+    assert page.main(arguments(study=study, out=folder / "report.html", **drawn)) == 0
