@@ -32,7 +32,7 @@ from workflow_scripts.study.progress import clock
 from workflow_scripts.study.setting_words import setting_phrase, settings_in_words, shortly
 from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables, records
 
-MOST_DEVICES = 2
+MOST_DEVICES, SEQUENCES = 2, "max_num_seqs"
 TIMES, WAIT, ENERGY = ("tpot_s_p50", "ttft_s_p50"), "queue_s_p50", "energy_j_per_output_token"
 # A wait for a free place is told if it is more than this share of the time to the first token.
 WORTH_SAYING = 0.05
@@ -113,8 +113,10 @@ def _environments(report: Report) -> Iterator[str]:
 
 
 def _throughput(report: Report) -> Iterator[str]:
-    """The first device's rate at the lowest and the highest value of the knob; then what others published."""
+    """The first device's rate at the lowest and the highest max-num-seqs; then what others published."""
     knob, group = sequence_limit.most_important_group(report.tables)
+    if knob != SEQUENCES:
+        return
     grown, ends = [], (group.rows["x"].min(), group.rows["x"].max())
     measure = sequence_limit.rate_of(group)
     full = ", while the engine is full" if measure == STEADY else ""
@@ -158,11 +160,10 @@ def _devices(report: Report) -> Iterator[str]:
 
 
 def _changes(report: Report) -> Iterator[str]:
-    """The first device's largest change that is shown, beside that of the most important knob, then the settings
-    without effect or without a verdict."""
+    """The first device's largest change that is shown, beside that of max-num-seqs, then the settings without effect or
+    without a verdict."""
     rows = other_settings.largest_changes(report.tables)
-    with suppress(MissingError):
-        rows = rows[rows["about"] != sequence_limit.most_important_group(report.tables)[0]]
+    rows = rows[rows["about"] != SEQUENCES]
     shown = rows["verdict"].isin(DECIDED)
     own = rows[shown & (rows["gpu"] == next((gpu for gpu in report.tables.devices if gpu in set(rows["gpu"])), None))]
     for row in records((own if len(own) else rows[shown]).head(1)):
@@ -251,7 +252,9 @@ def best_settings(report: Report) -> Table | Fold | None:
         "Means over starts; in brackets the 95 % interval, or how many settings, not shown to differ, the range is of. "
         "First tokens include waiting."
     )
-    table = Table("Fastest settings", headings, rows, [False] * 4 + [True] * 5, note)
+    if means_of[ENERGY].isna().all():
+        headings, rows = headings[:-2] + headings[-1:], [row[:-2] + row[-1:] for row in rows]
+    table = Table("Fastest settings", headings, rows, [i > 3 for i in range(len(headings))], note)
     return table if len(rows) <= MOST_OPEN else Fold(f"Fastest settings of {len(rows)} combinations", [table])
 
 

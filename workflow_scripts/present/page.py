@@ -101,9 +101,10 @@ def _lines(answers: Sequence[Answer], sections: Sequence[dict[str, Any]]) -> lis
     said = {of.section: Finding(of.verdict, " ".join(of.sentences)) for of in answers if of.sentences}
     lines = []
     for section in sections:
-        for line in section["lines"]:
-            own = said.pop(section["id"], line)
-            lines.append((section["id"], replace(own, verdict=own.verdict or line.verdict)))
+        own, *found = said.pop(section["id"], None), *section["lines"]
+        if own:
+            found[:1] = [replace(own, verdict=own.verdict or (found[0].verdict if found else ""))]
+        lines += [(section["id"], line) for line in found]
     return [*said.items(), *lines]
 
 

@@ -138,7 +138,7 @@ def published_rates(tables: Tables, cells: Collection[str]) -> pd.DataFrame:
 
 SUBJECT = Subject(
     id="max-num-seqs",
-    title="Throughput against max-num-seqs",
+    title="Throughput",
     asked="max-num-seqs|throughput|number of sequences",
     parts=[
         FigurePart(throughput),
