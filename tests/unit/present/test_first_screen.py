@@ -11,10 +11,12 @@ import pytest
 from tests.generated_study import write_outcomes
 from tests.unit.present.conftest import changed, in_table, told, written
 from workflow_scripts.common.wording import number
-from workflow_scripts.page.blocks import Fold, Table
+from workflow_scripts.page.blocks import Finding, Fold, Table
 from workflow_scripts.page.report import Report
 from workflow_scripts.page.sentences import span
-from workflow_scripts.present.first_screen import best_in_words, best_settings, first_screen
+from workflow_scripts.present.first_screen import Answer, best_in_words, best_settings, first_screen
+from workflow_scripts.present.page import _lines
+from workflow_scripts.questions.knobs import sequence_limit
 from workflow_scripts.questions.knobs.section import ENGINE, largest_changes
 from workflow_scripts.questions.knobs.sequence_limit import drains
 from workflow_scripts.questions.limits.section import reached
@@ -239,3 +241,16 @@ def test_nothing_measured_is_said(report, tmp_path):
 def test_subjects_stand_in_the_order_of_the_question(question, first):
     subjects = sorted(SECTIONS, key=lambda subject: subject.asked_at(question))
     assert [subject.id for subject in subjects][: len(first)] == first
+
+
+def test_an_answer_stands_where_its_section_does_and_replaces_its_first_line():
+    answers = [Answer("a", ["Own."], None, "v"), Answer("b", ["B."], None), Answer("cells", ["None."], None)]
+    sections = [{"id": "b", "lines": [Finding("x", "First."), Finding("y", "Second.")]}, {"id": "a", "lines": []}]
+    lines = [(section, line.verdict, line.sentence) for section, line in _lines(answers, sections)]
+    own = [("b", "x", "B."), ("b", "y", "Second."), ("a", "v", "Own.")]
+    assert lines == [("cells", "", "None."), *own]
+
+
+def test_rates_of_another_setting_than_max_num_seqs_are_left_to_its_verdict(report, monkeypatch):
+    monkeypatch.setattr(sequence_limit, "most_important_group", lambda tables: ("block_size", None))
+    assert "max-num-seqs" in [answer.section for answer in first_screen(report).answers if not answer.sentences]
