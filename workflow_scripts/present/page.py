@@ -101,8 +101,8 @@ def _lines(answers: Sequence[Answer], sections: Sequence[dict[str, Any]]) -> lis
     said = {of.section: Finding(of.verdict, " ".join(of.sentences)) for of in answers if of.sentences}
     lines = []
     for section in sections:
-        own, *found = said.pop(section["id"], None), *section["lines"]
-        if own:
+        found = list(section["lines"])
+        if own := said.pop(section["id"], None):
             found[:1] = [replace(own, verdict=own.verdict or (found[0].verdict if found else ""))]
         lines += [(section["id"], line) for line in found]
     return [*said.items(), *lines]
