@@ -5,12 +5,13 @@ import sys
 
 import pytest
 
-from tests.integration.conftest import BLOCKS, CHECKOUT, SHORT, STUDY, TINY, outcome_of
+from tests.integration.conftest import BLOCKS, CHECKOUT, STUDY, TINY, outcome_of
 from tests.integration.served_study import Listeners
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.study.outcome import Outcome
 
-NAME = "vllm-0.25.1"
+NAME = "transformers-5.23.0"
+CELL = f"cpu-all/hf-continuous@{NAME}/tiny-llama-57m/short/continuous-page32-blocks64-tokens128"
 OLD = "vllm-0.11.0.post2"  # of October 2025
 EVIDENCE = ("requests", "steps", "metrics")
 
@@ -24,13 +25,14 @@ def test_a_cell_ends_with_the_reason_and_is_measured_once_its_environment_works(
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     python.chmod(0o700)
     monkeypatch.setitem(environment, "KVSWEEP_ENVIRONMENTS", str(tmp_path))
-    cell, results = SHORT.replace("/vllm/", f"/vllm@{NAME}/"), tmp_path / "results"
-    place = {**STUDY["sweeps"][0], "environment": NAME, "gpu": "cpu-all"}
+    results = tmp_path / "results"
+    (continuous,) = (sweep for sweep in STUDY["sweeps"] if sweep["name"] == "hf-continuous")
+    place = {**continuous, "environment": NAME}
     study = write_study(tmp_path, sweeps=[place], cell_time_limit_s=600)
     (tmp_path / "asked").mkdir()
-    done = snakemake(study, results, str(outcome_of(results, cell)))
+    done = snakemake(study, results, str(outcome_of(results, CELL)))
     assert done.returncode == 0, done.stderr
-    broken = Outcome.read(outcome_of(results, cell))
+    broken = Outcome.read(outcome_of(results, CELL))
     assert (broken.outcome, broken.phases_s, broken.provenance["engine_version"]) == ("invalid", {}, None)
     assert "ModuleNotFoundError" in (broken.reason or "")
 
@@ -41,18 +43,19 @@ def test_a_cell_ends_with_the_reason_and_is_measured_once_its_environment_works(
         return subprocess.run(words, cwd=CHECKOUT, env=environment, capture_output=True, text=True)
 
     # The environment's own Python is asked.
-    asked = write_study(tmp_path / "asked", sweeps=[{**place, "knobs": {"tensor_parallel_size": [1, 5]}}])
+    asked = write_study(tmp_path / "asked", sweeps=[{**place, "knobs": {**place["knobs"], "page_size": [2, 32]}}])
     checked = kvsweep("check-engines", "--study", str(asked))
     assert checked.returncode == 2, checked.stdout
-    assert "tensor_parallel_size=5: " in checked.stderr
-    command = ["measure-cell", "--study", str(study), "--results", str(results), "--cell", cell]
+    assert "page_size = 2" in checked.stderr
+    assert f"refused in {NAME}-cpu" in checked.stderr
+    command = ["measure-cell", "--study", str(study), "--results", str(results), "--cell", CELL]
     again = kvsweep(*command)
     assert again.returncode == 0, again.stderr
-    measured = Outcome.read(outcome_of(results, cell))
-    assert (measured.outcome, measured.start.start, measured.cell_id) == ("ok", 1, cell)
+    measured = Outcome.read(outcome_of(results, CELL))
+    assert (measured.outcome, measured.start.start, measured.cell_id) == ("ok", 1, CELL)
     assert measured.definition["environment"] == NAME
     # As the Python says that ran, whatever the environment is called.
-    assert str(measured.provenance["engine_version"]).startswith("vllm")
+    assert str(measured.provenance["engine_version"]).startswith("transformers")
     assert measured.provenance["lock"] is None
 
 
