@@ -14,7 +14,7 @@ from tests.unit.made_studies import fixed, write_study
 from workflow_scripts.study.outcome import Outcome
 
 # Each job imports its engine anew: HuggingFace's takes 4 CPU seconds, vLLM's 20.
-KNOBS, VLLM_KNOBS = "static-batch{}-cachedynamic", "bs{}-seqs4-len512-eager1-cpukv1"
+KNOBS, VLLM_KNOBS = "static-batch{}-cachedynamic", "bs32-seqs4-len512-eager1-cpukv1"
 
 
 def cell(gpu: str, workload: str = "short", batch: int = 4) -> str:
@@ -22,15 +22,17 @@ def cell(gpu: str, workload: str = "short", batch: int = 4) -> str:
     return f"{gpu}/hf-static/tiny-llama-57m/{workload}/{KNOBS.format(batch)}"
 
 
-def vllm_cell(gpu: str, block: int = 32) -> str:
-    return f"{gpu}/vllm/tiny-llama-57m/short/{VLLM_KNOBS.format(block)}"
+def vllm_cell(gpu: str) -> str:
+    return f"{gpu}/vllm/tiny-llama-57m/short/{VLLM_KNOBS}"
 
 
 class LabCheckout:
     """A copy of the working tree, whose catalogue knows the lab's devices, with a site file for the lab."""
 
-    def __init__(self, root: Path, lab: SlurmLab) -> None:
+    def __init__(self, root: Path, lab: SlurmLab, results: str | None = None) -> None:
         self.root, self.lab = root, lab
+        self.study = root / (results or "results") / "lab"
+        self.config = ["study=lab.yaml", *([f"results={results}"] if results else [])]
         listed = subprocess.run(
             ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
             cwd=CHECKOUT,
@@ -74,9 +76,9 @@ class LabCheckout:
     def command(self, *arguments: str) -> list[str]:
         """`snakemake --profile slurm` on the study; status checks are more frequent than on a shared cluster."""
         return [
-            *(sys.executable, "-m", "snakemake", "--profile", "slurm", "--config", "site=config/lab_site.yaml"),
-            *("study=lab.yaml", "--slurm-init-seconds-before-status-checks", "2"),
-            *("--seconds-between-status-checks", "2", "--latency-wait", "10"),
+            *(sys.executable, "-m", "tests.integration.often_asking", "--profile", "slurm"),
+            *("--config", "site=config/lab_site.yaml", *self.config),
+            *("--slurm-init-seconds-before-status-checks", "2", "--latency-wait", "10"),
             *arguments,
         ]
 
@@ -99,7 +101,7 @@ class LabCheckout:
             )
 
     def folder(self, cell_id: str) -> Path:
-        return self.root / "results/lab/cells" / cell_id
+        return self.study / "cells" / cell_id
 
     def outcome(self, cell_id: str) -> Outcome:
         return Outcome.read(self.folder(cell_id) / "outcome.json")

@@ -18,16 +18,14 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import yaml
 
 from tests.integration.conftest import CHECKOUT, SHORT, outcome_of, snakemake_command
 from tests.integration.served_study import Listeners
 from tests.processes import is_session_gone, measuring, wait_for
-from tests.unit.made_studies import round_plan, write_study
+from tests.unit.made_studies import round_plan
 from workflow_scripts.catalog.gpus_and_models import get_model, load_gpus
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.common.ownership import temporary_folder
-from workflow_scripts.common.records import read_yaml
 from workflow_scripts.device.device_lock import device_lock
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.engines.steps import SchedulerSettings
@@ -81,24 +79,6 @@ def measured(tmp_path_factory, environment, snakemake, write_study):
 
     read.results = folder / "results"  # type: ignore[attr-defined]
     return read
-
-
-def test_a_second_call_on_a_cluster_has_nothing_to_do(tmp_path, snakemake):
-    """The first one knows the device's rates only when its jobs have ended. Jobs run here, as on a cluster's nodes."""
-    site = read_yaml(CHECKOUT / "config/site_cpu.yaml") | {"setup": [], "gpus": {"cpu-1core": {"ask_by": "nothing"}}}
-    (tmp_path / "site.yaml").write_text(yaml.safe_dump(site))
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"site": str(tmp_path / "site.yaml")}))
-    sweep = {"gpu": "cpu-1core", "engine": "hf-static", "model": "tiny-llama-57m", "knobs": {"batch_size": [1, 2]}}
-    study, results = write_study(tmp_path, sweep, name="small", repeats=2), tmp_path / "my results"
-    made = [str(results / f"small/{name}.parquet") for name in ("plan/plan", "tables/devices")]
-    on_cluster = ("--set-scatter=cells_per_job=8", f"--configfile={tmp_path / 'config.yaml'}")
-    for said in ("rule measure_batch:", "Nothing to be done"):
-        done = snakemake(study, results, *on_cluster, *made)
-        assert done.returncode == 0, done.stderr
-        assert said in done.stdout + done.stderr
-    assert (results / "small/prepared/devices/cpu-1core.json").exists()
-    # The same without the cluster's profile.
-    assert "Nothing to be done" in snakemake(study, results, *made).stderr
 
 
 def raw(measured: Callable[[str], Outcome], name: str) -> Path:

@@ -45,6 +45,8 @@ pytestmark = [
 
 # Up to the first tables: what lies behind it is the same on every machine, and drawn once, by the partial report.
 TABLE = ("--until", "cells")
+# And to one that needs the rates of the devices, of which a first call knows some only when its jobs have ended.
+RATES = ("--until", "devices")
 ON_NODES = {"partition": "gpu-l40s"}
 
 
@@ -65,8 +67,8 @@ def checkout(tmp_path_factory, lab):
     place = tmp_path_factory.mktemp("checkout")
     lab.environment |= {"TMPDIR": str(lab.root.parent), "XDG_CACHE_HOME": str(lab.root / "cache"), **SECRETS}
     for gpu in ("lab-h100", "lab-a100"):  # rates above any real ones; those of the other nodes are measured
-        made_rates(1e13, 1e16, gpu=gpu).write(place / f"results/lab/prepared/devices/{gpu}.json")
-    return LabCheckout(place, lab)
+        made_rates(1e13, 1e16, gpu=gpu).write(place / f"my results/lab/prepared/devices/{gpu}.json")
+    return LabCheckout(place, lab, results="my results")
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +86,7 @@ def nothing_left_running(request):
 def test_each_cell_runs_on_a_node_of_its_gpu_and_the_report_is_drawn(checkout, lab):
     checkout.write_site(prepare=ON_NODES)
     checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES]}])
-    done = checkout.snakemake(*TABLE)
+    done = checkout.snakemake(*RATES)
     assert done.returncode == 0, done.stderr
     jobs = {job["JobId"]: job for job in lab.jobs()}
     measured = [job for job in jobs.values() if "measure_batch" in job["Comment"]]
@@ -102,7 +104,7 @@ def test_each_cell_runs_on_a_node_of_its_gpu_and_the_report_is_drawn(checkout, l
         assert job["JOB_GRES"] == f"gpu:{GRES_TYPES[gpu]}:1"
         assert outcome.provenance["job"]["CUDA_VISIBLE_DEVICES"] == "0"  # the first and only one of its node
     # The environment reaches a job through Slurm alone, which keeps it to itself.
-    written = [path for place in ("results", ".snakemake") for path in (checkout.root / place).rglob("*")]
+    written = [path for place in ("my results", ".snakemake") for path in (checkout.root / place).rglob("*")]
     written += [path for path in lab.root.rglob("*") if path.parent != path and path.name != "environment"]
     assert any(path.name == "script" for path in written)
     held = {path: path.read_bytes() for path in written if path.is_file()}
@@ -198,7 +200,13 @@ def engines(lab: SlurmLab) -> dict[str, psutil.Process]:
 
 def test_a_second_call_has_nothing_to_do_and_a_new_setting_is_all_that_a_third_would_measure(checkout):
     checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES]}])
-    assert re.search(r"^total +0$", checkout.snakemake(*TABLE).stderr, re.MULTILINE)
+    assert (checkout.study / "prepared/devices/lab-h200.json").exists()
+    assert re.search(r"^total +0$", checkout.snakemake(*RATES).stderr, re.MULTILINE)
+    # Nor without the cluster's profile.
+    here = [sys.executable, "-m", "snakemake", "--profile", "profiles/local", "--dry-run", *RATES]
+    call = [*here, "--config", *checkout.config]
+    planned = subprocess.run(call, cwd=checkout.root, env=checkout.lab.environment, capture_output=True, text=True)
+    assert re.search(r"^total +0$", planned.stdout + planned.stderr, re.MULTILINE), planned.stderr
     run = checkout.root / "workflow_scripts/measure/run.py"
     run.write_text(run.read_text() + "\n# A comment.\n")
     assert "measure_batch" not in checkout.snakemake("--dry-run").stdout
@@ -218,18 +226,20 @@ def test_a_further_start_is_a_round_of_its_own_and_the_first_is_not_repeated(che
     assert further.outcome == "ok", further.reason
     assert (further.start.start, further.start.round, further.start.position) == (2, 2, 1)
     assert first.read_bytes() == before
-    with (checkout.root / "results/lab/tables/repeats.csv").open() as lines:
+    with (checkout.study / "tables/repeats.csv").open() as lines:
         assert [(row["start"], row["repeat"]) for row in csv.DictReader(lines)] == [
             (str(start), str(repeat)) for start in (1, 2) for repeat in (0, 1)
         ]
-    assert RoundPlan.read(checkout.root / "results/lab/rounds/round-3.json").ended == "every comparison is decided"
+    assert RoundPlan.read(checkout.study / "rounds/round-3.json").ended == "every comparison is decided"
     assert planned_cells(checkout) == set()
     shutil.rmtree(first.parent / "start-2")  # other tests copy this cell
 
 
-def planned_cells(checkout: LabCheckout) -> set[str]:
-    """Cells of the batches that a dry run shows."""
-    return set(re.findall(r"^    (\S+), start \d+$", checkout.snakemake("--dry-run").stdout, re.MULTILINE))
+def planned_cells(checkout: LabCheckout, said: str = "") -> set[str]:
+    """Cells of the batches that a dry run shows; it says this."""
+    printed = checkout.snakemake("--dry-run").stdout
+    assert said in printed
+    return set(re.findall(r"^    (\S+), start \d+$", printed, re.MULTILINE))
 
 
 def test_another_protocol_repeats_every_cell_and_says_so(checkout):
@@ -238,8 +248,7 @@ def test_another_protocol_repeats_every_cell_and_says_so(checkout):
     before = protocol.read_text()
     protocol.write_text(before + "\nPROTOCOL_VERSION += 1\n")
     try:
-        assert planned_cells(checkout) == {cell(f"lab-{gpu}") for gpu in GPU_TYPES}
-        assert "4 cells were measured" in checkout.snakemake("--dry-run").stdout
+        assert planned_cells(checkout, "4 cells were measured") == {cell(f"lab-{gpu}") for gpu in GPU_TYPES}
     finally:
         protocol.write_text(before)
     assert planned_cells(checkout) == set()
@@ -247,8 +256,7 @@ def test_another_protocol_repeats_every_cell_and_says_so(checkout):
 
 def test_cells_of_a_gpu_that_the_site_lacks_are_left_to_another_cluster(checkout):
     checkout.write_study([{"gpu": ["lab-h200", "l40s"], "knobs": {"batch_size": [4, 3]}}])
-    assert planned_cells(checkout) == {cell("lab-h200", batch=3)}
-    assert "config/lab_site.yaml has no l40s" in checkout.snakemake("--dry-run").stdout
+    assert planned_cells(checkout, "config/lab_site.yaml has no l40s") == {cell("lab-h200", batch=3)}
 
 
 def test_cells_of_another_cluster_are_merged_by_copying_and_another_protocol_is_kept_apart(checkout):
@@ -270,7 +278,7 @@ def test_cells_of_another_cluster_are_merged_by_copying_and_another_protocol_is_
         (checkout.folder(target.id) / "outcome.json").write_text(json.dumps(record))
     done = checkout.snakemake("partial_report", *TABLE)
     assert done.returncode == 0, done.stderr
-    with (checkout.root / "results/lab/tables/starts.csv").open() as lines:
+    with (checkout.study / "tables/starts.csv").open() as lines:
         rows = {row["cell_id"]: row for row in csv.DictReader(lines)}
     here, there, older = (cell(gpu, batch=batch) for gpu, batch in (("lab-h200", 4), ("l40s", 4), ("l40s", 5)))
     assert [rows[c]["outcome"] for c in (here, there, older)] == ["ok", "ok", "ok"]
@@ -334,20 +342,20 @@ def test_a_hang_slurms_time_limit_a_full_disk_and_killed_processes_cost_no_other
         [
             {"gpu": "lab-h200", "workload": "endless"},
             {"gpu": ["lab-h100", "lab-l40s"], "knobs": {"batch_size": 2}},
-            {"gpu": "lab-a100", "engine": "vllm", "knobs": {"block_size": 64}},
+            {"gpu": "lab-a100", "engine": "vllm"},
             {"gpu": "lab-a100", "knobs": {"batch_size": 1}},
         ],
         cell_time_limit_s=64,
     )
     hung = cell("lab-h200", "endless")
     held, killed = (cell(f"lab-{gpu}", batch=2) for gpu in ("h100", "l40s"))
-    full, fine = vllm_cell("lab-a100", 64), cell("lab-a100", batch=1)
+    full, fine = vllm_cell("lab-a100"), cell("lab-a100", batch=1)
     known = known_jobs(lab)
 
     def job(gpu: str) -> dict[str, str]:
         return jobs_of(lab, f"lab-{gpu}", known)[0]
 
-    lock = checkout.root / "results/lab/locks" / f"{held.replace('/', '--')}.lock"
+    lock = checkout.study / "locks" / f"{held.replace('/', '--')}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with full_disk(checkout.folder(full)):
         # A process of another checkout measures the cell, so to say, until Slurm ends the job that waits for it.
@@ -395,7 +403,7 @@ def test_a_hang_slurms_time_limit_a_full_disk_and_killed_processes_cost_no_other
         ("missing", "kvsweep measure-cell: [Errno 28] No space left on device", f"{full}/measure.log"),
     ):
         (place,) = (n for n, line in enumerate(lines) if line.startswith(f"{state}: {reason}"))
-        assert lines[place + 1].endswith(f"results/lab/cells/{log}")
+        assert lines[place + 1].endswith(f"my results/lab/cells/{log}")
     assert ["lab-a100", "vllm", "tiny-llama-57m", "short", "·", "·", "1"] in [line.split() for line in lines]
 
 
@@ -409,20 +417,20 @@ def test_a_partial_report_is_drawn_from_what_there_is_and_again_from_its_archive
     done = checkout.snakemake("partial_report")
     assert done.returncode == 0, done.stderr
     assert "measure_batch" not in done.stderr
-    with (checkout.root / "results/lab/tables/cells.csv").open() as lines:
+    with (checkout.study / "tables/cells.csv").open() as lines:
         outcomes = {row["cell_id"]: row["outcome"] for row in csv.DictReader(lines)}
     assert outcomes == {
         cell("lab-h200", "endless"): "timeout",
         cell("lab-h100", batch=2): "ok",
         cell("lab-l40s", batch=2): "ok",
-        vllm_cell("lab-a100", 64): "missing",
+        vllm_cell("lab-a100"): "missing",
         cell("lab-a100", batch=1): "ok",
     }
-    report = (checkout.root / "results/lab/report.html").read_text()
+    report = (checkout.study / "report.html").read_text()
     assert "missing" in report
     assert "not done after 64 s" in report
 
-    archive = ["--study", "lab.yaml", "--out", str(tmp_path / "lab.zip")]
+    archive = ["--study", "lab.yaml", "--results", "my results", "--out", str(tmp_path / "lab.zip")]
     subprocess.run([sys.executable, "-m", "workflow_scripts", "archive", *archive], cwd=checkout.root, check=True)
     again = tmp_path / "again"
     zipfile.ZipFile(tmp_path / "lab.zip").extractall(again)
@@ -566,7 +574,7 @@ def test_a_cell_on_the_wrong_gpu_counts_nothing_and_is_sent_to_another_node(chec
     checkout.write_site(setup=setup, gpus=gpus)
     checkout.write_study([{"gpu": ["h200", "h100-sxm"], "engine": "vllm"}])
     for gpu in ("h200", "h100-sxm"):  # as another user might name a node
-        write_text(checkout.root / f"results/lab/wrong_nodes/{gpu}/$(touch executed)", "")
+        write_text(checkout.study / f"wrong_nodes/{gpu}/$(touch executed)", "")
     known = known_jobs(lab)
     done = checkout.snakemake("--until", "measure_batch", "--slurm-array-jobs", "measure_batch")
     assert done.returncode == 0, done.stderr
@@ -579,7 +587,7 @@ def test_a_cell_on_the_wrong_gpu_counts_nothing_and_is_sent_to_another_node(chec
     assert alone["NodeList"] != node
     assert alone["ExcNodeList"] == wrong
     assert not (checkout.root / "executed").exists()
-    noted = (checkout.root / f"results/lab/wrong_nodes/{moved}/{wrong}").read_text()
+    noted = (checkout.study / f"wrong_nodes/{moved}/{wrong}").read_text()
     assert noted.startswith(f"{moved} was requested, but the GPU here is 'NVIDIA H")
     for gpu in ("h200", "h100-sxm"):
         outcome = checkout.outcome(vllm_cell(gpu))
@@ -605,9 +613,9 @@ def test_cells_that_matter_are_measured_on_two_gpu_types_after_one_calibration_j
     calibrated = [(job["Partition"], job["JOB_GRES"]) for job in jobs.values() if "calibrate_devices" in job["Comment"]]
     assert sorted(calibrated) == [(f"gpu-{gpu}", f"gpu:{GRES_TYPES[gpu]}:1") for gpu in types]
     # The login node predicts with them.
-    with (checkout.root / "results/lab/plan/plan.csv").open() as lines:
+    with (checkout.study / "plan/plan.csv").open() as lines:
         assert [row["speed_source"] for row in csv.DictReader(lines)] == ["calibrated"] * 10
-    of_rounds = plans(StudyPaths(checkout.root / "results", "lab"))
+    of_rounds = plans(StudyPaths(checkout.study.parent, "lab"))
     assert of_rounds[-1].ended
     assert (of_rounds[-1].asked, of_rounds[-1].questions) == (2, ())
     started = [start.cell for plan in of_rounds for start in plan.starts]
