@@ -28,6 +28,7 @@ from workflow_scripts.questions.knobs import section as other_settings
 from workflow_scripts.questions.predictions import section as predicted_and_measured
 from workflow_scripts.questions.predictions.measured_or_predicted import predicted_in_words
 from workflow_scripts.questions.trust.where_measured import host_load
+from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.progress import clock
 from workflow_scripts.study.setting_words import setting_phrase, settings_in_words, shortly
 from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables, records
@@ -179,8 +180,9 @@ def _trust(report: Report) -> Iterator[tuple[str, str]]:
     cells = report.tables.rows
     if len(gpus := cells.loc[cells["source"] == "simulated", "gpu"].unique()):
         yield "Simulated", f"{listed(map(str, gpus))}: these numbers are made up and say nothing about a GPU"
-    random = [name for name, model in report.study.models.items() if model.load_format in ("dummy", "seeded")]
-    if random:
+    if random := [
+        of for of, model in resolved_models(report.study).items() if model.load_format in ("dummy", "seeded")
+    ]:
         yield "Weights", f"random, of {listed(random)}; speed does not depend on their values"
     yield "Cells", ", ".join(_cells(report))
     yield "Measured", _starts(report)

@@ -14,7 +14,7 @@ from workflow_scripts.common.wording import number
 from workflow_scripts.page.blocks import Finding, Fold, Table
 from workflow_scripts.page.report import Report
 from workflow_scripts.page.sentences import span
-from workflow_scripts.present.first_screen import Answer, best_in_words, best_settings, first_screen
+from workflow_scripts.present.first_screen import Answer, _trust, best_in_words, best_settings, first_screen
 from workflow_scripts.present.page import _lines
 from workflow_scripts.questions.knobs import sequence_limit
 from workflow_scripts.questions.knobs.section import ENGINE, largest_changes
@@ -254,3 +254,9 @@ def test_an_answer_stands_where_its_section_does_and_replaces_its_first_line():
 def test_rates_of_another_setting_than_max_num_seqs_are_left_to_its_verdict(report, monkeypatch):
     monkeypatch.setattr(sequence_limit, "most_important_group", lambda tables: ("block_size", None))
     assert "max-num-seqs" in [answer.section for answer in first_screen(report).answers if not answer.sentences]
+
+
+def test_weights_that_the_catalog_makes_random_are_said(report):
+    sweep = report.study.sweeps[0].model_copy(update={"model": ["tiny-llama-57m"]})
+    study = report.study.model_copy(update={"sweeps": [sweep], "models": {}})
+    assert "random, of tiny-llama-57m;" in dict(_trust(replace(report, study=study)))["Weights"]

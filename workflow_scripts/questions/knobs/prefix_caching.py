@@ -10,7 +10,15 @@ from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.plot import Plot
 from workflow_scripts.page.ratio_plot import plot_bars
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
-from workflow_scripts.page.sentences import claims_on, effects_of, effects_on, pairs_that_differ_in, place, some
+from workflow_scripts.page.sentences import (
+    claims_on,
+    effects_of,
+    effects_on,
+    held_in_words,
+    pairs_that_differ_in,
+    place,
+    some,
+)
 from workflow_scripts.page.series import without_shared
 from workflow_scripts.page.style import marks
 from workflow_scripts.tables.results import MissingError, Tables, records
@@ -22,7 +30,7 @@ _WORDS = {"true": "with", "false": "without"}
 
 def prefix_caching(tables: Tables) -> Plot:
     pairs = effects_on(tables, "enable_prefix_caching", "pair")
-    pairs = pairs.assign(held=without_shared(pairs["held"]))
+    pairs = pairs.assign(held=without_shared(pairs["held"]).map(held_in_words))
     cells = tables.measured[["cell_id", "start", "repeat", "source", *_MEASURES]]
     sides = [
         pairs[["gpu", "model", "workload", "held"]].assign(
