@@ -61,7 +61,7 @@ def test_the_page_fits_its_width_with_every_figure_and_begins_with_an_answer(one
     assert all(image["loaded"] and image["drawn"] == drawn and image["width"] > 300 for image in images)
     assert seen["sortable"] > 20
     folded = seen["folded"]
-    assert (folded["scrollWidth"], folded["tooWide"], folded["answers"]) == (width, [], 4)
+    assert (folded["scrollWidth"], folded["tooWide"], folded["answers"]) == (width, [], 5)
     assert 0 < folded["firstAnswer"] <= SCREEN_PX
     assert folded["firstAnswer"] < folded["firstPicture"]
 
@@ -137,5 +137,5 @@ def test_the_page_prints_as_an_a4_document_whatever_is_on_the_screen(one_tab, re
     one_tab.call("Emulation.setDeviceMetricsOverride", width=673, height=985, deviceScaleFactor=1, mobile=False)
     seen = one_tab.evaluate(PRINTED)
     one_tab.call("Emulation.setEmulatedMedia", media="", features=[])
-    answers = 4
+    answers = 5
     assert seen == {"report": len(DRAWN) + answers + 1, "screen": 0, "wide": [], "ink": "rgb(31, 35, 40)"}
