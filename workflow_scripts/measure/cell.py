@@ -229,7 +229,7 @@ def _put_in_place(evidence: Path, folder: Path, outcome: Outcome) -> None:
 
 def _report_failure(evidence: Path, exit_status: int) -> None:
     """Copy the end of the engine's log to this command's log, and leave no incomplete evidence behind."""
-    last = last_line(evidence / ENGINE_LOG)
+    last = last_line(evidence / ENGINE_LOG) or "its log is empty, as on a full disk"
     how = f"was killed by signal {-exit_status}" if exit_status < 0 else f"ended with status {exit_status} ({last})"
     log = (evidence / ENGINE_LOG).read_text(encoding="utf-8", errors="replace").splitlines()
     print("\n".join(log[-LOG_TAIL_LINES:]), file=sys.stderr)
