@@ -156,6 +156,7 @@ EXAMPLES = {
     for page in PAGES
     for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     for name, content in yaml.safe_load(block).items()
+    if "kind" in content
 }
 
 

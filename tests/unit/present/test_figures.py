@@ -164,7 +164,7 @@ def test_what_cannot_be_drawn_is_not_drawn_and_the_reason_is_told(results, tmp_p
     (tmp_path / "out" / "device_ratios.svg").write_text("of an earlier run")
     told = draw(cells[cells["knob_max_num_seqs"] == 16])
     for name, lacks in (
-        ("output_by_max_num_seqs", "differ in max_num_seqs"),
+        ("output_by_max_num_seqs", "differ only in max-num-seqs"),
         ("device_ratios", "devices.parquet"),
         ("sequences_over_time", "parsed facts"),
     ):

@@ -29,7 +29,7 @@ SCHEMA = table_schema(
     "searches it.",
     TEXT("study source cell_id gpu engine model workload knobs", "as in `cells`"),
     INTEGER("start", "start of the engine, from 1"),
-    TEXT("find", "`highest_rate`, in requests per s, or `highest_users`"),
+    TEXT("find", "`highest_rate` (requests per second) or `highest_users`"),
     TEXT("slo", "the study's bounds"),
     NUMBER(FOUND, "the load and its 95 % interval; only one end if it lies beyond the loads of the search"),
     INTEGER("search_passes", "passes of the search"),
