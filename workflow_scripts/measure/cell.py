@@ -88,6 +88,7 @@ def measure_cells(
     started. With `with_logs`, what is printed about a cell goes to the log in its folder."""
     all_series = [_Series(study, cell, start, paths, attempt) for cell, start in starts]
     left, first, statuses = [*all_series], all_series[0], [0]
+    due = due_in_session(study, first.definition, paths)
     # Asked once the engine is up, because its environment may be installed for it.
     provenance = cache(partial(provenance_of, first.cell, first.definition.endpoint))
     try:
@@ -100,9 +101,9 @@ def measure_cells(
                 jobs = [one.job(left, following) for one, following in zip_longest(left, left[1:])]
                 of_session = {"session": secrets.token_hex(4)} if len(left) > 1 else {}
                 with Session() as session:
-                    if due := due_in_session(study, first.definition, paths):
-                        within = Within(session, jobs[0].session, jobs[0].evidence / JOB)
-                        if not calibrate_within(CalibrationRun(study, due, paths), within):
+                    if due:
+                        run, due = CalibrationRun(study, due, paths), None  # tried once, also on a wrong device
+                        if not calibrate_within(run, Within(session, jobs[0].session, jobs[0].evidence / JOB)):
                             continue
                     for place, job in enumerate(jobs, start=1):
                         one = left.pop(0)

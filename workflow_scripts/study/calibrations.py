@@ -211,7 +211,7 @@ def planned_starts(calibrations: Iterable[Calibration]) -> dict[str, tuple[tuple
 
 def due_in_session(study: Study, definition: Definition, paths: StudyPaths) -> Calibration | None:
     """The calibration that a session with the settings of this cell serves first: one that has a single start and no
-    record yet, if its device was calibrated for its engine; None if there is none."""
+    record yet, if another one of its device has; None if there is none."""
     calibrations = calibrations_of(study, [cell for cell in expand(study) if cell.gpu == definition.gpu])
     calibrated = [paths.calibration(name).exists() for name in calibrations]
     for (name, starts), exists in zip(planned_starts(calibrations.values()).items(), calibrated, strict=True):
