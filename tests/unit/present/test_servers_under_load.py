@@ -169,3 +169,14 @@ def test_max_num_seqs_is_put_against_the_rate_for_each_measure(tmp_path):
     assert ttft.rows == [["4", "500", "2,500 *", "–"], ["64", "31.25", "156.2", "312.5"]]
     one_rate = written(report, cells=cells.assign(**{serving.ARRIVALS: 2.0}))
     assert list(serving.sequences_by_rate(one_rate)) == []
+
+
+def test_the_wait_for_the_answer_is_told_by_workload_beside_that_for_the_first_token(tmp_path):
+    rows = pd.DataFrame({"workload": ["b-16", "b-32", "chat"], "ttft_s_p50": 0.03, "ttfa_s_p50": [0.12, 0.42, None]})
+    rows = rows.assign(gpu="h200", engine="vllm-serve", model="m", knobs="users1", cell_id=rows["workload"])
+    report = written(report_of(tmp_path), serving_summary=rows, cells=rows.assign(outcome="ok", knob_users=1))
+    ((verdict, sentence),) = told(serving.answers_after_reasoning, report)
+    assert verdict == "answer after 120 to 420 ms"
+    assert all(told in sentence for told in ("30 ms and 120 ms with b-16", "30 ms and 420 ms with b-32"))
+    chats = written(report, serving_summary=rows.tail(1))
+    assert told(serving.answers_after_reasoning, chats) == []

@@ -13,7 +13,7 @@ from workflow_scripts.common.wording import listed, number, plural
 from workflow_scripts.page.blocks import Block, Finding, Table, shown
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_cells, mark_handles, ratio_axis
 from workflow_scripts.page.report import PLACE_HEADINGS, FigurePart, Report, Subject, TablePart
-from workflow_scripts.page.sentences import EFFECT_COLUMNS, NOT_DECIDED, overall, some, verdicts_by
+from workflow_scripts.page.sentences import EFFECT_COLUMNS, NOT_DECIDED, overall, some, span, verdicts_by
 from workflow_scripts.page.series import PLACES, ends_in_words, repeats_of, series_labels, told_apart
 from workflow_scripts.page.style import INK, MUTED, LineStyle, Mark, marks
 from workflow_scripts.study.grid import COORDINATES
@@ -291,6 +291,23 @@ def _searched(row: Mapping[str, Any], labels: Mapping[str, str]) -> Finding:
     return Finding(verdict, f"{words}.")
 
 
+def answers_after_reasoning(report: Report) -> Iterator[Block]:
+    """When the first token and the first token of the answer came, for each server and load by workload."""
+    by = ["gpu", "model", "knobs"]
+    rows = report.tables.get("serving_summary", "cell_id", *by, "ttfa_s_p50").dropna(subset="ttfa_s_p50")
+    findings = []
+    for (gpu, model, knobs), part in rows.groupby(by, sort=False):
+        first, answer = (column(name).scaled(part[name]) for name in ("ttft_s_p50", "ttfa_s_p50"))
+        words = [
+            f"{number(token)} ms and {number(told)} ms with {workload}"
+            for workload, token, told in zip(part["workload"], first, answer, strict=True)
+        ]
+        place = f"{gpu}, {model} ({report.labels.get(part['cell_id'].iloc[0], knobs)})"
+        sentence = f"{place}: median times to the first token and to the first token of the answer are {listed(words)}."
+        findings.append(Finding(f"answer after {span(answer)} ms", sentence))
+    yield from some(findings, "serving_summary", MOST_FINDINGS)
+
+
 def conversations(report: Report) -> Iterator[Block]:
     """How long conversations take, and how first and last turns differ, cell by cell."""
     rows = report.tables.get("conversations", "cell_id")
@@ -399,5 +416,5 @@ SUBJECT = Subject(
             ),
         ),
     ],
-    findings=[searches, sustained, load_findings, conversations, latency_verdicts],
+    findings=[searches, answers_after_reasoning, conversations, sustained, load_findings, latency_verdicts],
 )
