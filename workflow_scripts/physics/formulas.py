@@ -23,28 +23,6 @@ Number = TypeVar("Number", float, npt.NDArray[np.float64])
 # --- KV cache: how much fits -------------------------------------------------------------------------------------
 
 
-def bytes_per_block(block_size: int, bytes_per_token: int) -> int:
-    """Bytes of one KV block of `block_size` tokens, over all layers. [Kwon]
-
-    >>> bytes_per_block(16, 131072)
-    2097152
-    """
-    return block_size * bytes_per_token
-
-
-def num_blocks(kv_cache_bytes: float, bytes_per_block: float) -> int:
-    """Whole KV blocks that fit, at least 0.
-
-    5.01 GiB for Qwen2-7B in BF16 (57,344 bytes per token, 16 tokens per block):
-
-    >>> num_blocks(5.01 * 2**30, 16 * 57344)
-    5863
-    >>> num_blocks(-1e9, 16 * 57344)
-    0
-    """
-    return max(0, math.floor(kv_cache_bytes / bytes_per_block))
-
-
 def memory_and_overhead(observed: Sequence[tuple[float, float]], bytes_per_block: float) -> tuple[float, float]:
     """Bytes of a device's memory, and of all in its budget except the KV cache, from pairs of utilization and blocks.
 
@@ -60,26 +38,6 @@ def memory_and_overhead(observed: Sequence[tuple[float, float]], bytes_per_block
 
 
 # --- KV cache: how much is wasted --------------------------------------------------------------------------------
-
-
-def internal_fragmentation(tokens_held: Number, blocks_held: Number, block_size: int) -> Number:
-    """Share of the slots in held blocks that hold no token, for a snapshot or an array of snapshots. [Kwon]
-
-    Two sequences of 17 and 32 tokens hold 2 + 2 blocks of 16:
-
-    >>> internal_fragmentation(49.0, 4.0, 16)
-    0.234375
-    """
-    return 1 - tokens_held / (blocks_held * block_size)
-
-
-def expected_slots_wasted_per_sequence(block_size: int) -> float:
-    """Mean number of empty slots in a sequence's last block, if every remainder is equally likely. [Kwon]
-
-    >>> expected_slots_wasted_per_sequence(16)
-    7.5
-    """
-    return (block_size - 1) / 2
 
 
 def blocks_summed(tokens: Number, block_size: Number | float) -> Number:
@@ -208,25 +166,3 @@ def request_time_min_s(
     weights_read = weight_bytes * output_tokens / sequences
     kv_read = bytes_per_token * decode_kv_tokens_read(prompt_tokens, output_tokens)
     return max((weights_read + kv_read) / memory_bandwidth_bytes_per_s, flops_per_request / flop_per_s)
-
-
-def total_tokens_per_s_ceiling(prompt_tokens: float, output_tokens: float, request_time_min_s: float) -> float:
-    """Highest total rate of prompt and output tokens, given the shortest time of a request.
-
-    >>> total_tokens_per_s_ceiling(300, 100, 0.5)
-    800.0
-    """
-    return (prompt_tokens + output_tokens) / request_time_min_s
-
-
-# --- speed: how near to the limit --------------------------------------------------------------------------------
-
-
-def utilization(amount: Number, time_s: Number, per_s: Number | float) -> Number:
-    """MBU and MFU: the rate at which a step read the bytes, or did the operations, that it needs, as a share of the
-    device's rate.
-
-    >>> utilization(16e9, 0.005, 4.8e12), utilization(16e12, 0.04, 1000e12)
-    (0.6666666666666666, 0.4)
-    """
-    return amount / time_s / per_s

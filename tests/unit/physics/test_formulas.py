@@ -42,10 +42,3 @@ def test_token_and_block_seconds_are_sums_over_the_steps_of_a_request(prompt, ou
     assert f.token_seconds(*times) == pytest.approx(prompt * prefill_s + sum(held) * step_s)
     blocks = math.ceil(prompt / block_size) * prefill_s + sum(math.ceil(n / block_size) for n in held) * step_s
     assert f.block_seconds(*times, block_size) == pytest.approx(blocks)
-
-
-def test_rates_and_times_by_hand():
-    # 4 steps of 100 bytes are shared by 2 sequences, each of which reads 10 + 11 + 12 bytes of its own: 233 bytes.
-    assert f.request_time_min_s(2, 10, 4, 100, 1, 0, 10) == pytest.approx(23.3)
-    assert f.request_time_min_s(2, 10, 4, 100, 1, 500, 10, flop_per_s=10) == 50
-    assert f.request_time_min_s(2, 10, 4, 100, 0, 0, 10) == 20

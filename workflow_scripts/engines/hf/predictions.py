@@ -5,7 +5,6 @@ from workflow_scripts.engines.capacity import Capacity, Term
 from workflow_scripts.engines.hf.knobs import HfContinuousKnobs, HfStaticKnobs
 from workflow_scripts.engines.hf.paged_cache import why_paged_cache_is_refused
 from workflow_scripts.engines.steps import EngineSteps, Graphs, SchedulerSettings, StaticBatches, UnpredictableError
-from workflow_scripts.physics import formulas
 from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import ModelFacts
 
@@ -17,7 +16,7 @@ def hf_continuous_capacity(knobs: HfContinuousKnobs, gpu: Gpu, facts: ModelFacts
         return Capacity({}, block_size=knobs.page_size, infeasible=refused)
     assert facts.attention  # raises if it is not known
     per_token = facts.bytes_per_token()
-    per_block = formulas.bytes_per_block(knobs.page_size, per_token)
+    per_block = knobs.page_size * per_token
     terms = {
         "bytes_per_token": Term(per_token, "bytes", "2 x layers x KV heads x elements of a head x bytes of an element"),
         "bytes_per_block": Term(per_block, "bytes", f"bytes_per_token x {knobs.page_size} tokens"),

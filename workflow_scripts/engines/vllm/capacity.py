@@ -12,6 +12,7 @@ the fewest blocks. If the capacity of such a model cannot be predicted, the fiel
 """
 
 import json
+import math
 from argparse import BooleanOptionalAction, Namespace
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -154,7 +155,7 @@ def _of_rank(
         memory = {"available_kv_cache": Term(given * per_block, "bytes", "num_gpu_blocks_override x bytes_per_block")}
     else:
         memory = memory_terms(facts, gpu, settings, rank, log_gib)
-    blocks = formulas.num_blocks(memory["available_kv_cache"].value, per_block)
+    blocks = max(0, math.floor(memory["available_kv_cache"].value / per_block))
     return {
         "pipeline_rank": Term(rank.index, "rank", f"fewest blocks of {settings.pipeline_parallel_size}"),
         **memory,

@@ -11,7 +11,6 @@ import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
 from workflow_scripts.engines.registry import every_knob
-from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.questions.limits.ceilings import (
     CACHE,
@@ -152,10 +151,10 @@ def _utilization(table: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_
         read_bytes=read_bytes,
         flops=flops,
         experts_touched_share_uniform=facts.touched_share(numbers(table["experts_touched_tokens"])),
-        mbu=formulas.utilization(read_bytes, wall_s, bytes_per_s),
-        mfu=formulas.utilization(flops, wall_s, flop_per_s),
-        engine_mbu=formulas.utilization(engine_read_bytes, wall_s, bytes_per_s),
-        engine_mfu=formulas.utilization(engine_flops, wall_s, flop_per_s),
+        mbu=read_bytes / wall_s / bytes_per_s,
+        mfu=flops / wall_s / flop_per_s,
+        engine_mbu=engine_read_bytes / wall_s / bytes_per_s,
+        engine_mfu=engine_flops / wall_s / flop_per_s,
         engine_read_bytes_difference=engine_read_bytes / (counted_bytes + _activation_bytes(table, facts)) - 1,
         engine_flops_difference=engine_flops / flops - 1,
     )

@@ -191,14 +191,14 @@ def _means(
         sequences_live_mean=t["live_s"] / t["span_s"],
         tokens_held_mean=t["token_s"] / t["span_s"],
         slots_held_mean=t["slot_s"] / t["span_s"],
-        waste_pct=100 * formulas.internal_fragmentation(numbers(t["token_s"]), numbers(t["slot_s"]), 1),
+        waste_pct=100 * (1 - numbers(t["token_s"]) / numbers(t["slot_s"])),
         wasted_slots_per_sequence=(t["slot_s"] - t["token_s"]) / t["live_s"],
         computed_from=computed_from,
         source=MEASURED if layout == POOL else PREDICTED,
     )
     if block_size is not None:
         table["block_size"] = block_size.astype(float)
-        table["expected_wasted_slots_per_sequence"] = block_size.map(formulas.expected_slots_wasted_per_sequence)
+        table["expected_wasted_slots_per_sequence"] = (table["block_size"] - 1) / 2
     return table.dropna(subset="waste_pct")
 
 
@@ -210,7 +210,7 @@ def caches_as_measured(cells: pd.DataFrame) -> pd.DataFrame:
         layout="hf_" + as_applied(reported, "cache_implementation").astype(str) + "_cache",
         tokens_held_mean=tokens,
         slots_held_mean=slots,
-        waste_pct=100 * formulas.internal_fragmentation(numbers(tokens), numbers(slots), 1),
+        waste_pct=100 * (1 - numbers(tokens) / numbers(slots)),
         computed_from="steps",
         source=MEASURED,
     )
