@@ -8,7 +8,7 @@ from dataclasses import replace
 from workflow_scripts.engines.engine import Engine, EngineSetup, RequestRecord
 from workflow_scripts.statistics.highest_load import Search
 from workflow_scripts.study.outcome import LoadSearch, SearchPass, WarmUp
-from workflow_scripts.study.study import WITHIN_SHARE, Slo
+from workflow_scripts.study.study import WITHIN_SHARE, Slo, is_late
 from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.request import Request
 
@@ -65,6 +65,6 @@ def search_load(
 def _is_within(record: RequestRecord, slo: Slo) -> bool:
     if record.queued_s is None or record.first_token_s is None or record.last_token_s is None:
         return False  # it failed
-    return slo.is_kept(
-        record.first_token_s - record.queued_s, record.last_token_s - record.queued_s, record.output_tokens
-    )
+    tpot_s = (record.last_token_s - record.first_token_s) / max(1, record.output_tokens - 1)
+    latencies = {"ttft_s": record.first_token_s - record.queued_s, "tpot_s": tpot_s}
+    return not is_late(slo.bounds(), latencies | {"e2e_s": record.last_token_s - record.queued_s})

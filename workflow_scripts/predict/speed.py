@@ -24,7 +24,7 @@ from workflow_scripts.predict.schedule import RequestLengths, Schedule, Schedule
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import static_schedule, static_work
 from workflow_scripts.predict.timing import Timed, step_work, time_schedule
-from workflow_scripts.study.study import Slo
+from workflow_scripts.study.study import Slo, is_late
 from workflow_scripts.workloads.warmup import USUAL_PASSES, pass_size
 
 # Seconds that the pipeline itself takes for a cell besides the engine's work: `start` until the engine is ready, `stop`
@@ -250,10 +250,10 @@ def _attainment(slo: Slo, record: Prediction, ttft_s: FloatArray, tpot_s: FloatA
     errors = {"ttft_s": record.ttft_error_pct, "tpot_s": record.error_pct, "e2e_s": record.error_pct}
 
     def share(end: int) -> float | None:
-        factors = {name: (1 + (errors[name] or 0) / 100) ** end for name in slo.bounds()}
-        kept = [~(latencies[name] * factors[name] > bound) for name, bound in slo.bounds().items()]
-        known = not end or all(errors[name] is not None for name in slo.bounds())
-        return float(np.mean(np.all(kept, axis=0))) if known else None
+        if end and any(errors[name] is None for name in slo.bounds()):
+            return None
+        at_end = {name: of_requests * (1 + (errors[name] or 0) / 100) ** end for name, of_requests in latencies.items()}
+        return float(np.mean(~is_late(slo.bounds(), at_end)))
 
     return Band(share(0) or 0.0, share(1), share(-1))
 

@@ -1,7 +1,8 @@
 """What a study says: what to combine, how often to repeat it, and within which limits."""
 
 import operator
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from functools import reduce
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema, model_validator
@@ -108,16 +109,15 @@ class Slo(StrictRecord):
     def bounds(self) -> dict[str, float]:
         return self.model_dump(exclude_none=True)
 
-    def is_kept(self, first_s: float, last_s: float, output_tokens: int) -> bool:
-        """Whether a request keeps the limits whose first and last token came so long after its arrival. Without a time
-        per further token, it keeps any limit on that time.
 
-        >>> [Slo(ttft_s=1, tpot_s=0.1).is_kept(0.9, last_s, 11) for last_s in (1.8, 2.0)]
-        [True, False]
-        """
-        tpot_s = (last_s - first_s) / (output_tokens - 1) if output_tokens > 1 else 0.0
-        latencies = {"ttft_s": first_s, "tpot_s": tpot_s, "e2e_s": last_s}
-        return all(latencies[name] <= bound for name, bound in self.bounds().items())
+def is_late(bounds: Mapping[str, float], latencies: Mapping[str, Any]) -> Any:
+    """Whether a request is above one of the limits; of several requests, whose latencies are arrays, which ones are.
+    One without a time per further token (NaN) keeps any limit on that time.
+
+    >>> is_late({"ttft_s": 1, "tpot_s": 0.1}, {"ttft_s": 0.9, "tpot_s": 0.11, "e2e_s": 2.0})
+    True
+    """
+    return reduce(operator.or_, (latencies[name] > bound for name, bound in bounds.items()), False)
 
 
 DeviceHours = Annotated[

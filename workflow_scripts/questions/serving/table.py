@@ -22,7 +22,7 @@ from workflow_scripts.engines.registry import load_engines, without_environment
 from workflow_scripts.statistics.comparisons import CONFIDENCE, SCOPE_MEANING, half_width, mean_interval
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
 from workflow_scripts.statistics.summary import comparable_rows, numbers, records, summarise
-from workflow_scripts.study.study import Study
+from workflow_scripts.study.study import Study, is_late
 from workflow_scripts.tables.parsed_facts import REPEAT, START, read_parsed
 from workflow_scripts.tables.table_command import table_command
 from workflow_scripts.tables.timeline import tokens_inside
@@ -192,8 +192,6 @@ def summarise_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mappin
         for name, values in latency.items()
         for percent in (50, 90, 99)
     }
-    # A request without a time per further token keeps any bound on that time.
-    kept = np.all([~(latency[name] > bound) for name, bound in slo.items()], axis=0)
     kind = load_kind(asked, queued, sent)
     span_s = queued[-1] - queued[0]
     half = queued[len(r) // 2 :]
@@ -204,7 +202,7 @@ def summarise_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mappin
         "load": kind,
         "midway_s": queued[len(r) // 2] - queued[0],
         "arrivals_per_s": (len(r) - 1) / span_s if span_s > 0 and kind != CLOSED else np.nan,
-        "slo_attainment": np.mean(kept) if slo else np.nan,
+        "slo_attainment": np.mean(~is_late(slo, latency)) if slo else np.nan,
         # An end comes before a start at the same moment.
         "in_flight_peak": int(np.cumsum(change[np.lexsort((change, times))]).max()),
         "client_lag_s_p99": pd.Series(sent - queued).quantile(0.99),
