@@ -20,7 +20,6 @@ from workflow_scripts.common.files import write_text
 from workflow_scripts.engines.capacity import KvPool
 from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.physics.layer_groups import KvGroup
-from workflow_scripts.predict.calibrated import PROJECT_FILES
 from workflow_scripts.predict.pool_blocks import BlockEvent
 from workflow_scripts.predict.predictions import tasks_of
 from workflow_scripts.predict.schedule import RequestLengths, ScheduleError, StepTime
@@ -51,16 +50,14 @@ def trace_blocks(
     return events
 
 
-def trace_of_study(
-    study: Study, cells: Sequence[Cell], plan: pd.DataFrame, prepared: Path | None, project_files: Path = PROJECT_FILES
-) -> pd.DataFrame:
+def trace_of_study(study: Study, cells: Sequence[Cell], plan: pd.DataFrame, prepared: Path | None) -> pd.DataFrame:
     """The events of the first requests of each workload, in the cell whose KV cache holds the fewest tokens. Of cells
     with equal caches it is the one with the most tokens found in its prefix cache. `plan` has the predictions of the
     cells. A workload without a cell whose scheduler and cache are known has no rows."""
     predicted = plan[plan["kv_cache_tokens"].notna() & plan["steps"].notna()]
     order = predicted.sort_values(["kv_cache_tokens", "cached_tokens"], ascending=[True, False], kind="stable")
     chosen = set(order.drop_duplicates("workload")["cell_id"])
-    tasks, _ = tasks_of(study, [cell for cell in cells if cell.id in chosen], prepared, project_files)
+    tasks, _ = tasks_of(study, [cell for cell in cells if cell.id in chosen], prepared)
     parts = []
     for task in tasks:
         for cell in task.cells:
@@ -97,7 +94,6 @@ def _table(rows: list[dict[str, object]]) -> pd.DataFrame:
     STUDY,
     RESULTS,
     option("--cell", required=True, help="the cell's ID, as in plan.csv"),
-    option("--project-files", type=Path, default=PROJECT_FILES, help="folder with calibrations (%(default)s)"),
     out("CSV file to write"),
 )
 def main(args: Namespace) -> None:
@@ -105,7 +101,7 @@ def main(args: Namespace) -> None:
     cells = [cell for cell in expand(study) if cell.id == args.cell]
     if not cells:
         raise StudyError(f"{args.study}: there is no cell {args.cell!r}; `kvsweep plan` lists all cells in plan.csv")
-    tasks, untraced = tasks_of(study, cells, StudyPaths(args.results, study.name).prepared, args.project_files)
+    tasks, untraced = tasks_of(study, cells, StudyPaths(args.results, study.name).prepared)
     if untraced:
         raise StudyError(f"cell {args.cell}: {untraced[0].infeasible or untraced[0].unknown}")
     try:

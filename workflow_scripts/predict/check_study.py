@@ -19,7 +19,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from workflow_scripts.catalog.environments import is_installed, python_of
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
@@ -31,16 +31,12 @@ from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.engines.check import EngineSetting, Fault
 from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.hf.check import hf_faults
-from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine, load_engines
 from workflow_scripts.engines.sglang.check import sglang_faults
 from workflow_scripts.engines.vllm.check import vllm_faults
 from workflow_scripts.predict.capacity_of_cells import predict_study
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.study_file import load_study
-
-KnobsOf = TypeVar("KnobsOf", bound=Knobs)
-
 
 # The fault of each setting that an engine refuses, else None, in the order of the settings.
 Check = Callable[[Sequence[EngineSetting]], list[Fault | None]]

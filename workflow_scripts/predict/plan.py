@@ -31,7 +31,7 @@ from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.common.wording import plural
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.predict.block_trace import trace_of_study
-from workflow_scripts.predict.calibrated import PROJECT_FILES, UNCALIBRATED
+from workflow_scripts.predict.calibrated import UNCALIBRATED
 from workflow_scripts.predict.capacity_of_cells import predict_published, predict_study
 from workflow_scripts.predict.prediction_record import FIELDS, KV_BLOCKS, PROMPTS, TEXTS, TOKEN_BUDGET
 from workflow_scripts.predict.predictions import VLLM_VERSION, at_version, predict_cells
@@ -56,15 +56,13 @@ MOST_VALUES = 8
 MATTERS, CANNOT, NO_STEP, OPEN = "can matter", "cannot matter", "changes no step", "not predicted"
 
 
-def plan(
-    study: Study, cells: Sequence[Cell], prepared: Path | None, project_files: Path = PROJECT_FILES, processes: int = 1
-) -> pd.DataFrame:
+def plan(study: Study, cells: Sequence[Cell], prepared: Path | None, processes: int = 1) -> pd.DataFrame:
     """One row per cell, in the order of the grid, with the columns `FIELDS`."""
     if processes > 1 and len(cells) >= CELLS_WORTH_A_PROCESS:
         with ProcessPoolExecutor(processes) as pool:
-            records = list(predict_cells(study, cells, prepared, project_files, partial(pool.map, chunksize=4)))
+            records = list(predict_cells(study, cells, prepared, run=partial(pool.map, chunksize=4)))
     else:
-        records = list(predict_cells(study, cells, prepared, project_files))
+        records = list(predict_cells(study, cells, prepared))
     rows = [record.row() for record in records]
     table = pd.DataFrame(rows, columns=list(FIELDS)).set_index("cell_id").loc[[cell.id for cell in cells]]
     table = table.reset_index()
@@ -278,7 +276,6 @@ def decidable(study: Study, table: pd.DataFrame) -> list[str]:
     "plan",
     STUDY,
     RESULTS,
-    option("--project-files", type=Path, default=PROJECT_FILES, help="folder with calibrations (%(default)s)"),
     VLLM_VERSION,
     PROCESSES,
     *GPU_NUMBERS,
@@ -296,9 +293,9 @@ def main(args: Namespace) -> None:
         table = read_parquet(paths.plan / "plan.parquet")
         knobs = pd.read_csv(paths.plan / "knobs.csv").map(as_written).fillna({"why": ""})
     else:
-        table = plan(study, cells, paths.prepared, args.project_files, args.processes)
+        table = plan(study, cells, paths.prepared, args.processes)
         knobs = predicted_spread(cells, table)
-        blocks = trace_of_study(study, cells, table, paths.prepared, args.project_files)
+        blocks = trace_of_study(study, cells, table, paths.prepared)
         capacity = (*predict_study(cells), *predict_published(Published(PUBLISHED), study.claims))
         write_jsonl(paths.capacity, (of_cell.line() for of_cell in capacity))
         write_text(paths.plan / "plan.csv", with_texts(table).to_csv(index=False))

@@ -22,7 +22,6 @@ from workflow_scripts.common.command import RESULTS, AddOption, command, option,
 from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.engines.vllm.knobs import VLLM
-from workflow_scripts.predict.calibrated import PROJECT_FILES
 from workflow_scripts.predict.prediction_record import Band, Prediction
 from workflow_scripts.predict.predictions import VLLM_VERSION, at_version, predict_cells
 from workflow_scripts.study.grid import COORDINATES, expand
@@ -73,12 +72,7 @@ def one_cell(args: Namespace) -> Study:
     name, coordinates = args.workload or "fixed", {"gpu": asked_gpu(args).name, "engine": args.engine}
     coordinates |= {"model": find_model(args.model).name, "workload": name}
     sweep = {"name": "one", **coordinates, "knobs": {**defaults, **knobs}}
-    content: dict[str, Any] = {
-        "schema_version": 1,
-        "name": "one-cell",
-        "question": "How fast is this cell?",
-        "repeats": args.repeats,
-    }
+    content: dict[str, Any] = {"schema_version": 1, "name": "one-cell", "question": "How fast is this cell?"}
     if args.study and study.slo:
         content["slo"] = study.slo.bounds()
     return study_of({**content, "workloads": {name: workload}, "sweeps": [sweep]}, "predict")
@@ -119,9 +113,7 @@ def _rounded(value: JsonValue) -> JsonValue:
     option("--output-tokens", type=positive, help="output tokens of every request, without a study"),
     option("--num-prompts", type=positive, help="requests per repeat (default: the workload's, or 300)"),
     VLLM_VERSION,
-    option("--repeats", type=positive, default=3, help="default: %(default)s"),
     RESULTS,
-    option("--project-files", type=Path, default=PROJECT_FILES, help="folder with calibrations (%(default)s)"),
 )
 def main(args: Namespace) -> None:
     given = [args.study, args.workload, args.prompt_tokens, args.output_tokens]
@@ -129,5 +121,5 @@ def main(args: Namespace) -> None:
         raise StudyError("give either --study and --workload, or --prompt-tokens and --output-tokens")
     study = one_cell(args)
     prepared = StudyPaths(args.results, load_study(args.study).name).prepared if args.study else None
-    (record,) = predict_cells(study, at_version(expand(study), args.vllm_version), prepared, args.project_files)
+    (record,) = predict_cells(study, at_version(expand(study), args.vllm_version), prepared)
     print(json.dumps(answer(record), indent=2))

@@ -35,7 +35,6 @@ from workflow_scripts.predict.static_batches import batch_that_fits
 from workflow_scripts.statistics.highest_load import MOST_PASSES
 from workflow_scripts.study.calibrations import variant
 from workflow_scripts.study.grid import Cell, endpoints_of, like
-from workflow_scripts.study.paths import calibrations_in
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.study.study import Study
 from workflow_scripts.workloads.arrivals import Load
@@ -62,7 +61,7 @@ def predict_cells(
     others = [cell for cell in cells if not getattr(cell.knobs, "find", None)]
     if len(others) < len(cells):
         passes = study.model_copy(update={"repeats": MOST_PASSES})
-        inputs = _Inputs(passes, prepared, project_files, _devices(cells))
+        inputs = _Inputs(passes, prepared, project_files, cells)
         yield from (search_load(cell, inputs.predict) for cell in cells if getattr(cell.knobs, "find", None))
     tasks, unpredictable = tasks_of(study, others, prepared, project_files)
     yield from unpredictable
@@ -75,7 +74,7 @@ def tasks_of(
 ) -> tuple[list[Task], list[Prediction]]:
     """Cells grouped by the schedule that they share, and records of those that have no schedule."""
     cells = list(cells)
-    inputs = _Inputs(study, prepared, project_files, _devices(cells))
+    inputs = _Inputs(study, prepared, project_files, cells)
     groups: dict[Any, tuple[RequestLengths, list[CellTask]]] = {}
     unpredictable = []
     for cell in cells:
@@ -92,10 +91,6 @@ def tasks_of(
     return tasks, unpredictable
 
 
-def _devices(cells: Iterable[Cell]) -> Sequence[str]:
-    return tuple(dict.fromkeys(cell.gpu for cell in cells))
-
-
 def at_version(cells: Sequence[Cell], version: str | None) -> list[Cell]:
     """The cells, those of vLLM's engines as if they ran this version. Raises CapacityError if it is not a version."""
     if version is None:
@@ -108,9 +103,9 @@ def at_version(cells: Sequence[Cell], version: str | None) -> list[Cell]:
 class _Inputs:
     """What is known of a study's devices, models and workloads, each read once."""
 
-    def __init__(self, study: Study, prepared: Path | None, project_files: Path, devices: Sequence[str]) -> None:
+    def __init__(self, study: Study, prepared: Path | None, project_files: Path, cells: Sequence[Cell]) -> None:
         self.study = study
-        gpus, models = load_gpus(), load_models()
+        gpus, models, devices = load_gpus(), load_models(), dict.fromkeys(cell.gpu for cell in cells)
 
         @cache
         def rates(gpu: str) -> DeviceRates | None:
@@ -127,7 +122,7 @@ class _Inputs:
         @cache
         def speed(gpu: str, *wanted: Any) -> Speed | None:
             asked = Wanted(gpus[gpu], device(gpu), rates(gpu), *wanted)
-            speed = speed_for(asked, calibrations_in(prepared) if prepared else None, project_files)
+            speed = speed_for(asked, prepared / "calibrations" if prepared else None, project_files)
             if speed is None or models[asked.model].dtype != "native":
                 return speed
             return speed.model_copy(update={"how": f"{speed.how}; the native type is {asked.dtype}"})
