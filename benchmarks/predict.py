@@ -31,7 +31,7 @@ from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.predict.predictions import predict_cells
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Outcome
-from workflow_scripts.study.paths import HERE, StudyPaths, calibrations_in
+from workflow_scripts.study.paths import HERE, StudyPaths
 from workflow_scripts.study.rounds import CellStart
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
@@ -92,7 +92,7 @@ def crossed(study: Study, cells: Sequence[Cell], prepared: Path, folder: Path) -
     for model in (MODEL, OTHER):
         alone = folder / model
         shutil.copytree(prepared / "devices", alone / "devices")
-        shutil.copytree(calibrations_in(prepared), alone / "calibrations", ignore=shutil.ignore_patterns(model))
+        shutil.copytree(prepared / "calibrations", alone / "calibrations", ignore=shutil.ignore_patterns(model))
         gpu = next(cell.gpu for cell in cells if cell.model == OTHER)
         some = [cell for cell in cells if (cell.model, cell.gpu, cell.engine) == (model, gpu, "vllm")]
         found |= predicted(study, some, alone)

@@ -22,22 +22,12 @@ DIGEST = "digest.json"
 HERE = "here"
 
 
-def calibrations_in(prepared: Path) -> Path:
-    """Folder of a study's calibrations; `ladders` in studies that were calibrated with an earlier version."""
-    earlier = prepared / "ladders"
-    return earlier if earlier.exists() else prepared / "calibrations"
-
-
 def start_folder(start: int) -> str:
     return f"{START_FOLDER}{start}"
 
 
 def start_number(folder: Path) -> int:
-    """The number of the start whose folder this is.
-
-    >>> start_number(Path("bs32-seqs4/start-3")), start_number(Path("bs32-seqs4"))
-    (3, 1)
-    """
+    """The number of the start whose folder this is."""
     number = folder.name.removeprefix(START_FOLDER)
     return int(number) if folder.name.startswith(START_FOLDER) and number.isdecimal() else 1
 
@@ -82,7 +72,7 @@ class StudyPaths:
         self._cells = root / "cells"
         # Everything that is there before cells are measured.
         self.prepared = root / "prepared"
-        self.calibrations = calibrations_in(self.prepared)
+        self.calibrations = self.prepared / "calibrations"
         # Runs that were measured elsewhere, one record per run; it exists once some were imported.
         self.imported = root / "imported.jsonl"
         # Mark that a call of snakemake began to measure or to list; each call creates it again.

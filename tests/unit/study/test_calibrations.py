@@ -12,7 +12,6 @@ from workflow_scripts.study.calibrations import (
     sustained_tokens,
 )
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.paths import StudyPaths
 
 
 def test_cells_that_differ_in_more_than_kernels_share_a_calibration(tmp_path):
@@ -84,9 +83,3 @@ def test_a_gpus_series_reads_much_kv_and_has_prompts_beyond_the_captured_sizes()
     assert sum(prompt > 512 for prompt in singles) == 3
     few = points_for(4, 4096, "cuda", sustained)
     assert max(sum(prompt + output for prompt, output in point) for point in few) == pytest.approx(4 * 4096, rel=0.1)
-
-
-def test_the_folder_of_an_earlier_version_is_still_read(tmp_path):
-    earlier = tmp_path / "small/prepared/ladders"
-    earlier.mkdir(parents=True)
-    assert StudyPaths(tmp_path, "small").calibration("h200/vllm") == earlier / "h200/vllm.json"
