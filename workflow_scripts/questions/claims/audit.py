@@ -154,13 +154,6 @@ def _plain(value: Value) -> Value:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _as_csv(names: Sequence[str], rows: Sequence[Fields]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows(map(as_text, row) for row in (names, *([row.get(name) for name in names] for row in rows)))
-    return text.getvalue()
-
-
 def _print(
     args: Namespace,
     columns: Columns,
@@ -227,12 +220,11 @@ def audit_table(args: Namespace) -> Audited:
     read, cells = read_rows(args.table)
     of_file = [name for name in read if name not in ADDED]
     own, given = own_gpu(args), dict(args.column)
-    chosen = given.get("throughput", args.throughput_column)
     # The numbers are those of the GPU that the table names like --gpu, or does not name.
     named = "gpu" in given or place_of(of_file, cells) is not None
     gpu = (None if named else own.name) if own else args.gpu
-    names, rows = as_long(of_file, cells, gpu, args.columns, chosen, given)
-    columns = find_columns(names, chosen, rows, given)
+    names, rows = as_long(of_file, cells, gpu, args.columns, given)
+    columns = find_columns(names, rows, given)
     verdicts = _verdicts(args, columns, rows)
     audited = [
         {name: _plain(value) for name, value in (row | asdict(judged)).items() if name in (*names, *ADDED)}
@@ -287,7 +279,6 @@ _KINDS = ("gpu", "throughput", *STATED)
     option("--gpu", help="the GPU of a table that does not name it"),
     *GPU_NUMBERS,
     option("--columns", metavar="KNOB", help="setting in the headings of a table with GPUs as rows"),
-    option("--throughput-column", help="the column to check if several look like a throughput"),
     option(
         "--column",
         action="append",
@@ -302,7 +293,11 @@ _KINDS = ("gpu", "throughput", *STATED)
 def main(args: Namespace) -> None:
     of_file, names, columns, rows, verdicts, audited = audit_table(args)
     if args.out is not None:
-        write_text(args.out, _as_csv([*names, *ADDED], audited))
+        header = [*names, *ADDED]
+        lines: list[list[Any]] = [header, *([row.get(name) for name in header] for row in audited)]
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(map(as_text, line) for line in lines)
+        write_text(args.out, text.getvalue())
     if args.json:
         counts = Counter(row["verdict"] for row in audited)
         report = {"table": str(args.table), "model": args.model, "quantization": args.quantization}

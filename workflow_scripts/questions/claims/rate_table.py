@@ -101,31 +101,24 @@ class Columns:
 
 
 def find_columns(
-    names: Sequence[str],
-    throughput: str | None = None,
-    rows: Sequence[Fields] = (),
-    given: Mapping[str, str] = MappingProxyType({}),
+    names: Sequence[str], rows: Sequence[Fields] = (), given: Mapping[str, str] = MappingProxyType({})
 ) -> Columns:
     """Find the columns for an audit by their usual names, in upper or lower case, or as `given` by their kind.
-
-    >>> find_columns(["GPU", "max-num-seqs", "Output tok/s", "TTFT ms"])
-    Columns(gpu='GPU', throughput='Output tok/s', stated={'sequences': 'max-num-seqs'})
 
     Raises:
         AuditError: there is no GPU or throughput column, or there are several throughput columns and none is chosen.
     """
     columns = ", ".join(names) or "none"
-    throughput = given.get("throughput", throughput)
-    if absent := {throughput, *given.values()} - {*names, None}:
-        raise AuditError(f"no column {min(map(str, absent))!r}; columns: {columns}")
+    if absent := {*given.values()} - {*names}:
+        raise AuditError(f"no column {min(absent)!r}; columns: {columns}")
     gpu = given.get("gpu") or place_of(names, rows)
     if gpu is None:
         raise AuditError(f"no column names the GPU (gpu, device): give it with --gpu; columns: {columns}")
-    rates = [name for name in names if is_rate(name)]
-    if throughput is None and len(rates) != 1:
+    rates = [given["throughput"]] if "throughput" in given else [name for name in names if is_rate(name)]
+    if len(rates) != 1:
         which = f"{len(rates)} columns look like a throughput (tokens_per_s, throughput, tok/s)"
-        raise AuditError(f"{which}: choose one with --throughput-column; columns: {columns}")
-    throughput = throughput or rates[0]
+        raise AuditError(f"{which}: choose one with --column throughput=NAME; columns: {columns}")
+    (throughput,) = rates
     others = [name for name in names if name not in (gpu, throughput)]
     found = {kind: next((name for name in others if like(kind, name)), None) for kind in STATED}
     stated = {kind: name for kind in STATED if (name := given.get(kind) or found[kind])}
@@ -144,7 +137,6 @@ def as_long(
     rows: Sequence[Fields],
     gpu: str | None = None,
     of: str | None = None,
-    throughput: str | None = None,
     given: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[str], list[Fields]]:
     """A table with one GPU and one throughput per row: of one whose columns are GPUs, settings or engines, each cell.
@@ -152,11 +144,6 @@ def as_long(
     `of` says what the columns are; otherwise the text before their numbers (`max_num_seqs=4`), or behind a stroke in
     the heading of the GPUs (`GPU / max_num_seqs`), or the heading of rows that are GPUs, says it. A row that names no
     GPU has that of the row above.
-
-    >>> as_long(["max-num-seqs", "1", "4"], [{"max-num-seqs": "H200 tok/s", "1": "11,939", "4": 11977}])[1]
-    ... # doctest: +NORMALIZE_WHITESPACE
-    [{'gpu': 'H200 tok/s', 'max-num-seqs': 1, 'throughput': '11,939'},
-     {'gpu': 'H200 tok/s', 'max-num-seqs': 4, 'throughput': 11977}]
 
     Raises:
         AuditError: a `gpu` is given for a table that names it.
@@ -174,7 +161,7 @@ def as_long(
             place, stated, rows = names[0], of or names[0].strip() or "setting", labelled
     rates = [name for name in names if is_rate(name)]
     values: list[str] = []
-    if throughput is None and len(rates) != 1 and not any(like("counted", name) for name in rates):
+    if "throughput" not in given and len(rates) != 1 and not any(like("counted", name) for name in rates):
         numeric = [name for name in names if not all(math.isnan(float_or_nan(row[name])) for row in rows)]
         counts = [name for name in numeric if name not in (place, *given.values()) and not _is_other(name)]
         # A column that states a setting holds rates only if no other column does.
@@ -261,11 +248,7 @@ def _halves(heading: str) -> list[str]:
 
 
 def _setting(text: str, name: str, of: str | None) -> Fields:
-    """A setting, such as `block size 16` or only its value, as its name and value; another label as it is.
-
-    >>> _setting("c=8", "setting", None), _setting("8", "block size", None), _setting("Llama 2", "setting", None)
-    ({'c': 8}, {'block size': 8}, {'setting': 'Llama 2'})
-    """
+    """A setting, such as `block size 16` or only its value, as its name and value; another label as it is."""
     match = re.fullmatch(r"(?:(.*?)\s*[=:]\s*)?([\d,]+)", text) or re.fullmatch(
         rf"({_NAMES})\s*([\d,]+)", text, re.IGNORECASE
     )

@@ -146,17 +146,17 @@ def test_columns_are_found_by_the_names_that_tables_use(names, expected):
 
 
 @pytest.mark.parametrize(
-    ("names", "chosen", "message"),
+    ("names", "given", "message"),
     [
-        (["metric", "unit", "vllm"], None, "no column names the GPU"),
-        (["gpu", "max_num_seqs"], None, "0 columns look like a throughput"),
-        (["gpu", "output_tokens_per_s", "total_tokens_per_s"], None, "2 columns look like a throughput"),
-        (["gpu", "output_tokens_per_s", "total_tokens_per_s"], "tps", "no column 'tps'"),
+        (["metric", "unit", "vllm"], {}, "no column names the GPU"),
+        (["gpu", "max_num_seqs"], {}, "0 columns look like a throughput"),
+        (["gpu", "output_tokens_per_s", "total_tokens_per_s"], {}, "2 columns look like a throughput"),
+        (["gpu", "output_tokens_per_s", "total_tokens_per_s"], {"throughput": "tps"}, "no column 'tps'"),
     ],
 )
-def test_a_table_without_what_is_needed_is_refused(names, chosen, message):
+def test_a_table_without_what_is_needed_is_refused(names, given, message):
     with pytest.raises(AuditError, match=message):
-        find_columns(names, chosen)
+        find_columns(names, given=given)
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def test_every_option_reaches_the_ceilings(tmp_path, capsys):
         (["--tokens-per-request", "1,100"], LLAMA, (math.inf, MeanLengths(1, 100))),
     ):
         for column, rate in (("tok/s", "total_tokens_per_s"), ("output tok/s", "output_tokens_per_s")):
-            words = [*OPTIONS[:3], "8000,100", "--throughput-column", column, *more]
+            words = [*OPTIONS[:3], "8000,100", f"--column=throughput={column}", *more]
             assert main([str(table), *words, "--json"]) == 0
             (found,) = json.loads(capsys.readouterr().out)["rows"]
             expected = getattr(ceiling(facts, GPUS["l40s"], *arguments), rate)
@@ -259,7 +259,7 @@ EITHER, PROMPTS_TOO = ("conditional", "unknown"), ("H200", 1, "conditional")
         (TRANSPOSED, [], [("H200", 1, "conditional"), ("L40S", 1, "unknown")]),
         ("GPU\tvLLM (tok/s)\tHF (tok/s)\tSpeed-up\nH100\t9,000\t500\t18x\n", [], [("H100", None, "possible")] * 2),
         ("GPU;Batch;Tokens/s;Use %\nH200;1;11939;95\nH200;1;2.144,2;95\n", [], [("H200", 1, v) for v in EITHER]),
-        ("gpu,seqs,output tok/s,total tok/s\nH200,1,400,800\n", ["--throughput-column=total tok/s"], [PROMPTS_TOO]),
+        ("gpu,seqs,output tok/s,total tok/s\nH200,1,400,800\n", ["--column=throughput=total tok/s"], [PROMPTS_TOO]),
     ],
 )
 def test_tables_as_people_paste_them(text, options, rows, tmp_path, capsys):
