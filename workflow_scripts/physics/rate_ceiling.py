@@ -6,8 +6,9 @@ allows the most.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Literal
 
 import numpy as np
@@ -59,17 +60,7 @@ def ceiling(
 
     The KV cache limits live sequences too: at best it has all memory that the weights leave free, and each sequence
     takes the memory that it holds on average over its steps. The `cached_share` of a prompt comes from a prefix cache:
-    it is not computed, and its memory is not the request's.
-
-    Llama-3.1-8B on an H200, one sequence: each of 4 steps reads 15.01 GB of weights at 4.8 TB/s, and also its KV cache.
-
-    >>> from workflow_scripts.catalog.gpus_and_models import get_model, load_gpus
-    >>> from workflow_scripts.physics.model_facts import read_model_facts
-    >>> llama = read_model_facts(get_model("llama-3.1-8b-instruct").config)
-    >>> highest = ceiling(llama, load_gpus()["h200"], 1, MeanLengths(prompt_tokens=4, output_tokens=4))
-    >>> round(highest.output_tokens_per_s, 1), round(highest.total_tokens_per_s, 1), highest.limit
-    (319.8, 639.6, 'memory bandwidth')
-    """
+    it is not computed, and its memory is not the request's."""
     if gpu.memory_bandwidth_bytes_per_s is None or gpu.memory_bytes is None or gpu.dense_flop_per_s is None:
         return None
     memory = max(gpu.memory_bytes, gpu.usable_memory_bytes or 0) * gpu_memory_utilization
@@ -102,36 +93,12 @@ def ceiling(
         live += ", as many as the KV cache holds" if sequences == fitting else ""
         weights = f"a step reads {facts.decode_weight_bytes / 1e9:.1f} GB of weights at {bandwidth / 1e12:.4g} TB/s"
         limit, because = "memory bandwidth", f"{live}: {weights}"
-    total = formulas.total_tokens_per_s_ceiling(workload.prompt_tokens, workload.output_tokens, time_s)
+    total = (workload.prompt_tokens + workload.output_tokens) / time_s
     return Ceiling(gpu.name, total, workload.output_tokens / time_s, limit, because)
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """What a rate is judged by: the devices that it may be of, and what else its source states."""
-
-    devices: Sequence[Gpu]
-    sequences: float
-    facts: ModelFacts
-    gpu_memory_utilization: float
-    kv_cache_dtype: str
-    output_only: bool
-
-    def rate(self, of: Ceiling) -> float:
-        return of.output_tokens_per_s if self.output_only else of.total_tokens_per_s
-
-    def highest(self, lengths: MeanLengths, cached_share: float = 0.0) -> Ceiling:
-        """The ceiling of the device with the highest one."""
-        conditions = (self.sequences, lengths, self.gpu_memory_utilization, self.kv_cache_dtype, cached_share)
-        return max(filter(None, (ceiling(self.facts, gpu, *conditions) for gpu in self.devices)), key=self.rate)
-
-
 def _of_prompt_share(share: float) -> MeanLengths:
-    """The shortest lengths of which this share are prompt tokens: they read the least KV cache.
-
-    >>> _of_prompt_share(0.75), _of_prompt_share(0.25)
-    (MeanLengths(prompt_tokens=3.0, output_tokens=1), MeanLengths(prompt_tokens=1, output_tokens=3.0))
-    """
+    """The shortest lengths of which this share are prompt tokens: they read the least KV cache."""
     return MeanLengths(share / (1 - share), 1) if share > 0.5 else MeanLengths(1, (1 - share) / share)
 
 
@@ -145,11 +112,7 @@ def _least(is_allowed: Callable[[float], bool]) -> float | None:
 
 
 def at_least(share: float) -> str:
-    """A share that is needed, in words.
-
-    >>> at_least(0.97329)
-    'at least 97.3 %'
-    """
+    """A share that is needed, in words."""
     return f"at least {math.floor(1000 * share) / 10:g} %"
 
 
@@ -199,9 +162,14 @@ def judge_rate(
     devices_of = [gpu.times(devices) for gpu in gpus if ceiling(facts, gpu, 1, MeanLengths(1, 1))]
     if not devices_of:
         return JudgedRate(reason=f"no data sheet gives the rates of {gpu}")
-    setting = _Setting(devices_of, at_once, facts, gpu_memory_utilization, kv_cache_dtype, output_only)
-    best = max(map(setting.highest, [workload] if workload else map(_of_prompt_share, _SHARES)), key=setting.rate)
-    limit = setting.rate(best)
+    rate = attrgetter("output_tokens_per_s" if output_only else "total_tokens_per_s")
+
+    def highest(lengths: MeanLengths, cached_share: float = 0.0) -> Ceiling:
+        conditions = (at_once, lengths, gpu_memory_utilization, kv_cache_dtype, cached_share)
+        return max(filter(None, (ceiling(facts, card, *conditions) for card in devices_of)), key=rate)
+
+    best = max(map(highest, [workload] if workload else map(_of_prompt_share, _SHARES)), key=rate)
+    limit: float = rate(best)
     judged = JudgedRate(predicted_ceiling_tokens_per_s=limit, ceiling_gpu=best.gpu, limit=best.limit)
     if not tokens_per_s > 0:
         return judged
@@ -213,11 +181,11 @@ def judge_rate(
         # Without lengths, nearly all tokens may be those of prompts, and a rate of output tokens has none to cache.
         least = None if output_only or not limit else 1 - 1 / times
         if workload and limit:
-            least = _least(lambda share: setting.rate(setting.highest(workload, share)) >= tokens_per_s)
+            least = _least(lambda share: rate(highest(workload, share)) >= tokens_per_s)
     elif not workload and not output_only:
-        least = _least(lambda share: setting.rate(setting.highest(_of_prompt_share(share))) >= tokens_per_s) or 0.0
+        least = _least(lambda share: rate(highest(_of_prompt_share(share))) >= tokens_per_s) or 0.0
         judged = replace(judged, least_prompt_share=least)
-        best = setting.highest(_of_prompt_share(least)) if least else best
+        best = highest(_of_prompt_share(least)) if least else best
     verdict: RateVerdict = "impossible" if least is None else "conditional" if least else "possible"
     tokens = "output tokens" if output_only else "prompt and output tokens"
     words = [f"{times:.3g} times the {'' if workload else 'highest '}ceiling for {tokens}"]

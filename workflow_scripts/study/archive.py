@@ -59,7 +59,9 @@ def contents(study: Study, study_file: Path, paths: StudyPaths) -> dict[str, Pat
     measured += [*paths.round_plan("*").parent.glob("round-*.json"), *paths.jobs()]
     folders = [(paths.root, measured), *((cell, [cell]) for cell in map(paths.cell, ended))]
     for folder, parts in folders:
-        kept = [path for part in parts for path in _kept(part) if not _is_of_hub(path, paths)]
+        kept = [path for part in parts for path in _kept(part)]
+        # A model's files of weights are links to the hub's cache.
+        kept = [path for path in kept if not (path.is_symlink() and path.parent.parent == paths.prepared / "models")]
         for file in filter(Path.is_file, within(folder, paths.root, kept)):
             files[f"results/{file.relative_to(paths.results).as_posix()}"] = file
     return files
@@ -72,11 +74,6 @@ def _kept(folder: Path) -> Iterator[Path]:
     kept = (path for path in paths if path.suffix != ".safetensors" and "__pycache__" not in path.parts)
     kept = (path for path in kept if not path.name.startswith("."))
     return (path for path in kept if not any(part.endswith(".partial") for part in path.parts))
-
-
-def _is_of_hub(path: Path, paths: StudyPaths) -> bool:
-    """Whether it is one of a model's files of weights, which are links to the hub's cache."""
-    return path.is_symlink() and path.parent.parent == paths.prepared / "models"
 
 
 def description(study: Study, paths: StudyPaths, files: Mapping[str, Path]) -> dict[str, Any]:
@@ -130,7 +127,10 @@ def description(study: Study, paths: StudyPaths, files: Mapping[str, Path]) -> d
         action["result"] = crate.add_directory(dest_path=f"{results}/cells/{gpu}/", properties=evidence)
         engines = sorted({engine for p in where if (engine := p.get("engine_version"))})
         locks = (crate.dereference(f"envs/{lock}") for lock in sorted({str(p.get("lock")) for p in where}))
-        software = (_software(crate, *engine.partition(" ")[::2]) for engine in engines)
+        software = []
+        for name, version in (engine.partition(" ")[::2] for engine in engines):
+            about = {"@type": "SoftwareApplication", "name": name, "softwareVersion": version}
+            software.append(crate.add(ContextEntity(crate, f"#{name}-{version}", properties=about)))
         action["instrument"] = [pipeline, *software, *filter(None, locks)]
     metadata: dict[str, Any] = crate.metadata.generate()
     return metadata
@@ -138,11 +138,6 @@ def description(study: Study, paths: StudyPaths, files: Mapping[str, Path]) -> d
 
 def _last_end(provenances: Iterable[Provenance]) -> str:
     return max((p.get("ended_at") or "" for p in provenances), default="")
-
-
-def _software(crate: ROCrate, name: str, version: str) -> Any:
-    properties = {"@type": "SoftwareApplication", "name": name, "softwareVersion": version}
-    return crate.add(ContextEntity(crate, f"#{name}-{version}", properties=properties))
 
 
 @command("archive", STUDY, RESULTS, out("the zip file to write"))

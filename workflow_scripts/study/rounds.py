@@ -10,7 +10,6 @@ import math
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from workflow_scripts.common.records import Record
@@ -50,14 +49,12 @@ class Round:
 
 def ended_starts(definitions: Mapping[str, str], paths: StudyPaths) -> dict[str, dict[int, Ended]]:
     """The starts of each cell that ended by its present definition; `definitions` holds the hash of each cell's."""
-    return {cell: dict(_ended(paths.outcomes(cell), definition)) for cell, definition in definitions.items()}
-
-
-def _ended(outcomes: Mapping[int, Path], definition: str) -> Iterable[tuple[int, Ended]]:
-    for number, path in outcomes.items():
-        record = outcome_in(path)
-        if record is not None and is_of(record, definition):
-            yield number, Ended(record.start.round, record.ended_s)
+    ended: dict[str, dict[int, Ended]] = {}
+    for cell, definition in definitions.items():
+        records = {number: outcome_in(path) for number, path in paths.outcomes(cell).items()}
+        own = {number: record for number, record in records.items() if record and is_of(record, definition)}
+        ended[cell] = {number: Ended(record.start.round, record.ended_s) for number, record in own.items()}
+    return ended
 
 
 class OpenComparison(Record):
@@ -119,11 +116,6 @@ class RoundPlan(Record):
 
 
 def _hours(seconds: float) -> str:
-    """Seconds as hours, in words.
-
-    >>> _hours(4500), _hours(54)
-    ('1.2 h', '0.015 h')
-    """
     return f"{seconds / 3600:.2g} h"
 
 
@@ -170,15 +162,7 @@ def rounds_to_measure(
 ) -> list[Round]:
     """The rounds that are known before anything more is measured, if no start fails: first the rest of one that was
     decided on by the last `plan` and interrupted, then rounds after which each of `cells` has that many starts. The
-    first may be the `present` one.
-
-    Three cells, of which one was measured an hour ago and another one just now:
-
-    >>> ended = {"a": {1: Ended(1, 0.0)}, "b": {1: Ended(2, 3600.0)}, "c": {}}
-    >>> for each in rounds_to_measure(ended, None, ["a", "b", "c"], 1, present_round(ended, now_s=3610.0)):
-    ...     print(each)
-    Round(number=2, starts=(CellStart(cell='c', start=1),), done=('b',))
-    """
+    first may be the `present` one."""
     due: Sequence[CellStart] = ()
     if plan and plan.round == last_round(ended) == present:
         due = [start for start in plan.starts if start.cell in cells and start.start not in ended.get(start.cell, {})]
@@ -198,11 +182,7 @@ def rounds_to_measure(
 
 
 def next_start(ended: EndedStarts, cell: str, present: int) -> tuple[CellStart, int]:
-    """The next start of a cell, even if it has all that its study asks for, and the round of that start.
-
-    >>> next_start({"a": {1: Ended(1, 0.0)}}, "a", present=1)
-    (CellStart(cell='a', start=2), 2)
-    """
+    """The next start of a cell, even if it has all that its study asks for, and the round of that start."""
     (next_round,) = rounds_to_measure(ended, None, [cell], len(ended.get(cell, {})) + 1, present)
     return next_round.starts[0], next_round.number
 

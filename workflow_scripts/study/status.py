@@ -72,13 +72,10 @@ def failures(statuses: Iterable[CellStatus]) -> Iterator[Text]:
 
 def differences(statuses: Sequence[CellStatus]) -> Iterator[str]:
     """Why cells cannot be compared: environments from more than one lock, or more than one processor."""
-    for how, named in (
-        ("in environments of different locks", [(s.lock, s) for s in statuses]),
-        ("on different processors", [(s.processor, s) for s in statuses]),
-    ):
+    for how, field in (("in environments of different locks", "lock"), ("on different processors", "processor")):
         groups: dict[str, list[CellStatus]] = {}
-        for name, status in named:
-            if name is not None:
+        for status in statuses:
+            if (name := getattr(status, field)) is not None:
                 groups.setdefault(name, []).append(status)
         if len(groups) > 1:
             yield f"Measured {how}, so not compared with each other:"
