@@ -15,14 +15,7 @@ class ModelFactsError(InputError):
 
 class ConfigValues:
     """The values of one config. A key that is null counts as missing, as in transformers. Methods raise ModelFactsError
-    for a value that is missing or of another kind.
-
-    >>> values = ConfigValues({"model_type": "llama", "num_hidden_layers": 0, "tie_word_embeddings": "no"})
-    >>> values.size("hidden_size", 64)
-    64
-    >>> print(values.fault("num_hidden_layers must be above 0"))
-    llama: num_hidden_layers must be above 0
-    """
+    for a value that is missing or of another kind."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values

@@ -37,16 +37,8 @@ def kept_tokens(mixer: Mixer, frees_chunks: bool = True) -> tuple[int | None, bo
 
 
 def layer_groups(stack: Sequence[Layer], frees_chunks: bool = True) -> Iterator[KvGroup]:
-    """The groups of a model (vllm/v1/core/kv_cache_utils.py, `get_kv_cache_groups`).
-
-    `frees_chunks`: whether layers with chunks keep only the current one.
-
-    Six layers with a window and two that keep all tokens are four groups of two, three of them with windows:
-
-    >>> window, full = Attention(1, 1, 8, window=128), Attention(1, 1, 8)
-    >>> stack = [Layer((mixer,), (), 0) for mixer in [window, window, window, full] * 2]
-    >>> [(group.kind, group.layers) for group in layer_groups(stack)][1:]
-    [('window of 128', (1, 5)), ('window of 128', (2, 6)), ('full', (3, 7))]
+    """The groups of a model (vllm/v1/core/kv_cache_utils.py, `get_kv_cache_groups`): six layers with a window and two
+    that keep all tokens are four groups of two. `frees_chunks`: whether layers with chunks keep only the current one.
     """
     of_kind: dict[tuple[int | None, bool], list[tuple[Mixer, int]]] = {}
     for mixer, number in layers_with_memory(stack):

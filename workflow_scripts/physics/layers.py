@@ -53,11 +53,7 @@ class Attention:
 
     @property
     def kind(self) -> str:
-        """Name of the kind, with its size.
-
-        >>> Attention(8, 2, 64, window=128).kind
-        'window of 128'
-        """
+        """Name of the kind, with its size."""
         if self.window is not None:
             return f"window of {self.window}"
         return f"chunks of {self.chunk}" if self.chunk is not None else "full"
@@ -124,11 +120,7 @@ class LatentAttention:
         return self.kv_rank + self.rope_dim
 
     def cache_bytes(self, element: int, tensor: int = 1) -> int:
-        """Bytes of one token in one rank's KV cache, with latent vectors of elements of `element` bytes.
-
-        >>> LatentAttention(8, 512, 64, 128, 128, indexer_dim=128).cache_bytes(2)
-        1284
-        """
+        """Bytes of one token in one rank's KV cache, with latent vectors of elements of `element` bytes."""
         return element * self.cache_elements(tensor) + self.indexer_dim + self.indexer_dim // 128 * 4
 
     @property

@@ -137,13 +137,8 @@ class ModelFacts:
         return self.reaches_on(1)
 
     def reaches_on(self, tensor: int) -> tuple[Reach, ...]:
-        """The same with what `tensor` ranks keep together: each keeps at least one KV head, and all of a latent vector.
-
-        1 KV head x 2 x 4 elements in each of 3 layers, and both ranks keep it:
-
-        >>> [reach.kv_elements for ranks in (1, 2) for reach in model_facts(_EXAMPLE).reaches_on(ranks)]
-        [24, 48]
-        """
+        """The same with what `tensor` ranks keep together: each keeps at least one KV head, and all of a latent
+        vector."""
         reach_sums: dict[tuple[int | None, bool], list[int]] = {}
         for part, count in self.of_kind(Attention, LatentAttention):
             chunked = part.reach is not None and part.window is None
@@ -237,12 +232,7 @@ class ModelFacts:
         return layers + tables + self.encoder_parameters
 
     def bytes_of(self, matrix: Matrix) -> float:
-        """Bytes per parameter of a matrix: fewer than the dtype's if it is quantized.
-
-        >>> facts = model_facts(_EXAMPLE, dtype="bfloat16", quantization="fp8")
-        >>> [facts.bytes_of(matrix) for matrix, _ in facts.matrices]
-        [1.0, 1.0, 1.0, 1.0]
-        """
+        """Bytes per parameter of a matrix: fewer than the dtype's if it is quantized."""
         if self.quantization == NOT_COUNTED:
             raise ModelFactsError(f"{self.model_type}: how the checkpoint stores its weights is not known here")
         if self.quantization and not matrix.left_out and is_quantized(self.quantization, matrix.role):
@@ -265,13 +255,7 @@ class ModelFacts:
         return round(matrices + others * DTYPE_BYTES[self.dtype])
 
     def kv_dtype_bytes(self, kv_cache_dtype: str = "auto") -> int:
-        """Bytes of one element in the KV cache.
-
-        >>> model_facts(_EXAMPLE).kv_dtype_bytes(), model_facts(_EXAMPLE).kv_dtype_bytes("fp8")
-        (4, 1)
-
-        Raises ModelFactsError if the type is unknown.
-        """
+        """Bytes of one element in the KV cache. Raises ModelFactsError if the type is unknown."""
         if kv_cache_dtype == "auto":
             return DTYPE_BYTES[self.dtype]
         if kv_cache_dtype not in DTYPE_BYTES:
@@ -337,10 +321,6 @@ def read_model_facts(
 ) -> ModelFacts:
     """Facts of a model from its `config.json`, or from a folder that holds one.
 
-    >>> from workflow_scripts.catalog.gpus_and_models import get_model
-    >>> read_model_facts(get_model("opt-125m").config).parameters
-    125239296
-
     `dtype` and `quantization`: type of the weights, and the method that shrinks the layers' matrices, if not the
     config's own. `weights`: whether the bytes of the weights must be known. Raises ModelFactsError if there is no such
     file, it is not JSON, the architecture is unsupported, or a value is missing.
@@ -376,12 +356,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def vocabulary_and_context(config: Mapping[str, Any]) -> tuple[int, int]:
     """Tokens in the vocabulary, and positions, of a model of any family; what a config leaves out is the family's.
-
-    >>> vocabulary_and_context({"vocab_size": 9, "text_config": {"n_positions": 64}})
-    (9, 64)
-
-    Raises ModelFactsError if the config does not say one of them, and its family is unknown or has no default.
-    """
+    Raises ModelFactsError if the config does not say one of them, and its family is unknown or has no default."""
     c = ConfigValues({**config, **_part_of(config, "text_config")})
     positions = next((c.size(key) for key in ("max_position_embeddings", "n_positions") if c.get(key)), None)
     vocab = c.size("vocab_size") if c.get("vocab_size") else model_facts(config).vocab
@@ -398,12 +373,8 @@ def model_facts(
     """Facts of a model from the mapping of its `config.json`.
 
     Without `weights`, the checkpoint may store them in an unknown format, and a known text model may be part of a model
-    of an unknown family.
-
-    >>> model_facts(_EXAMPLE).attention.kv_heads, model_facts(_EXAMPLE, dtype="float16").dtype
-    (1, 'float16')
-
-    Raises ModelFactsError if the architecture is unsupported, or a value is missing or impossible.
+    of an unknown family. Raises ModelFactsError if the architecture is unsupported, or a value is missing or
+    impossible.
     """
     kind, inner = str(config.get("model_type")), _part_of(config, "text_config")
     _part_of(config, "quantization_config")

@@ -16,11 +16,7 @@ _GEMMA3_TEXT = {
 
 
 def _with_biases(*sizes: tuple[int, int]) -> int:
-    """Parameters of matrices, by inputs and outputs, each with a bias.
-
-    >>> _with_biases((2, 3), (3, 1))
-    13
-    """
+    """Parameters of matrices, by inputs and outputs, each with a bias."""
     return sum(inputs * outputs + outputs for inputs, outputs in sizes)
 
 

@@ -240,12 +240,7 @@ def _progression(count: FloatArray, first: FloatArray, growth: FloatArray) -> Fl
 
 
 def _positive_part(count: FloatArray, first: FloatArray, growth: FloatArray) -> FloatArray:
-    """Sum of `count` terms first, first + growth, ..., with negative terms taken as zero.
-
-    >>> counts, firsts, growths = (np.array(v, dtype=float) for v in ([3, 3, 3], [-1, 1, 2], [2, -1, 0]))
-    >>> _positive_part(counts, firsts, growths).tolist()
-    [4.0, 1.0, 6.0]
-    """
+    """Sum of `count` terms first, first + growth, ..., with negative terms taken as zero."""
     with np.errstate(divide="ignore", invalid="ignore"):
         crossing = np.where(growth == 0, 0.0, -first / growth)
     # Rising terms are positive from the first whole step after the crossing on, falling ones up to it.

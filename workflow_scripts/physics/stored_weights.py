@@ -50,11 +50,7 @@ _ENCODERS = ("vision", "visual", "multi_modal")
 
 
 def is_quantized(quantization: str, role: Role) -> bool:
-    """Whether a method shrinks the matrices of this role.
-
-    >>> [role for role in ("attention", "experts", "router") if is_quantized("mxfp4", role)]
-    ['experts']
-    """
+    """Whether a method shrinks the matrices of this role."""
     return role == "experts" if quantization in _EXPERTS_ONLY else role != "router"
 
 
@@ -71,10 +67,6 @@ def quantization_of(config: Mapping[str, Any], asked: str | None) -> str | None:
 
 def roles_left_out(config: Mapping[str, Any], layers: int) -> list[frozenset[Role]]:
     """The roles whose matrices a checkpoint does not quantize, of each layer.
-
-    >>> left_out = {"modules_to_not_convert": ["lm_head", "model.layers.1.self_attn"]}
-    >>> [sorted(roles) for roles in roles_left_out({"quantization_config": left_out}, 2)]
-    [[], ['attention']]
 
     Raises ModelFactsError if a name is not known here, or is of only some of the matrices of a role.
     """

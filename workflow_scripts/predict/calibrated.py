@@ -209,11 +209,7 @@ def _why_unusable(record: CalibrationRecord, wanted: Wanted) -> str | None:
 
 
 def _in_a_line(failure: str | None) -> str:
-    """A failure without the log between its first and its last line.
-
-    >>> _in_a_line("the engine broke:\\nmany\\nlines\\nno memory\\n")
-    'the engine broke: no memory'
-    """
+    """A failure without the log between its first and its last line."""
     lines = (failure or "").strip().splitlines()
     return " ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
 

@@ -163,14 +163,7 @@ class DecodeGroup:
         return cycles * self.size + sum(self._by_remainder[first : first + rest]) + sum(self._by_remainder[:beyond])
 
     def steps_with(self, blocks: int, step: int) -> int:
-        """Number of steps, beginning with `step`, for which this many blocks suffice; the group must not be empty.
-
-        >>> group = DecodeGroup(block_size=4)
-        >>> group.join(birth=0)
-        >>> group.join(birth=2)
-        >>> [group.steps_with(blocks, step=1) for blocks in range(4)]
-        [1, 3, 5, 7]
-        """
+        """Number of steps, beginning with `step`, for which this many blocks suffice; the group must not be empty."""
         # Each sequence takes one block every `block_size` steps.
         cycles, left = divmod(blocks, self.size)
         steps = cycles * self._block_size

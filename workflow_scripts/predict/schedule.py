@@ -51,15 +51,7 @@ class RequestLengths:
 
     def shared_blocks(self, block_size: int) -> list[Sequence[int]]:
         """For each request, numbers that identify the contents of its prompt's leading whole blocks, as far as other
-        prompts may have them too.
-
-        Blocks of the engine are equal if all hashed blocks up to their ends are. The last prompt here lacks a token:
-
-        >>> hashed = [HashedBlocks(tuple(ids), 8) for ids in ([0, 1], [0, 2], [0, 1])]
-        >>> lengths = RequestLengths(np.array([16, 16, 15]), np.array([1, 1, 1]), hashed=hashed)
-        >>> lengths.shared_blocks(4)
-        [[0, 1, 2], [0, 1], [0, 1, 2]]
-        """
+        prompts may have them too."""
         if self.hashed is not None:
             return self._hashed_blocks(self.hashed, block_size)
         if self.prefix_id is None or self.prefix_tokens is None:

@@ -109,15 +109,7 @@ class CalibrationRecord(Record):
 
 
 def variant(knobs: Knobs) -> str:
-    """Name of the settings that choose kernels.
-
-    >>> from workflow_scripts.engines.hf.knobs import HfContinuousKnobs
-    >>> from workflow_scripts.engines.vllm.knobs import VllmKnobs
-    >>> variant(VllmKnobs(block_size=16, enforce_eager=True, quantization="awq"))
-    'quantawq-eager1'
-    >>> variant(HfContinuousKnobs(page_size=16, num_blocks=8, max_batch_tokens=64))
-    'default'
-    """
+    """Name of the settings that choose kernels."""
     described = {name: knob for name, knob in knobs.described().items() if knob.kernels}
     values = knobs.set_values()
     return knobs.slug_of({name: values[name] for name in described if name in values})

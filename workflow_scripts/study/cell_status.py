@@ -113,9 +113,5 @@ def _there(path: Path) -> Path | None:
 
 
 def _one_line(text: str) -> str:
-    """The first line that is not blank; an engine's message may have many lines.
-
-    >>> _one_line("ValueError: no block size fits\\n  at layer 3")
-    'ValueError: no block size fits'
-    """
+    """The first line that is not blank; an engine's message may have many lines."""
     return next((" ".join(line.split()) for line in text.split("\n") if line.strip()), "")

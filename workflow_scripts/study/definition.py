@@ -144,12 +144,7 @@ def definition_sha256(definition: Definition) -> str:
 
 
 def without_load(knobs: Knobs) -> Knobs:
-    """The knobs of a server without the load on it: a point's requests are sent at once.
-
-    >>> from workflow_scripts.engines.vllm.knobs import VllmServeKnobs
-    >>> without_load(VllmServeKnobs(block_size=32, request_rate_per_s=2.0)).set_values()
-    {'block_size': 32}
-    """
+    """The knobs of a server without the load on it: a point's requests are sent at once."""
     return knobs.model_copy(update=dict.fromkeys(Load.model_fields)) if isinstance(knobs, Load) else knobs
 
 

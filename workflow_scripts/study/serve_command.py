@@ -28,11 +28,7 @@ class ServeSettings:
     environment: dict[str, str]
 
     def command(self) -> str:
-        """One line for a shell.
-
-        >>> ServeSettings("org/model", {"max-num-seqs": 16, "enable-prefix-caching": False}, {}).command()
-        'vllm serve org/model --max-num-seqs 16 --no-enable-prefix-caching'
-        """
+        """One line for a shell."""
         words = [f"{name}={value}" for name, value in self.environment.items()] + [*SERVE_COMMAND, self.model]
         return shlex.join(words + command_line(self.arguments))
 

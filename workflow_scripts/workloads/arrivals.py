@@ -73,8 +73,6 @@ class Load(StrictRecord):
         arrive at exactly the mean rate (vllm/benchmarks/serve.py scales them too). The same seed gives the same gaps
         at every rate.
 
-        >>> Load(request_rate_per_s=2.0).arrivals_s([0.0] * 5, seed=0)[-1]
-        2.0
         >>> Load(users=4).arrivals_s([3.0, 4.5], seed=0)
         [0.0, 1.5]
         """

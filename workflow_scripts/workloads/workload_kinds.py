@@ -136,12 +136,7 @@ class SharedTextWorkload(_Workload):
         """Prompt tokens that a prefix cache finds, over the first `requests` requests.
 
         Each request finds the whole blocks that it shares with an earlier one, but never its last token, whose logits
-        are needed (vllm/v1/core/kv_cache_manager.py); nothing is evicted from the cache.
-
-        >>> spec = IdenticalWorkload(kind="identical", num_prompts=8, prompt_tokens=129, output_tokens=1)
-        >>> spec.tokens_found(8, block_size=32), spec.tokens_found(8, block_size=128)
-        (896, 896)
-        """
+        are needed (vllm/v1/core/kv_cache_manager.py); nothing is evicted from the cache."""
         cached: dict[int, int] = {}
         hit_tokens = 0
         for index in range(requests):
@@ -173,12 +168,7 @@ class IdenticalWorkload(SharedTextWorkload):
         return self.prompt_tokens
 
     def shared_text(self, index: int) -> SharedText:
-        """The whole prompt.
-
-        >>> spec = IdenticalWorkload(kind="identical", num_prompts=6, samples=2, prompt_tokens=33, output_tokens=1)
-        >>> [spec.shared_text(i).id for i in range(6)], spec.tokens_found(6, block_size=16)
-        ([0, 0, 1, 1, 2, 2], 96)
-        """
+        """The whole prompt."""
         return SharedText(0 if self.samples is None else index // self.samples, self.prompt_tokens)
 
 

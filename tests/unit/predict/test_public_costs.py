@@ -7,7 +7,7 @@ from workflow_scripts.catalog.gpus_and_models import get_gpu, load_gpus
 from workflow_scripts.engines.vllm.memory import CapacityError
 from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict.predictions import at_version, predict_cells
-from workflow_scripts.predict.public_costs import Beyond, generation_of, public_costs
+from workflow_scripts.predict.public_costs import Beyond, public_costs
 from workflow_scripts.study.grid import expand
 
 ONE = {"one": {"kind": "fixed", "num_prompts": 1, "prompt_tokens": 16, "output_tokens": 64}}
@@ -71,7 +71,6 @@ def test_every_link_of_the_catalogue_has_a_rate():
     links = {gpu.link for gpu in load_gpus().values()} - {None}
     assert links == public_costs().links.keys()
     assert public_costs().links["nvlink4"].latency_of(3) == public_costs().links["nvlink4"].latency_s[4]
-    assert [generation_of(version) for version in ("0.7.3", "0.13", "0.14.0")] == ["v0", "synchronous", "current"]
 
 
 @pytest.mark.parametrize(

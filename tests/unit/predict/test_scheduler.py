@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.predict.schedule import RequestLengths, ScheduleError, StepRun
 from workflow_scripts.predict.scheduler import make_schedule
-from workflow_scripts.workloads.request import Request
 
 SETTINGS = SchedulerSettings(
     max_num_seqs=8, max_num_batched_tokens=64, block_size=4, max_model_len=64, async_scheduling=False
@@ -100,15 +99,6 @@ def test_a_shared_text_is_lost_when_its_blocks_are_needed():
 def test_what_can_never_run_is_an_error(requests, changes, message):
     with pytest.raises(ScheduleError, match=message):
         make_schedule(requests, replace(SETTINGS, **changes))
-
-
-def test_lengths_are_those_of_a_workloads_requests():
-    plain = RequestLengths.of([Request([1, 2, 3], 4), Request([5], 6)])
-    assert (plain.prompt_tokens.tolist(), plain.output_tokens.tolist()) == ([3, 1], [4, 6])
-    assert (plain.arrival_s, plain.prefix_id, plain.prefix_tokens) == (None, None, None)
-    sharing = RequestLengths.of([Request([1, 2, 3], 4), Request([1, 2], 6, 0.5, prefix_tokens=2, prefix_id=3)])
-    found = [np.asarray(column).tolist() for column in (sharing.arrival_s, sharing.prefix_id, sharing.prefix_tokens)]
-    assert found == [[0.0, 0.5], [-1, 3], [0, 2]]
 
 
 @st.composite

@@ -89,11 +89,7 @@ def together(*said: str | None) -> str | None:
 
 
 def within(found: float | Interval, stated: Stated, tolerance: float = 0.0, tolerance_pct: float = 0.0) -> str | None:
-    """What a number, or the whole of its interval, says about a published range; nothing if it is not known.
-
-    >>> [within(Interval(2.9, *ends), Stated(min=2.7, max=3.2)) for ends in ((2.8, 3.0), (3.3, 3.4), (2.5, 3.0))]
-    ['supported', 'contradicted', 'not decided']
-    """
+    """What a number, or the whole of its interval, says about a published range; nothing if it is not known."""
     value, low, high = found[:3] if isinstance(found, Interval) else (found, found, found)
     least, most = stated.ends(tolerance, tolerance_pct)
     if least <= low and high <= most:

@@ -39,11 +39,7 @@ class Interval(NamedTuple):
     scope: str = ""
 
     def __truediv__(self, other: "Interval") -> "Interval":
-        """The quotient with the widest interval that the two allow.
-
-        >>> Interval(4, 2, 8) / Interval(2, 1, 4)
-        Interval(value=2.0, low=0.5, high=8.0, scope='')
-        """
+        """The quotient with the widest interval that the two allow."""
         return Interval(self.value / other.value, self.low / other.high, self.high / other.low)
 
     def ends(self) -> str:
@@ -127,11 +123,7 @@ def pairs(rows: Iterable[Row], others: Iterable[Row], same: str) -> Iterator[tup
 
 
 def highest(found: Sequence[Any], by: Callable[[Any], Any], per: Callable[[Any], object]) -> list[Any]:
-    """For each value of `per` the one with the highest `by`, in the order of `found`.
-
-    >>> highest(["b1", "a1", "a3", "a2"], by=lambda text: text[1], per=lambda text: text[0])
-    ['b1', 'a3']
-    """
+    """For each value of `per` the one with the highest `by`, in the order of `found`."""
     best: dict[object, Any] = {}
     for each in sorted(found, key=by, reverse=True):
         best.setdefault(per(each), each)
