@@ -12,6 +12,7 @@ from workflow_scripts.catalog.gpus_and_models import CONFIG
 from workflow_scripts.common.csv_rows import read_rows
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import Record, read_yaml, validated
+from workflow_scripts.common.wording import listed
 
 PUBLISHED = CONFIG / "published"
 CLAIMS = "claims.yaml"
@@ -79,7 +80,7 @@ class Quantity(Stated):
         if self.value is not None:
             return plain(self.value)
         if self.values is not None:
-            return "; ".join(plain(value) for value in self.values)
+            return listed(map(plain, self.values))
         if self.min is None or self.max is None:
             return f"at least {plain(self.min)}" if self.max is None else f"at most {plain(self.max)}"
         return f"{plain(self.min)} to {plain(self.max)}"

@@ -121,10 +121,8 @@ def concurrent_users(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     many, single = [c for c in served if c.knob_users > 1], [c for c in served if c.knob_users == 1]
     for cell, one in pairs(many, single, "study source gpu model workload max_model_len_effective"):
         rise = rates[cell.cell_id] / rates[one.cell_id] / (times[cell.cell_id] / times[one.cell_id])
-        text = (
-            f"With {cell.knob_users:g} users instead of 1 the output tokens/s rise by {rise.value:.3g} times more than "
-        )
-        text += f"the median time of a request ({rise.ends()})."
+        text = f"With {cell.knob_users:g} instead of 1 user, the output tokens/s rise by {rise.value:.3g} times more "
+        text += f"than the median time of a request ({rise.ends()})."
         under = Under(cell.knob_users <= 20)
         yield measured(claim, cell, text, within(rise, Stated(min=1)), beside=one, under=under)
 

@@ -262,9 +262,8 @@ def short_max_model_len(claim: Claim, tables: StudyTables) -> Iterator[Evidence]
         held, by_other = (c.kv_cache_usage_mean * c.kv_cache_tokens / c.running_mean for c in (cell, other))
         slots = f"{held / by_other:.3g} times the slots that it held with 512"
         says = within(held / by_other, claim.quantity("kv_slots_ratio"))
-        yield measured(
-            claim, cell, f"With {cell.knob_users:g} users a running request held {slots}.", says, beside=other
-        )
+        text = f"With {plural(int(cell.knob_users), 'user')} a running request held {slots}."
+        yield measured(claim, cell, text, says, beside=other)
 
 
 # --- prefix caching --------------------------------------------------------------------------------------------------
