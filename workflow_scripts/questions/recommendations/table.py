@@ -125,12 +125,14 @@ def recommendations(
 
 
 def _summary(cells: pd.DataFrame) -> tuple[pd.DataFrame, Samples]:
-    """vLLM's cells with means and intervals of rate and latencies; samples are of the rate."""
-    vllm = cells[cells["engine"] == VLLM.name].assign(dtype=dtypes)
-    summary, samples = cell_summary(vllm, RATE, _OBSERVED)
-    summary = _with_interval(summary, samples, RATE)
+    """vLLM's cells with means and intervals of rate and latencies; samples are of the rate.
+
+    The samples of all engines tell how much starts vary, as in the table `intervals`.
+    """
+    summary, samples = cell_summary(cells.assign(dtype=dtypes), RATE, _OBSERVED)
+    summary = _with_interval(summary[summary["engine"] == VLLM.name].reset_index(drop=True), samples, RATE)
     for latency in (*LATENCIES, *TAILS):
-        other = _with_interval(*cell_summary(vllm, latency), latency)
+        other = _with_interval(*cell_summary(cells, latency), latency)
         columns = [*IDENTITY, latency, f"{latency}_low", f"{latency}_high", _ranks(latency)]
         summary = summary.merge(other[columns], on=list(IDENTITY), how="left")
     return summary, samples
