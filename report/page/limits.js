@@ -174,9 +174,7 @@ export function showLimits(panel, store) {
     el("h2", {}, "Your limits"),
     el("p", { class: "lead" }, "Set how long a request may take and what a device costs. A setting keeps a limit if the chosen share of its requests does so in every repeat. An empty field sets no limit."),
     el("div", { class: "controls" }, Object.values(inputs).map(({ node }) => node), prices.map(({ node }) => node)),
-    out,
-    legend,
-    box,
+    ...[out, legend, box],
     el("p", { class: "note" }, "The line between points is the Pareto front: no other setting within the limits is faster at the same or a lower latency. Bars are 95 % intervals if they are known, otherwise the range of the repeats. Hollow points do not keep the limits. If a workload submits all requests at once, TTFT includes the wait for a free place."),
     table,
   );

@@ -5,7 +5,7 @@ import { el } from "./dom.js";
 import { openCell } from "./drawer.js";
 import { showExplore } from "./explore.js";
 import { showLimits } from "./limits.js";
-import { makeSortable, openFoldsForPrint, reveal } from "./static.js";
+import { joinMarks, makeSortable, openFoldsForPrint, reveal } from "./static.js";
 import { makeSavable } from "./take_away.js";
 
 const VIEWS = [
@@ -80,6 +80,7 @@ function build() {
 for (const table of document.querySelectorAll("table")) makeSortable(table);
 makeSavable();
 openFoldsForPrint();
+joinMarks();
 // A page without data of cells, such as that of a comparison, has no views.
 if (document.getElementById("page-data")) {
   build();

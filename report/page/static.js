@@ -33,6 +33,14 @@ export function reveal(id) {
   target?.scrollIntoView();
 }
 
+// Tab reaches the first mark of a figure, and arrow keys the others; Enter opens the cell.
+export function joinMarks() {
+  for (const marks of document.querySelectorAll(".marks")) {
+    const links = [...marks.children];
+    marks.addEventListener("keydown", ({ key }) => links[links.indexOf(document.activeElement) + { ArrowRight: 1, ArrowLeft: -1 }[key]]?.focus());
+  }
+}
+
 // Open all folds for printing; afterwards they are as before.
 export function openFoldsForPrint() {
   let opened = [];

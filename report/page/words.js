@@ -9,9 +9,9 @@ export const PLACES = { gpu: "Device", engine: "Engine", model: "Model", workloa
 export const OUTCOMES = {
   ok: "measured",
   infeasible: "infeasible",
-  timeout: "ran out of time",
-  engine_error: "engine failed",
-  invalid: "failed a check",
+  timeout: "timeout",
+  engine_error: "engine error",
+  invalid: "invalid",
   unknown: "not known",
   missing: "not run",
 };
