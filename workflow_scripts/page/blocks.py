@@ -169,12 +169,12 @@ def shown(value: Any, column: str = "") -> str:
 
 
 def outcome_words(outcome: object) -> str:
-    """An outcome in a reader's words.
+    """An outcome in a reader's words, as the page's views have them.
 
-    >>> outcome_words("engine_error")
-    'engine error'
+    >>> outcome_words("engine_error"), outcome_words("ok")
+    ('engine error', 'measured')
     """
-    return str(outcome).replace("_", " ")
+    return {"ok": "measured", "missing": "not run"}.get(str(outcome), str(outcome).replace("_", " "))
 
 
 def table_of(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -193,7 +194,10 @@ class FigurePart:
             return
         sizes = {"wide": size_px(wide), "narrow": size_px(narrow)}
         marks = {
-            of: [report.cell_mark(cell, x * size[0], y * size[1]) for cell, x, y in facts.get("marks", {}).get(of, ())]
+            of: [
+                report.cell_mark(cell, x * size[0], y * size[1])
+                for cell, x, y in sorted(facts.get("marks", {}).get(of, ()), key=itemgetter(1))
+            ]
             for of, size in sizes.items()
         }
         yield Figure(

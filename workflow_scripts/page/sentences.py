@@ -10,7 +10,7 @@ import pandas as pd
 from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import interval_text, listed, number, plural, sentence
 from workflow_scripts.engines.registry import every_knob
-from workflow_scripts.page.blocks import Block, Finding, Fold, Text
+from workflow_scripts.page.blocks import Block, Finding, Fold, Text, outcome_words
 from workflow_scripts.page.report import PLACE_HEADINGS, Part, Report, TablePart
 from workflow_scripts.page.series import evenly, without_shared
 from workflow_scripts.study.setting_words import instead_of, knob_name, setting_phrase
@@ -34,9 +34,9 @@ def with_counts(values: "pd.Series[Any]") -> str:
     """Each value with its count, the most frequent first.
 
     >>> with_counts(pd.Series(["engine_error", "ok", "ok"]))
-    '2 ok, 1 engine error'
+    '2 measured, 1 engine error'
     """
-    return ", ".join(f"{count} {str(value).replace('_', ' ')}" for value, count in values.value_counts().items())
+    return ", ".join(f"{count} {outcome_words(value)}" for value, count in values.value_counts().items())
 
 
 # What may explain the ratio of two devices.
@@ -112,7 +112,7 @@ def without_effect(rows: pd.DataFrame) -> Iterator[str]:
             f"{knob_name(about)} {interval_text(ratio, low, high, ' times')}"
             for about, ratio, low, high in first.to_numpy()
         )
-        yield f"{sentence(NOT_DECIDED)}: {listed(named)}."
+        yield f"{sentence(NOT_DECIDED)} over all comparisons: {listed(named)}."
 
 
 def overall(effects: pd.DataFrame) -> pd.DataFrame:
@@ -185,7 +185,9 @@ def effect_in_words(row: Mapping[str, Any]) -> str:
     if row["bimodal"]:
         words.append("The starts of a cell fall into two groups.")
     if pd.notna(over := row.get("saturated")):
-        words.append(f"More load than the server sustains ({over}), so latencies grow with the run.")
+        cells = {"value": row["value"], "baseline": row["baseline"]}.get(over)
+        which = f"with {setting_phrase(row['knob'], cells)}" if cells else "in both"
+        words.append(f"The load {which} is more than the server sustains, so latencies grow with the run.")
     return " ".join(words)
 
 
@@ -200,7 +202,9 @@ def _verdict(row: Mapping[str, Any]) -> str:
     if pd.isna(row["starts_needed"]):
         return f"not decided at a margin of {margin}, nor likely to be with 100 further starts of each"
     starts = plural(int(row["starts_needed"]), "further start")
-    return f"not decided at a margin of {margin}: about {starts} of each would decide"
+    alone = max(row["ratio_low"], 1 / row["ratio_high"]) > 1 + row["margin_pct"] / 100
+    among = " together with all other comparisons" if alone else ""
+    return f"not decided{among} at a margin of {margin}: about {starts} of each would decide"
 
 
 def what_verdicts_cover(report: Report) -> Iterator[Block]:
@@ -212,7 +216,10 @@ def what_verdicts_cover(report: Report) -> Iterator[Block]:
         else "No ratio has an interval, because the variation is not known."
     )
     what = f"{column(RATE).in_words} or, if its sentence says so, a latency"
-    yield Text(f"A verdict compares {what}. The sentence also states the margin. {covers}")
+    yield Text(
+        f"A verdict compares {what}. The sentence also states the margin. At most 5 % of studies have any false "
+        f"verdict, so one comparison may be not decided although its own interval excludes 1. {covers}"
+    )
 
 
 def pairs_that_differ_in(knob: str, known_by: str, describe: Callable[[Mapping[str, Any]], str]) -> Part:

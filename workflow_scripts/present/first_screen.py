@@ -16,7 +16,15 @@ from workflow_scripts.device.device_record import NOISY_PCT
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.page.blocks import UNKNOWN, Figure, Finding, Fold, Table, outcome_words
 from workflow_scripts.page.report import Report
-from workflow_scripts.page.sentences import DECIDED, explained, span, with_counts, without_effect
+from workflow_scripts.page.sentences import (
+    DECIDED,
+    NOT_DECIDED,
+    OWN_SECTION,
+    explained,
+    span,
+    with_counts,
+    without_effect,
+)
 from workflow_scripts.page.series import PLACES, under_load, values_at
 from workflow_scripts.physics.rate_ceiling import at_least
 from workflow_scripts.present.figures import FIGURES
@@ -33,7 +41,7 @@ from workflow_scripts.study.progress import clock
 from workflow_scripts.study.setting_words import setting_phrase, settings_in_words, shortly
 from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables, records
 
-MOST_DEVICES, SEQUENCES = 2, "max_num_seqs"
+MOST_DEVICES, MOST_RATES, SEQUENCES = 2, 3, "max_num_seqs"
 TIMES, WAIT, ENERGY = ("tpot_s_p50", "ttft_s_p50"), "queue_s_p50", "energy_j_per_output_token"
 # A wait for a free place is told if it is more than this share of the time to the first token.
 WORTH_SAYING = 0.05
@@ -89,15 +97,23 @@ def first_screen(report: Report) -> FirstScreen:
         figure = next((block for block in FIGURES[draw.__name__](report) if isinstance(block, Figure)), None)
         verdict = "other settings" if section == other_settings.SUBJECT.id else ""
         answers.append(Answer(section, sentences, figure, verdict))
-    if not any(answer.sentences for answer in answers):
-        measured = report.grid["outcome"].eq("ok").any()
-        said_instead = "No two measured cells can be compared." if measured else "Nothing has been measured yet."
-        answers = [Answer("cells", [said_instead], None)]
+    of_pairs = ("knobs", "latencies", "engines", "devices", "environments")
+    if not any(answer.sentences for answer in answers) and not any(len(report.tables.get(of)) for of in of_pairs):
+        answers = [_without_comparison(report)]
     unfinished = None
     if seen := report.progress:
         words = [*seen.in_words(lambda cell: report.names.get(cell.id, cell.id)), f"As of {clock(seen.at_s)}."]
         unfinished = Unfinished(seen.ended, seen.wanted, words)
     return FirstScreen(unfinished, answers, list(_trust(report)), best_settings(report))
+
+
+def _without_comparison(report: Report) -> Answer:
+    """How many cells were measured if no two can be compared, with the rates of the first ones."""
+    cells = report.grid["cell_id"][report.grid["outcome"].eq("ok")]
+    rates = report.tables.value(RATE).reindex(cells).dropna().head(MOST_RATES)
+    named = "; ".join(f"{report.names[str(cell)]}: {column(RATE).text(rate)}" for cell, rate in rates.items())
+    said = f"No two measured cells can be compared. {named}" if len(cells) else "Nothing has been measured yet"
+    return Answer("cells", [f"{said.removesuffix('. ')}."], None, f"{len(cells)} of {plural(len(report.grid), 'cell')}")
 
 
 def _environments(report: Report) -> Iterator[str]:
@@ -127,7 +143,11 @@ def _throughput(report: Report) -> Iterator[str]:
         if at.notna().all():
             grown.append(f"{number(at.iloc[1] / at.iloc[0])} times the output tokens/s on {gpu} ({span(at)}{full})")
     if grown:
-        yield f"{sentence(setting_phrase(knob, ends[1]))} instead of {shortly(knob, *ends)}: {grown[0]}."
+        told = f"with {setting_phrase(knob, ends[1])} instead of {shortly(knob, *ends)}, {grown[0]}."
+        effects = report.tables.get("knobs", "comparison", "knob", "cell_id", "verdict")
+        of_group = effects[(effects["knob"] == knob) & effects["cell_id"].isin(group.rows["cell_id"])]
+        verdicts = of_group["verdict"][of_group["comparison"] == "overall"]
+        yield f"Not flat: {told}" if len(verdicts) and verdicts.isin(DECIDED).all() else sentence(told)
     published = sequence_limit.published_rates(report.tables, set(group.rows["cell_id"]))
     if len(published):
         rows = group.rows.merge(published, left_on="cell_id", right_index=True)
@@ -161,19 +181,17 @@ def _devices(report: Report) -> Iterator[str]:
 
 
 def _changes(report: Report) -> Iterator[str]:
-    """The first device's largest change that is shown, beside that of max-num-seqs, then the settings without effect or
-    without a verdict."""
+    """Of the settings without a section of their own: the first device's largest change that is shown, then those
+    without effect or without a verdict."""
     rows = other_settings.largest_changes(report.tables)
-    rows = rows[rows["about"] != SEQUENCES]
+    rows = rows[~rows["about"].isin([*OWN_SECTION, "engine"])]
     shown = rows["verdict"].isin(DECIDED)
     own = rows[shown & (rows["gpu"] == next((gpu for gpu in report.tables.devices if gpu in set(rows["gpu"])), None))]
     for row in records((own if len(own) else rows[shown]).head(1)):
         interval = span([row["ratio_low"], row["ratio_high"]])
         times = f"{number(row['ratio'])} times" + (f" ({interval})" if interval else "")
         yield f"{row['label']}: {times} the output tokens/s on {row['gpu']}."
-    yield from without_effect(
-        rows[~shown & (rows["about"] != "engine") & ~rows["about"].isin(rows.loc[shown, "about"])]
-    )
+    yield from without_effect(rows[~shown & ~rows["about"].isin(rows.loc[shown, "about"])])
 
 
 def _trust(report: Report) -> Iterator[tuple[str, str]]:
@@ -248,15 +266,15 @@ def best_settings(report: Report) -> Table | Fold | None:
     tokens = measured.assign(tokens=measured[RATE] * measured["wall_s"]).groupby(PLACES)["tokens"].sum().to_dict()
     places = sorted(cells.groupby(place, sort=False), key=lambda of: (size[of[0][1]], tokens[of[0][:3]]), reverse=True)
     rows = [_row(tables, of_place, means_of, best.get(names)) for names, of_place in places]
-    headings = ["Model and workload", "Device", "Engine", "Fastest setting"]
+    headings = ["Model and workload", "Device and engine", "Fastest setting"]
     headings += [column(RATE).axis, *(column(name).label for name in TIMES), column(ENERGY).axis, "Of ceiling"]
     note = (
-        "Means over starts; in brackets the 95 % interval, or how many settings, not shown to differ, the range is of. "
-        "First tokens include waiting."
+        "Means over starts, of whole repeats; in brackets the 95 % interval, or how many settings, not shown to "
+        "differ, the range is of. First tokens include waiting."
     )
     if means_of[ENERGY].isna().all():
         headings, rows = headings[:-2] + headings[-1:], [row[:-2] + row[-1:] for row in rows]
-    table = Table("Fastest settings", headings, rows, [i > 3 for i in range(len(headings))], note)
+    table = Table("Fastest settings", headings, rows, [i > 2 for i in range(len(headings))], note)
     return table if len(rows) <= MOST_OPEN else Fold(f"Fastest settings of {len(rows)} combinations", [table])
 
 
@@ -287,7 +305,7 @@ def _row(tables: Tables, cells: pd.DataFrame, means_of: pd.DataFrame, best: dict
     waits = of_them[WAIT].dropna()
     if len(waits) and waits.max() > WORTH_SAYING * times[1].max():
         latencies[1] += f", waits {column(WAIT).text(waits.min(), waits.max())}"
-    named = [f"{first['model']}, {first['workload']}", first["gpu"], first["engine"], words]
+    named = [f"{first['model']}, {first['workload']}", f"{first['gpu']}, {first['engine']}", words]
     return [*named, rate, *latencies, span(of_them[ENERGY]) or UNKNOWN, _of_limit(tables, members)]
 
 
@@ -306,11 +324,20 @@ def best_in_words(members: pd.DataFrame, cells: pd.DataFrame, knobs: Sequence[st
     values = members[fixed].astype("string").fillna("").iloc[0]
     alike = (cells[fixed].astype("string").fillna("") == values).all(axis=1)
     if fixed and alike.sum() == len(members):
-        tied = listed(settings_in_words(members.sort_values(moving), moving), "or")
+        tied = listed(_side_by_side(members.sort_values(moving), moving), "or")
         return f"{sentence(settings_in_words(members.head(1), fixed)[0])}; {tied}"
     return f"{plural(len(members), 'setting')} tied, of {len(cells)}"
 
 
+def _side_by_side(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
+    """The settings in words; of a single knob only the first in full."""
+    if len(knobs) > 1:
+        return settings_in_words(rows, knobs)
+    first, *others = rows[knobs[0]]
+    return [setting_phrase(knobs[0], first), *(shortly(knobs[0], other, first) for other in others)]
+
+
 def _of_limit(tables: Tables, members: pd.DataFrame) -> str:
     shares = tables.share_of_ceiling.reindex(members["cell_id"]).dropna()
-    return f"{span(100 * shares)} %" if len(shares) else UNKNOWN
+    text = f"{span(100 * shares)} %" if len(shares) else UNKNOWN
+    return f"{text}, {NOT_DECIDED}" if shares.max() > 1 else text

@@ -14,6 +14,8 @@ _SWITCHED = {"true": True, "false": False}
 # Names of knobs that are not those of their options.
 _NAMES = {
     "max_num_seqs": "max-num-seqs",
+    "max_model_len": "max-model-len",
+    "request_rate_per_s": "request rate",
     "gpu_memory_utilization": "share of the memory",
     "num_speculative_tokens": "number of drafted tokens",
     "kv_cache_dtype": "KV-cache type",

@@ -49,7 +49,7 @@ def test_a_filter_and_the_legend_act_on_chart_and_table_and_are_in_the_address(t
     assert not tab.evaluate(named)
     tab.open(report, "#view=explore&gpu=l40s&gpu=h200&outcome=timeout&y=ttft_s_p50")
     tab.wait(READY)
-    assert cells_shown(tab) == "1 cell: 1 ran out of time."
+    assert cells_shown(tab) == "1 cell: 1 timeout."
     assert tab.evaluate("document.querySelector('#view-explore select').value") == "ttft_s_p50"
     tab.evaluate(f"{clear}.click()")
     assert cells_shown(tab).startswith("80 cells: ")

@@ -52,7 +52,8 @@ def best(report: Report, engine: str = "vllm") -> dict[tuple[str, str], list[str
     block = best_settings(report)
     table = block.blocks[0] if isinstance(block, Fold) else block
     assert isinstance(table, Table)
-    return {(str(row[0]), str(row[1])): list(map(str, row[3:])) for row in table.rows if row[2] == engine}
+    places = [(str(row[0]), *str(row[1]).rsplit(", ", 1), list(map(str, row[2:]))) for row in table.rows]
+    return {(work, gpu): texts for work, gpu, of, texts in places if of == engine}
 
 
 def answer(report: Report, section: str) -> str:
@@ -136,7 +137,7 @@ GRID = pd.DataFrame([(16, 1), (16, 8), (32, 1), (32, 8), (64, 8)], columns=KNOBS
     ("members", "words"),
     [
         ([3], "Block size 32, at most 8 sequences (of 5)"),
-        ([4, 1, 3], "At most 8 sequences; block size 16, block size 32 or block size 64"),
+        ([4, 1, 3], "At most 8 sequences; block size 16, 32 or 64"),
         ([0, 3], "2 settings tied, of 5"),
         ([0, 1, 2, 3, 4], "No difference shown between 5 settings"),
     ],
@@ -183,17 +184,19 @@ def test_changes_are_ranked_and_told_with_interval_margin_and_what_is_undecided(
     rows = effects[overall].drop_duplicates("knob").set_index("knob", drop=False)
     rows.loc["max_num_seqs", ["verdict", "ratio", "ratio_low", "ratio_high"]] = ["changes", 9999, 9000, 10000]
     rows.loc["batch_size", ["verdict", "ratio", "ratio_low", "ratio_high"]] = ["changes", 1234.5, 1000, 1500]
-    rows.loc["block_size", ["verdict", "margin_pct", "ratio"]] = ["flat", 5.0, 0.99]
-    rows.loc["enable_prefix_caching", ["verdict", "ratio"]] = ["not decided", 1.2]
+    renamed = rows.loc[["batch_size", "batch_size"]].assign(ratio=[0.99, 1.2], ratio_low=0.9, ratio_high=1.3)
+    renamed = renamed.assign(knob=["gpu_memory_utilization", "max_model_len"], verdict=["flat", "not decided"])
+    rows = pd.concat([rows, renamed.assign(margin_pct=5.0, value="1", baseline="2")])
     now = changed(report, tmp_path, knobs=rows.reset_index(drop=True))
     ranked = largest_changes(now.tables)
     assert ranked["size"].is_monotonic_decreasing
     assert ranked["about"].iloc[0] == "max_num_seqs"
     assert ENGINE in set(ranked["label"])
     told = answer(now, "knobs")
-    for phrase in ("1,230 times (1,000 to 1,500)", "5 %: block size.", "decided: prefix caching"):
+    for phrase in ("1,230 times (1,000 to 1,500)", "5 %: share of the memory.", "max-model-len 1.2 times"):
         assert phrase in told
-    assert "9,000" not in told  # of the most important knob, which has an answer of its own
+    # Settings with a section of their own have an answer there.
+    assert not any(words in told for words in ("9,000", "block size", "prefix caching"))
 
 
 def test_imported_cells_are_not_counted_as_measured(report, tmp_path, cells):

@@ -122,7 +122,7 @@ def test_cells_that_are_not_ok_are_told_with_their_reasons(page):
     cells = " ".join(page.text["td"])
     for reason in ("after 1800 s", "EngineDeadError", "not run yet"):
         assert reason in cells
-    assert any("13 ok, 5 infeasible, 1 invalid, 1 missing" in summary for summary in page.text["summary"])
+    assert any("13 measured, 5 infeasible, 1 invalid, 1 not run" in summary for summary in page.text["summary"])
     assert any("2 times its ceiling" in finding for finding in page.text["li"])
 
 

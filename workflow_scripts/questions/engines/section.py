@@ -68,14 +68,14 @@ def steps_between(report: Report) -> Iterator[Block]:
 def _pair(report: Report, row: Mapping[str, Any]) -> Finding:
     ratio = with_interval(row, "improvement_ratio", " times the output tokens/s")
     vllm, hf = (report.setting_of(row, row[name]) for name in ("vllm_knobs", "hf_knobs"))
-    words = f"vLLM ({vllm}) against HuggingFace {row['hf_kind']} ({hf}): {ratio} ({place(row)})"
+    words = f"{place(row)}: vLLM ({vllm}) against HuggingFace {row['hf_kind']} ({hf}): {ratio}."
     return Finding(f"{row['improvement_ratio']:.3g} times", words)
 
 
 def _step(row: Mapping[str, Any]) -> Finding:
     ratio = with_interval(row, "ratio", " times the output tokens/s")
     ties = " Other continuous batching is not shown to be slower." if isinstance(row["ties"], str) else ""
-    words = f"{STEPS[row['factor']]}: {ratio}.{ties} ({place(row)})"
+    words = f"{place(row)}: {STEPS[row['factor']]}: {ratio}.{ties}"
     return Finding(f"{row['ratio']:.3g} times", words)
 
 

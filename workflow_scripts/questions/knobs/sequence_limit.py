@@ -26,6 +26,7 @@ from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import setting_phrase, shortly
 from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables
 
+OF_ARRIVALS = ("knob_request_rate_per_s", "knob_ramp_to_per_s", "knob_burstiness")
 DRAIN, WORK = "drain_share", ("num_requests", "prompt_tokens", "output_tokens")
 
 
@@ -62,17 +63,13 @@ def _while_full(tables: Tables, groups: list[Group], knob: str, published: pd.Da
     return plot_by_knob(tables, shown, knob, RATE, ceilings, NOTHING_PUBLISHED if published is None else published)
 
 
-def times(first: float, last: float) -> str:
-    return f"{number(last / first)} times" if last > first else f"{number(100 * (1 - last / first))} % less"
-
-
 def at_both_ends(
     measure: str,
-    badge: Callable[[float, float], str] = times,
+    badge: Callable[[float, float], str] | None = None,
     of: Callable[[Tables], "pd.Series[float]"] | None = None,
 ) -> Part:
     """A measure at the lowest and the highest value of the knob that matters most, for each device; `of` gives its
-    values by cell, if not the table `intervals` has them.
+    values by cell, if not the table `intervals` has them. Both values are the badge, because no test compares them.
     """
     shown = column(measure)
 
@@ -81,6 +78,7 @@ def at_both_ends(
         knob, group = most_important_group(report.tables)
         rows = group.rows[["cell_id", "gpu", "x"]].drop_duplicates().assign(value=lambda r: r["cell_id"].map(values))
         # Of several cells the middle one, so that the number is that of a cell.
+        place = ", ".join(["", *group.title.split(" · ")]) if group.title else ""
         middle = rows.groupby(["gpu", "x"], sort=False)["value"].quantile(0.5, interpolation="lower").dropna()
         for gpu, of_one in middle.groupby(level="gpu", sort=False):
             at = of_one.droplevel("gpu").sort_index()
@@ -88,7 +86,7 @@ def at_both_ends(
             if low < high:
                 begin = f"{shown.in_words} {shown.text(first)} with {setting_phrase(knob, low)}"
                 end = f"{shown.text(last)} with {shortly(knob, high, low)}"
-                yield Finding(badge(first, last), f"{gpu}: {begin}, {end}.")
+                yield Finding((badge or shown.text)(first, last), f"{gpu}{place}: {begin}, {end}.")
 
     return part
 
@@ -116,8 +114,12 @@ def most_important_group(tables: Tables) -> tuple[str, Group]:
 
 
 def most_important_knob(tables: Tables) -> str:
-    """The knob with numbers as values whose change had the largest effect; max-num-seqs if no effect is known."""
+    """The knob with numbers as values whose change had the largest effect; max-num-seqs if no effect is known.
+
+    A rate of arrivals is none: the output rate follows from it, and the section on serving has its latencies.
+    """
     numeric = [name for name in tables.knobs if pd.api.types.is_numeric_dtype(tables.measured[name])]
+    numeric = [name for name in numeric if name not in OF_ARRIVALS]
     names = [name.removeprefix("knob_") for name in numeric if tables.measured[name].nunique() > 1]
     effects = tables.get("knobs", "comparison", "knob", "ratio")
     rows = effects[(effects["comparison"] == "overall") & effects["knob"].isin(names) & (effects["ratio"] > 0)]

@@ -9,11 +9,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow_scripts.common.columns import column, heading, unit_of
+from workflow_scripts.common.wording import plural
 from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.by_knob import CEILINGS
 from workflow_scripts.page.plot import Panel, Plot, key, mark_cells, mark_handles, plain_log_axis
 from workflow_scripts.page.report import FigurePart, Report, Subject, TablePart
-from workflow_scripts.page.sentences import NOT_DECIDED, some
+from workflow_scripts.page.sentences import NOT_DECIDED, some, span
 from workflow_scripts.page.series import device_marks, repeats_of
 from workflow_scripts.page.style import Mark
 from workflow_scripts.questions.knobs.sequence_limit import at_both_ends, most_important_group
@@ -47,10 +48,13 @@ def roofline(tables: Tables) -> Plot:
     handles = mark_handles(named, linestyle="none")
     roof_lines = [CEILINGS[rates] for rates in CEILINGS if rates in set(roofs["rates"])]
     handles += [key(name.replace("ceiling", "roof"), linestyle=style) for style, name in roof_lines]
-    at = [f"{cell}: {row['x']:.3g} operations per byte, {row['y']:.3g} {_UNIT}" for cell, row in points.iterrows()]
+    at = [
+        f"{gpu}, {plural(len(of), 'cell')}: {span(of['x'])} operations per byte, {span(of['y'])} {_UNIT}"
+        for gpu, of in points.groupby("gpu", sort=False)
+    ]
     return Plot(
         title="Rate of operations against operations per byte, below the roofs of each device",
-        alt="; ".join(at[:8]) + ".",
+        alt="; ".join(at) + ".",
         sources=["measured", "predicted"],
         panels=[Panel("", partial(_draw_roofline, points=points, roofs=roofs, named=named))],
         x_label="Operations per byte read",
@@ -91,7 +95,12 @@ def closest(tables: Tables) -> pd.DataFrame:
     return limits.sort_values("factor", ascending=False, kind="stable")
 
 
-reached = at_both_ends("ceiling_share", column("ceiling_share").text, lambda tables: tables.share_of_ceiling)
+def _badge(first: float, last: float) -> str:
+    """Both shares of the ceiling; a ceiling below the rate says nothing of how close the rate is."""
+    return column("ceiling_share").text(first, last) if max(first, last) <= 1 else NOT_DECIDED
+
+
+reached = at_both_ends("ceiling_share", _badge, lambda tables: tables.share_of_ceiling)
 
 
 def above_ceilings(report: Report) -> Iterator[Block]:
@@ -103,10 +112,15 @@ def above_ceilings(report: Report) -> Iterator[Block]:
         cell, times = report.names.get(row["cell_id"], row["cell_id"]), f"{row['factor']:.3g} times its ceiling"
         sentence = f"{cell}: {times} on {row['ceiling_broken']}. It is marked invalid and not compared."
         findings.append(Finding("impossible", sentence, "bad"))
-    if doubtful := limits.loc[~exceeds & (limits["factor"] > 1), "cell_id"].nunique():
+    doubtful = limits[~exceeds & (limits["factor"] > 1)]
+    for tolerance in doubtful["tolerance"].astype(float).unique():
+        rows = doubtful[doubtful["tolerance"] == tolerance]
+        why = f"within the error of {100 * tolerance:g} % of these rates"
+        if tolerance == np.inf:
+            why = "others loaded the host while these rates were measured, so the ceiling may be too low"
         sentence = (
-            f"In {doubtful} of {cells} cells the rate is above a ceiling from measured device rates, but within the "
-            "error of these rates. If others loaded the host while the rates were measured, this error is not known."
+            f"In {rows['cell_id'].nunique()} of {cells} cells the rate is up to {rows['factor'].max():.3g} times a "
+            f"ceiling from measured rates of the device; {why}."
         )
         findings.append(Finding(NOT_DECIDED, sentence))
     if not findings:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from workflow_scripts.common.columns import column, unit_of
 from workflow_scripts.engines.registry import every_knob
-from workflow_scripts.page.blocks import Block, Finding, shown
+from workflow_scripts.page.blocks import Block, Finding, Text, shown
 from workflow_scripts.page.by_knob import compared, plot_by_knob
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
@@ -17,7 +17,7 @@ from workflow_scripts.page.sentences import claims_on, effects_of, some, verdict
 from workflow_scripts.page.series import repeats_of, told_apart
 from workflow_scripts.page.style import COLOURS, LineStyle
 from workflow_scripts.study.grid import COORDINATES
-from workflow_scripts.study.setting_words import knob_axis
+from workflow_scripts.study.setting_words import knob_axis, setting_phrase
 from workflow_scripts.tables.results import RATE, Tables, medians_by_cell, records, require
 
 # A smaller error of a KV cache prediction may come from other data in the device's memory.
@@ -114,6 +114,20 @@ def _draw_waste(ax: Axes, rows: pd.DataFrame) -> None:
     ax.set_ylim(0, 100)
 
 
+def empty_slots(report: Report) -> Iterator[Block]:
+    """For each device the share of the held slots without a token, with the smallest and the largest blocks."""
+    shown_as, tables = column("waste_pct"), report.tables
+    groups = compared(tables, tables.measured, "knob_block_size", COORDINATES)
+    for gpu in dict.fromkeys(group.keys["gpu"] for group in groups):
+        group = next(group for group in groups if group.keys["gpu"] == gpu)
+        rows = group.rows[group.rows["series"] == group.labels[0]].drop_duplicates("x")
+        at = rows.set_index("x")["cell_id"].map(tables.waste_pct).dropna().sort_index()
+        if len(at) > 1:
+            (small, first), (large, last) = ((at.index[end], at.iloc[end]) for end in (0, -1))
+            words = f"{shown_as.in_words} {shown_as.text(first)} with {setting_phrase('block_size', small)}"
+            yield Finding(shown_as.text(first, last), f"{gpu}: {words}, {shown_as.text(last)} with {large:g}.")
+
+
 def _of_all_layers(waste: pd.DataFrame) -> pd.DataFrame:
     """The rows that count all layers together, not those of one kind of layer."""
     return waste[waste["layer_kind"].isna()]
@@ -156,12 +170,14 @@ def prediction_errors(report: Report) -> Iterator[Block]:
     amounts = [f"knob_{name}" for name, knob in every_knob().items() if knob.reserves == "amount"]
     sized = cells.loc[cells.filter(amounts).notna().any(axis=1), "cell_id"]
     if given := int(measured.loc[error_pct.index, "cell_id"].isin(sized).sum()):
-        sentence += (
-            f" In {given} of these cells the study sets the size of the cache, so the prediction is only arithmetic."
-        )
+        sentence += f" In {given} of these cells the study sets its size, so the prediction is only arithmetic."
     if unpredicted := len(measured) - len(error_pct):
         sentence += f" {unpredicted} more measured cells have no prediction."
-    yield Finding(f"at most {error_pct.max():.2g} % off", sentence, "good" if within == len(error_pct) else "neutral")
+    if within == given == len(error_pct):
+        yield Text(sentence)
+    else:
+        tone = "good" if within == len(error_pct) else "neutral"
+        yield Finding(f"at most {error_pct.max():.2g} % off", sentence, tone)
 
 
 def why_predictions_missed(report: Report) -> Iterator[Block]:
@@ -218,6 +234,7 @@ RESERVED = TablePart(
 SUBJECT = Subject(
     id="block-size",
     title="Block size and KV memory",
+    lines=2,  # the speed, and the memory
     asked="block size|KV",
     parts=[
         FigurePart(output_by_block_size),
@@ -244,5 +261,5 @@ SUBJECT = Subject(
         RESERVED,
         claims_on("block-size"),
     ],
-    findings=[verdicts_on("block_size"), prediction_errors, why_predictions_missed],
+    findings=[verdicts_on("block_size"), empty_slots, prediction_errors, why_predictions_missed],
 )

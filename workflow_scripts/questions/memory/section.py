@@ -195,11 +195,12 @@ def _exactness(rows: pd.DataFrame) -> Iterator[Finding]:
     if both.empty:
         return
     right = (both[names].to_numpy() == both[predicted].to_numpy()).all(axis=1)
+    most = both["preemptions"].max()
+    seen = f"up to {most:g} preemptions were measured in a repeat" if most else "no request was preempted"
     yield Finding(
         f"{int(right.sum())} of {len(both)} exact",
         "The preemptions and the tokens computed again are exactly those that the schedule predicts in "
-        f"{int(right.sum())} of {plural(len(both), 'cell')}; up to {both['preemptions'].max():g} preemptions were "
-        "measured in a repeat.",
+        f"{int(right.sum())} of {plural(len(both), 'cell')}; {seen}.",
         "good" if right.all() else "neutral",
     )
 
@@ -272,7 +273,7 @@ def every_pool(report: Report) -> Iterator[Block]:
 SUBJECT = Subject(
     id="memory",
     title="Memory pressure",
-    asked="KV blocks|requests fit",
+    asked="KV blocks|requests fit|fit more",
     parts=[FigurePart(pressure_by_pool), FigurePart(users_by_cache), every_way, every_pool],
     findings=[users_in_the_same_memory],
     is_in=lambda study: any(POOL in sweep.knobs for sweep in study.sweeps),

@@ -170,7 +170,8 @@ def sustained(report: Report) -> Iterator[Block]:
     require(rows, "no server was measured at a load that the client could send")
     rows["series"] = _series(rows, report.tables.knobs)
     groups = rows.groupby([*_PANEL, "series", rows["ramp_to_per_s"].notna()], sort=False)
-    findings = [_most_sustained(part.sort_values("x", kind="stable")) for _, part in groups]
+    parts = sorted((part for _, part in groups), key=lambda part: -part["x"].nunique())
+    findings = [_most_sustained(part.sort_values("x", kind="stable")) for part in parts]
     yield from some(findings, "serving_summary", MOST_FINDINGS)
 
 
@@ -339,6 +340,7 @@ def latency_verdicts(report: Report) -> Iterator[Block]:
 SUBJECT = Subject(
     id="serving",
     title="Serving",
+    lines=3,  # servers and settings
     asked="server|request rate|turn|saturate|users wait",
     parts=[
         FigurePart(serving_latency),

@@ -49,8 +49,9 @@ def waiting_by_repeat(tables: Tables) -> Plot:
     rows = waiting.merge(tables.measured[[*REPEAT, *tables.knobs]], on=REPEAT).sort_values(REPEAT)
     require(rows, "no GPU was sampled while it ran")
     most = shares_by_cell(rows).groupby("gpu").head(MOST_CELLS)[["gpu", "cell_id", "waits"]]
-    cells = most[["cell_id"]].merge(rows.drop_duplicates("cell_id"), on="cell_id")
-    named = cells[told_apart(cells, COORDINATES[1:], [])].assign(settings=labels(cells, tables.knobs))
+    each = rows.drop_duplicates("cell_id")
+    cells = most[["cell_id"]].merge(each.assign(settings=labels(each, tables.knobs)), on="cell_id")
+    named = cells[[*told_apart(cells, COORDINATES[1:], []), "settings"]]
     titles = dict(zip(cells["cell_id"], named.agg(", ".join, axis=1), strict=True))
     panels, lines = [], 0.0
     for gpu in [device for device in tables.devices if device in set(cells["gpu"])]:
