@@ -59,6 +59,7 @@ VERDICTS |= {
     "block size",
 }
 VERDICTS |= {
+    "decided",
     "simulated",
     "published",
     "remote code",

@@ -195,8 +195,8 @@ def _exactness(rows: pd.DataFrame) -> Iterator[Finding]:
     if both.empty:
         return
     right = (both[names].to_numpy() == both[predicted].to_numpy()).all(axis=1)
-    most = both["preemptions"].max()
-    seen = f"up to {most:g} preemptions were measured in a repeat" if most else "no request was preempted"
+    most, expected = both[["preemptions", "preemptions_predicted"]].max()
+    seen = f"at most {most:g} preemptions were measured, and {expected:g} predicted" if most else "none was preempted"
     yield Finding(
         f"{int(right.sum())} of {len(both)} exact",
         "The preemptions and the tokens computed again are exactly those that the schedule predicts in "

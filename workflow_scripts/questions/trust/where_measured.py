@@ -9,7 +9,7 @@ from workflow_scripts.device.device_check import FAULTS
 from workflow_scripts.device.device_record import NOISY_PCT
 from workflow_scripts.page.blocks import Absent, Block, Finding, Findings, Fold, Table, shown
 from workflow_scripts.page.report import MOST_ROWS, REPEAT_COLUMNS, Report, Subject, TablePart, several_starts
-from workflow_scripts.page.sentences import span
+from workflow_scripts.page.sentences import NOT_DECIDED, span
 from workflow_scripts.study.accounting import NODE_HEADINGS, accounted_jobs, by_node
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import last_plan
@@ -141,7 +141,8 @@ def rounds(report: Report) -> Iterator[Block]:
     if plan is None or not report.study.is_adaptive:
         return
     is_open = plan.questions if plan.asked is not None else plan.undecided or plan.not_decidable
-    yield Findings([Finding("rounds", f"{plan.in_words()}.", "bad" if is_open else "good")])
+    verdict, tone = (NOT_DECIDED, "bad") if is_open else ("decided", "good")
+    yield Findings([Finding(verdict, f"{plan.in_words()}.", tone)])
     rows = [
         [
             comparison.knob,
