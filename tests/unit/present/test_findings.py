@@ -13,7 +13,12 @@ from workflow_scripts.page.report import Report
 from workflow_scripts.page.sentences import verdicts_on, what_verdicts_cover
 from workflow_scripts.questions.cells.section import unsuccessful
 from workflow_scripts.questions.devices.section import cannot_show
-from workflow_scripts.questions.knobs.prefix_caching import first_repeats_with_cache, gains_and_hits, memory_saved
+from workflow_scripts.questions.knobs.prefix_caching import (
+    first_repeats_with_cache,
+    gains_and_hits,
+    hits_by_kv_cache,
+    memory_saved,
+)
 from workflow_scripts.questions.knobs.section import models_compared
 from workflow_scripts.questions.knobs.speculation import gains_and_drafts
 from workflow_scripts.questions.limits.section import above_ceilings
@@ -84,6 +89,17 @@ def test_the_memory_that_a_shared_prefix_saves_is_told_beside_what_it_takes_with
     assert all(size in sentence for size in ("0.977 GiB", "7.81 GiB"))
     none = pd.concat([cells.assign(prefix_cache_hits=0.0), off])
     assert told(memory_saved, written(report, cells=none)) == []
+
+
+def test_hits_are_told_of_the_smallest_and_the_largest_kv_cache(report):
+    cells = named(
+        pd.DataFrame({"cell_id": list("abcd"), "outcome": "ok", "prefix_cache_hit_rate": [0.4, 0.6, 0.5, 0.1]})
+    )
+    cells = cells.assign(prefix_cache_hits=8.0, prefix_cache_queries=9.0, knob_block_size=16, repeat=0, start=1)
+    cells = cells.assign(knob_num_gpu_blocks_override=[17, 257, 33, 17], workload=["w", "w", "w", "other"])
+    ((verdict, sentence),) = told(hits_by_kv_cache, written(report, cells=cells))
+    assert verdict == "60 % found"
+    assert "40 % with 17 KV blocks and 60 % with 257 KV blocks" in sentence
 
 
 HITS = {"prefix_cache_hit_rate": [0.8634, 0.0], "prefix_cache_saved_pct": [84.999, 0.0]}

@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from workflow_scripts.common.columns import column
+from workflow_scripts.common.wording import listed
 from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.plot import Plot
 from workflow_scripts.page.ratio_plot import plot_bars
@@ -21,9 +22,12 @@ from workflow_scripts.page.sentences import (
 )
 from workflow_scripts.page.series import without_shared
 from workflow_scripts.page.style import marks
+from workflow_scripts.study.grid import COORDINATES
+from workflow_scripts.study.setting_words import setting_phrase
 from workflow_scripts.tables.results import MissingError, Tables, records
 
 _MEMORY = "kv_bytes_used_mean"
+_HITS = column("prefix_cache_hit_rate")
 _MEASURES = ("output_tokens_per_s", _MEMORY, "energy_j_per_output_token")
 _WORDS = {"true": "with", "false": "without"}
 
@@ -93,6 +97,23 @@ def first_repeats_with_cache(cells: pd.DataFrame) -> pd.DataFrame:
     return cells[(cells["repeat"] == 0) & (cells["prefix_cache_queries"] > 0)].drop_duplicates("cell_id")
 
 
+def hits_by_kv_cache(report: Report) -> Iterator[Block]:
+    """What the cache found of the same prompts with the least and the most KV blocks that the study gave it."""
+    rows, size = first_repeats_with_cache(report.tables.rows), "knob_num_gpu_blocks_override"
+    if size not in rows:
+        return
+    by = [*COORDINATES, *(name for name in report.tables.knobs if name != size)]
+    findings = []
+    for _, part in rows.dropna(subset=[size, _HITS.name]).groupby(by, sort=False, dropna=False):
+        of_sizes = records(part.sort_values(size, kind="stable"))
+        least, most = of_sizes[0], of_sizes[-1]
+        if least[size] < most[size] and most[_HITS.name] > 0:
+            hits = [f"{_HITS.text(row[_HITS.name])} with {setting_phrase(size, row[size])}" for row in (least, most)]
+            sentence = f"{place(most)}: of the prompt tokens, {listed(hits)} were in the prefix cache."
+            findings.append(Finding(f"{_HITS.text(most[_HITS.name])} found", sentence))
+    yield from some(findings, "repeats")
+
+
 SUBJECT = Subject(
     id="prefix-caching",
     title="Prefix caching",
@@ -115,5 +136,5 @@ SUBJECT = Subject(
         ),
         claims_on("prefix-caching"),
     ],
-    findings=[gains_and_hits, memory_saved],
+    findings=[hits_by_kv_cache, gains_and_hits, memory_saved],
 )
