@@ -173,14 +173,20 @@ def _fault_of(cell: Cell, study: Study) -> str | None:
 
 def _cells_of(sweep: Sweep, study: Study, where: str) -> Iterator[Cell]:
     values = sweep.knob_values()
+    settings: dict[str, list[Knobs]] = {}
+    refused = []
     for engine in sweep.engine:
         defaults = study.engine_defaults.get(engine, {})
-        settings = [
-            _knobs(engine, defaults, dict(zip(values, combination, strict=True)), where)
-            for combination in itertools.product(*values.values())
-        ]
-        combinations = itertools.product(sweep.gpu, sweep.environment, sweep.model, sweep.workload, settings)
-        for gpu, environment, model, workload, knobs in combinations:
+        chosen = (dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values()))
+        try:
+            settings[engine] = [_knobs(engine, defaults, one, where) for one in chosen]
+        except StudyError as e:
+            refused.append(str(e).removeprefix(f"{where}."))
+    if refused:
+        raise StudyError(f"{where}.{'; '.join(refused)}")
+    coordinates = (sweep.gpu, sweep.environment, sweep.model, sweep.workload)
+    for engine, of_engine in settings.items():
+        for gpu, environment, model, workload, knobs in itertools.product(*coordinates, of_engine):
             yield Cell(
                 gpu, engine, model, workload, knobs, (sweep.name,), "" if environment == DEFAULT else environment
             )

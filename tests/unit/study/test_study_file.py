@@ -142,10 +142,12 @@ def test_a_good_study_is_the_union_of_its_cross_products_with_engine_defaults(tm
         ({"starts": STARTS | {"repeats_at_most": 1}}, ["starts.repeats_at_most is 1, below repeats, which is 3"]),
         ({"measure": {"decide": ["latency"]}}, ["measure.decide.0: ", "recommendation", "memory", "latency"]),
         ({"measure": {"device_hours": 2}, "starts": STARTS}, ["measure.device_hours", "starts.device_hours"]),
-        ({"sweeps": sweep(engine="hf-static", knobs={})}, ["knobs.batch_size: engine 'hf-static' needs this knob"]),
         (
-            {"sweeps": sweep(engine="hf-continuous", knobs={"num_blocks": 0})},
-            ["knobs.page_size: engine 'hf-continuous' needs this knob; knobs.num_blocks: "],
+            {"sweeps": sweep(engine=["hf-static", "hf-continuous"], knobs={})},
+            [
+                "(a).knobs.batch_size: engine 'hf-static' needs this knob; knobs.page_size: engine 'hf-continuous'",
+                "; knobs.num_blocks: engine 'hf-continuous' needs this knob",
+            ],
         ),
         (
             {"sweeps": sweep(gpu=["cpu-all", "h200"], knobs={"cpu_kv_cache_gib": 1})},
