@@ -20,6 +20,9 @@ from workflow_scripts.page.report import REPORT
 from workflow_scripts.present.page_script import joined
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+# The last commit of this checkout stands in for a repository of the network.
+HOSTED = "https://github.com/kvsweep/kvsweep"
+HOSTED_HERE = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"url.{CHECKOUT}.insteadOf", "GIT_CONFIG_VALUE_0": HOSTED}
 
 TINY = {"gpu": "cpu-all", "model": "tiny-llama-57m"}
 BLOCKS = {"block_size": 32, "max_num_seqs": 4}
@@ -94,7 +97,7 @@ def own_tmpdir(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def environment(own_tmpdir):
-    changed = {"TMPDIR": str(own_tmpdir), "XDG_CACHE_HOME": str(own_tmpdir / "cache")}
+    changed = {"TMPDIR": str(own_tmpdir), "XDG_CACHE_HOME": str(own_tmpdir / "cache"), **HOSTED_HERE}
     # Wheels of environments are gigabytes, which uv keeps for all runs.
     cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
     changed["UV_CACHE_DIR"] = os.environ.get("UV_CACHE_DIR", f"{cache}/uv")
@@ -162,9 +165,19 @@ def drawn(once, snakemake):
 
 
 @pytest.fixture(scope="session")
-def two_gpus(drawn):
-    """The folder of the study two_gpus with its tables and its report."""
-    return drawn("two_gpus")
+def two_gpus(once, environment):
+    """The folder of the study two_gpus with its tables and report, drawn by the workflow that snakedeploy writes."""
+    from tests.integration.installing import run, uv
+
+    def draw(folder: Path) -> None:
+        commit = run("git", "rev-parse", "HEAD").strip()
+        words = ("snakedeploy", "deploy-workflow", HOSTED, folder / "mine", "--commit", commit)
+        uv("tool", "run", "--from", "snakedeploy==0.17.1", *words, **HOSTED_HERE)
+        evidence_of("two_gpus", folder / "mine/results")
+        study = ("--configfile", "config/studies/two_gpus.yaml", "--", "partial_report")
+        run(sys.executable, "-m", "snakemake", "--cores", "2", *study, cwd=folder / "mine", **environment)
+
+    return once("two_gpus", draw) / "mine/results/two_gpus"
 
 
 @pytest.fixture(scope="session")

@@ -16,11 +16,11 @@ def run(*command: str | Path, cwd: Path = CHECKOUT, **changed: str) -> str:
     return done.stdout
 
 
-def uv(*words: str | Path, cwd: Path = CHECKOUT) -> str:
+def uv(*words: str | Path, cwd: Path = CHECKOUT, **changed: str) -> str:
     """Call uv with the packages of pip's settings, which it does not read."""
     settings = {}
     for line in run(sys.executable, "-m", "pip", "config", "list").splitlines():
         key, _, value = line.partition("=")
         settings[key.rpartition(".")[2]] = value.strip("'")
     index = {"UV_DEFAULT_INDEX": settings["index-url"]} if "index-url" in settings else {}
-    return run(Path(sys.executable).with_name("uv"), *words, cwd=cwd, **index)
+    return run(Path(sys.executable).with_name("uv"), *words, cwd=cwd, **index, **changed)

@@ -35,12 +35,14 @@ for issue in services.validate(asked).get_issues():
 
 
 @pytest.fixture(scope="module")
-def stated(two_gpus, h200_later):
+def stated(two_gpus, h200_later, tmp_path_factory):
     """What the names of the page's code stand for."""
     names: dict[str, object] = {}
+    (results := tmp_path_factory.mktemp("artifact") / "results").mkdir()
+    for drawn in (two_gpus, h200_later):
+        (results / drawn.name).symlink_to(drawn)
     with pytest.MonkeyPatch.context() as patched:
-        (two_gpus.parent / "results").symlink_to(two_gpus.parent)
-        patched.chdir(two_gpus.parent)
+        patched.chdir(results.parent)
         exec(CODE, names)
         yield names
 

@@ -1,6 +1,5 @@
 """The workflow from other folders: by its Snakefile, and as a module of the workflow that snakedeploy writes."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import CHECKOUT
-from tests.integration.installing import run, uv
-
-HOSTED = "https://github.com/kvsweep/kvsweep"
 
 
 @pytest.fixture
@@ -24,21 +20,12 @@ def call(environment):
     return snakemake
 
 
-def test_snakedeploy_writes_a_workflow_that_draws_the_report_of_the_two_gpus(
-    call, two_gpus_evidence, environment, monkeypatch, tmp_path
-):
-    # The last commit of this checkout, instead of a repository of the network.
-    settings = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"url.{CHECKOUT}.insteadOf", "GIT_CONFIG_VALUE_0": HOSTED}
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
-        monkeypatch.setitem(environment, name, value)
-    commit = run("git", "rev-parse", "HEAD").strip()
-    words = ("deploy-workflow", HOSTED, tmp_path / "mine", "--commit", commit)
-    uv("tool", "run", "--from", "snakedeploy==0.17.1", "snakedeploy", *words)
-    shutil.copytree(two_gpus_evidence, tmp_path / "mine/results/two_gpus")
-    call(tmp_path / "mine", "--configfile", "config/studies/two_gpus.yaml", "--", "partial_report")
-    assert (tmp_path / "mine/results/two_gpus/report.html").stat().st_size > 100_000
-    again = call(tmp_path / "mine", "--config", "study=config/studies/two_gpus.yaml", "--", "figures")
+def test_snakedeploy_writes_a_workflow_that_draws_the_report_of_the_two_gpus(call, two_gpus):
+    """Other tests read what it has drawn."""
+    mine = two_gpus.parents[1]
+    assert {path.name for path in mine.iterdir()} & {"workflow", "rules", "workflow_scripts"} == {"workflow"}
+    assert (two_gpus / "report.html").stat().st_size > 100_000
+    again = call(mine, "--config", "study=config/studies/two_gpus.yaml", "--", "figures")
     assert "Nothing to be done" in again
 
 
