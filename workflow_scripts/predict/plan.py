@@ -190,6 +190,8 @@ def _print_groups(terminal: Terminal, table: pd.DataFrame) -> None:
     keys = [key for key in COORDINATES if scheduled[key].nunique() > 1] or ["gpu"]
     ranges = {"KV blocks": "num_blocks", "requests of full length": "max_concurrency", "run at once": "running_peak"}
     ranges |= {"output tok/s": "output_tokens_per_s", "TTFT p50 (s)": "ttft_s_p50"}
+    if scheduled["highest_load"].notna().any():
+        ranges["highest load"] = "highest_load"
     rows = []
     for names, part in scheduled.groupby(keys, sort=False):
         bound = part["bound_by"].str.replace("_", " ").value_counts()
@@ -235,7 +237,8 @@ def _print_costs(terminal: Terminal, study: Study, table: pd.DataFrame) -> None:
     headings = ("gpu", "cells", "timed", "not timed", "seconds per start", "starts", "repeats")
     rows = []
     for gpu, part in table[table["cell_s"].notna()].groupby("gpu", sort=False):
-        timed = float((part["wall_s"] * part["gpus"]).sum() * study.repeats * study.starts.at_least) / 3600
+        around_s = part[["start_s", "warmup_s", "stop_s"]].sum(axis="columns")
+        timed = float(((part["cell_s"] - around_s) * part["gpus"]).sum() * study.starts.at_least) / 3600
         whole = float((part["cell_s"] * part["gpus"]).sum() * study.starts.at_least) / 3600
         hours = f"{timed:.2f} h", f"{whole - timed:.2f} h", _range(part["cell_s"])
         starts = study.starts.in_words, study.repeats
@@ -247,7 +250,8 @@ def _print_costs(terminal: Terminal, study: Study, table: pd.DataFrame) -> None:
             f"{len(late)} cells would take longer than the study's cell_time_limit_s of {study.cell_time_limit_s:g} s, "
             f"such as {late['cell_id'].iloc[0]}."
         )
-    for line in decidable(study, table[table["cell_s"].notna()]):
+    # The highest loads that cells search are not compared.
+    for line in decidable(study, table[table["cell_s"].notna() & ~table["knobs"].str.contains("find-")]):
         terminal.print(line)
 
 

@@ -8,6 +8,7 @@ from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.predict import plan as planning
 from workflow_scripts.predict import predict_cell as predict
 from workflow_scripts.predict.plan import decidable, main, plan, predicted_spread
+from workflow_scripts.statistics.highest_load import MOST_PASSES
 from workflow_scripts.study.grid import expand
 
 
@@ -47,6 +48,19 @@ def test_every_start_of_a_cell_costs_its_time(tmp_path, capsys):
         (line,) = [line for line in capsys.readouterr().out.splitlines() if "h200" in line and " h " in line]
         hours[starts] = float(line.split()[-2])
     assert hours[3] == pytest.approx(3 * hours[1], rel=0.05)
+
+
+def test_a_search_costs_its_passes_and_is_not_compared(tmp_path, capsys):
+    searching = sweep(engine="vllm-serve", knobs={"find": "highest_rate", "max_num_seqs": 16})
+    path = write_study(tmp_path, [searching], slo={"ttft_s": 0.1})
+    assert main(["--study", str(path), "--results", str(tmp_path / "results")]) == 0
+    said = capsys.readouterr().out
+    assert "highest load" in said
+    assert "flat" not in said
+    (row,) = pd.read_parquet(tmp_path / "results/planned/plan/plan.parquet").itertuples()
+    assert row.cell_s - row.start_s - row.warmup_s - row.stop_s == pytest.approx(MOST_PASSES * row.wall_s)
+    (line,) = [line for line in said.splitlines() if "h200" in line and " h " in line]
+    assert float(line.split()[5]) == pytest.approx(MOST_PASSES * row.wall_s / 3600, abs=0.005)
 
 
 def test_it_says_beforehand_what_flat_takes_and_what_the_study_cannot_decide(tmp_path):
