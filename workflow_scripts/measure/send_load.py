@@ -15,7 +15,7 @@ import time
 import urllib.parse
 from argparse import Namespace
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, out, positive
 from workflow_scripts.common.faults import InputError
@@ -63,38 +63,32 @@ def address_of(url: str, key_variable: str, elsewhere: bool) -> Address:
 def served_models(address: Address) -> list[dict[str, Any]]:
     """The models of a server, as it describes them. Raises InputError if no server answers there as vLLM does."""
     try:
-        models: list[dict[str, Any]] = json.loads(address.call("/v1/models"))["data"]
-        return models
+        return list(json.loads(address.call("/v1/models"))["data"])
     except (OSError, ValueError, KeyError) as e:
         raise InputError(f"{address.base_url}/v1/models: {getattr(e, 'reason', e)}") from None
 
 
-class CellLoad(NamedTuple):
-    """Requests of a cell, when each arrives, the number of users, and how tokens are chosen."""
-
-    requests: list[Request]
-    arrivals_s: list[float]
-    users: int | None
-    sampling: Sampling | None
+# The requests of a cell, when each arrives, the number of users, and how tokens are chosen.
+CellLoad = tuple[list[Request], list[float], int | None, Sampling | None]
 
 
 def load_of(study: Study, cell_id: str, paths: StudyPaths, count: int) -> CellLoad:
-    """The first requests of a cell's load. Raises InputError if the study has no such cell of a server, or its requests
-    are not prepared here."""
-    servers = {cell.id: cell for cell in expand(study) if cell.engine == VLLM_SERVE.name}
-    cell = servers.get(cell_id)
-    if cell is None:
-        allowed = ", ".join(servers)
-        raise InputError(f"{cell_id}: no cell of {VLLM_SERVE.name} in study {study.name}; allowed: {allowed}")
+    """The first requests of a cell's load. Raises InputError if the study has no such cell of a server, it searches its
+    load, or its requests are not prepared here."""
+    servers = {cell.id: (cell, cell.knobs) for cell in expand(study) if isinstance(cell.knobs, VllmServeKnobs)}
+    cell, knobs = servers.get(cell_id, (None, None))
+    if cell is None or knobs is None or knobs.find:
+        allowed = ", ".join(name for name, (_, of) in servers.items() if not of.find) or "none in this study"
+        why = "it searches the highest load and has none to send" if cell else f"no cell of {VLLM_SERVE.name}"
+        raise InputError(f"{cell_id}: {why} in study {study.name}; allowed: {allowed}")
     definition = cell_definition(study, cell, resolved_models(study))
     file = paths.workload(cell.model, cell.workload, workload_key(definition))
     if not file.exists():
         raise InputError(f"{file}: the requests are not here; `snakemake prepare` makes them")
-    assert isinstance(cell.knobs, VllmServeKnobs)
     rows = list(read_jsonl(file))
-    arrivals_s = cell.knobs.arrivals_s([row.get("arrival_s", 0.0) for row in rows], SEED)
+    arrivals_s = knobs.arrivals_s([row.get("arrival_s", 0.0) for row in rows], SEED)
     requests = [Request(**row) for row in rows[:count]]
-    return CellLoad(requests, arrivals_s[:count], cell.knobs.users, definition.workload.sampling)
+    return requests, arrivals_s[:count], knobs.users, definition.workload.sampling
 
 
 def send_load(address: Address, model: str, load: CellLoad) -> dict[str, Any]:
@@ -136,10 +130,10 @@ def send_load(address: Address, model: str, load: CellLoad) -> dict[str, Any]:
 )
 def main(args: Namespace) -> None:
     study = load_study(args.study)
+    load = load_of(study, args.cell, StudyPaths(args.results, study.name), args.requests)
     address = address_of(args.url, args.api_key_env, args.elsewhere)
     names = [str(entry["id"]) for entry in served_models(address)]
     model = args.model or names[0]
     if model not in names:
         raise InputError(f"--model {model}: not served at {address.base_url}; allowed: {', '.join(names)}")
-    load = load_of(study, args.cell, StudyPaths(args.results, study.name), args.requests)
     write_json(args.out, send_load(address, model, load))

@@ -54,6 +54,18 @@ def test_the_beginning_of_a_load_has_the_arrivals_of_the_whole(study, tmp_path):
     assert whole[2] is None
 
 
+def test_a_cell_that_searches_its_load_has_none_to_send(tmp_path):
+    *_, with_rate = STUDY["sweeps"]
+    knobs = {name: value for name, value in with_rate["knobs"].items() if name != "request_rate_per_s"}
+    searching = {**with_rate, "name": "search", "knobs": knobs | {"find": "highest_rate"}}
+    for sweeps, allowed in (([with_rate, searching], CPU), ([searching], "none in this study")):
+        (tmp_path / "searched.yaml").write_text(yaml.safe_dump({**STUDY, "sweeps": sweeps}))
+        study = load_study(tmp_path / "searched.yaml")
+        (cell,) = (cell.id for cell in expand(study) if cell.sweeps == ("search",))
+        with pytest.raises(InputError, match=f"^{cell}: it searches .*; allowed: {allowed}$"):
+            load_of(study, cell, StudyPaths(tmp_path, study.name), 1)
+
+
 @pytest.mark.parametrize("url", ["http://10.0.0.7:8000", "https://example.org/v1", "http://localhost.example.org"])
 def test_another_machine_must_be_allowed(url):
     with pytest.raises(InputError, match="add --elsewhere"):
@@ -71,6 +83,7 @@ def test_the_key_comes_from_the_environment(monkeypatch):
     ("url", "message"), [("localhost:8000", "no address of a server"), ("http://127.0.0.1:9", "/v1/models: ")]
 )
 def test_no_server_is_bad_input(study, tmp_path, capsys, url, message):
+    prepare(study, tmp_path)
     assert sent(tmp_path, url) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "sent.json").exists()

@@ -187,7 +187,9 @@ def _seconds(text: str) -> int:
 def main(args: Namespace) -> int:
     study = load_study(args.study)
     paths = StudyPaths(args.results, study.name)
-    promise = Promise.read(paths.deploy / PROMISE)
+    if not (file := paths.deploy / PROMISE).exists():
+        raise PromiseError(f"{file}: the study promises nothing yet; `snakemake export` writes it")
+    promise = Promise.read(file)
     if not promise.server:
         raise PromiseError(f"{promise.cell_id} was measured without a server; export a cell of a server: pick=...")
     cells = comparable_rows(read_measurements(paths.tables))

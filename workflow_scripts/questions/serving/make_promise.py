@@ -64,7 +64,15 @@ def promise_of(
 def _promise_of(
     study: Study, paths: StudyPaths, cells: pd.DataFrame, table: Table, asked: str | None, workload: str | None
 ) -> Promise:
-    cells = cells[cells["engine"].isin([VLLM.name, VLLM_SERVE.name]) & cells["repeat"].notna()]
+    cells = cells[cells["engine"].isin([VLLM.name, VLLM_SERVE.name])]
+    searched = cells.loc[cells["repeat"].isna() & cells["outcome"].eq("ok"), "cell_id"].unique()
+    cells = cells[cells["repeat"].notna()]
+    if named := [cell for cell in searched if _names(asked, cell) or (cells.empty and not asked)]:
+        raise PromiseError(
+            f"{named[0]}: only searched the highest load, which the table `searches` has, and measured no rate and"
+            " latency at one load; allowed: a cell with `request_rate_per_s` or `users`, such as this setting at a"
+            " rate below"
+        )
     if cells.empty:
         raise PromiseError(
             f"study {study.name}: no cell of vLLM was measured as the study asks, so there is no setting to promise"
@@ -124,11 +132,15 @@ def _promise_of(
 
 def _asked(cells: pd.DataFrame, asked: str) -> tuple[str, str]:
     allowed = cells["cell_id"].unique()
-    matches = [cell for cell in allowed if asked in (cell, cell.rpartition("/")[2])]
+    matches = [cell for cell in allowed if _names(asked, cell)]
     if len(matches) != 1:
         named = ", ".join((matches or allowed)[:MOST_NAMED])
         raise PromiseError(f"pick={asked}: names {len(matches)} measured cells of vLLM; name one, such as {named}")
     return str(matches[0]), "It was picked by hand."
+
+
+def _names(asked: str | None, cell: str) -> bool:
+    return asked in (cell, cell.rpartition("/")[2])
 
 
 def _workload(study: Study, cells: pd.DataFrame, asked: str | None) -> str:

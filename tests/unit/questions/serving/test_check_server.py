@@ -23,6 +23,12 @@ from workflow_scripts.statistics.further_starts import AnotherStart
 CELL = "h200/vllm-serve/m/chat/rate2"
 
 
+def test_without_a_promise_it_says_how_one_is_made(tmp_path, capsys):
+    words = ["--study", "config/studies/tiny/highest_load.yaml", "--results", str(tmp_path), "--url", "http://x"]
+    assert main(words) == 2
+    assert "promise.json: the study promises nothing yet; `snakemake export`" in capsys.readouterr().err
+
+
 def expected(sd: float, value: float = 0.1) -> AnotherStart:
     """What one more start will measure, if that is known exactly but for a standard deviation of its logarithm."""
     return AnotherStart(np.log([value]), np.array([sd**2]), np.array([np.inf]), BETWEEN_STARTS)

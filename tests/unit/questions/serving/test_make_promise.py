@@ -124,6 +124,17 @@ def test_a_cell_is_picked_by_its_id_or_its_knobs(study, tables):
             promised(study, tables, pick)
 
 
+def test_a_cell_that_only_searched_the_highest_load_promises_nothing(study, tables):
+    cells = tables["cells"]
+    of_cell = cells["cell_id"].eq(SERVED.format(4))
+    searched = cells[of_cell].head(1).assign(repeat=pd.NA).astype(cells.dtypes)
+    for others, pick in ((cells.head(0), None), (cells[~of_cell], SERVED.format(4))):
+        tables["cells"] = pd.concat([others, searched])
+        with pytest.raises(PromiseError, match=rf"^{SERVED.format(4)}: only searched .* `searches`"):
+            promised(study, tables, pick)
+    assert promised(study, tables).cell_id == SERVED.format(1)
+
+
 def test_of_several_workloads_one_must_be_named(study, tables):
     """The highest rate of another workload says nothing about the setting to serve this one."""
     served = tables["cells"]["cell_id"] == SERVED.format(4)
