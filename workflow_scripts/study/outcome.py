@@ -108,49 +108,45 @@ class Start(Record):
     place_in_session: int | None = Field(None, ge=1)
 
 
-class Measured(Record):
-    """What the measuring process observed; the fields are those of `Outcome`. `wrong_device`: the cell did not run,
-    because the device was not its own. `log_bytes`: of the engine's log, the end of its start and the beginning of this
-    cell. `goes_on`: the engine stays up for the next cell."""
+class Observed(Record):
+    """How a start of a cell ended.
+
+    `outcome`: `ok`; `infeasible`: the engine cannot do this (block size refused, KV cache too small, out of memory
+    at start); `timeout`; `engine_error`; `invalid`: it ran, but a check on the result failed.
+    A cell that searches the highest load has its passes in `search` instead of repeats. `reason` is in the engine's
+    own words if it gave any. `phases_s`: the first cell of a session has those that start and warm up its engine.
+    """
 
     outcome: OutcomeKind
     reason: str | None = None
     effective: Effective = {}
     phases_s: dict[str, float] = {}
     warmup: WarmUp | None = None
-    repeats: list[Repeat] = []
-    search: LoadSearch | None = None
+    repeats: list[Repeat] = Field([], max_length=MOST_REPEATS)
+    search: LoadSearch | None = Field(None, exclude_if=is_unset)
     device: Annotated[Device, AsRecorded] = {}
     host_load: Annotated[LoadByOthers, AsRecorded] = {}
+
+
+class Measured(Observed):
+    """What the measuring process observed. `wrong_device`: the cell did not run, because the device was not its own.
+    `log_bytes`: of the engine's log, the end of its start and the beginning of this cell. `goes_on`: the engine stays
+    up for the next cell."""
+
     wrong_device: bool = False
     log_bytes: tuple[int, int] = (0, 0)
     goes_on: bool = False
 
 
-class Outcome(Record):
-    """How a cell ended: what was requested, what took effect, and where it was measured.
-
-    `outcome`: `ok`; `infeasible`: the engine cannot do this (block size refused, KV cache too small, out of memory
-    at start); `timeout`; `engine_error`; `invalid`: it ran, but a check on the result failed.
-    A cell that searches the highest load has its passes in `search` instead of repeats. `reason` is in the engine's
-    own words if it gave any. `definition` is as it was recorded: that of another protocol
-    may have other fields.
-    """
+class Outcome(Observed):
+    """How a cell ended: what was requested, what took effect, and where it was measured. `definition` is as it was
+    recorded: that of another protocol may have other fields."""
 
     schema_version: Literal[1] = 1
     cell_id: str
-    outcome: OutcomeKind
-    reason: str | None = None
     definition: dict[str, JsonValue]
     definition_sha256: str
-    effective: Effective = {}
-    phases_s: dict[str, float] = {}
-    warmup: WarmUp | None = None
     start: Start = Start()
-    repeats: list[Repeat] = Field([], max_length=MOST_REPEATS)
-    search: LoadSearch | None = Field(None, exclude_if=is_unset)
-    device: Annotated[Device, AsRecorded] = {}
-    host_load: Annotated[LoadByOthers, AsRecorded] = {}
     provenance: Annotated[Provenance, AsRecorded]
 
     @model_validator(mode="after")
