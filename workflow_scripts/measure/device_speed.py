@@ -16,7 +16,6 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from workflow_scripts.device.device_rates import DeviceRates, RateSamples
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.device.host_load import load_by_others
 from workflow_scripts.device.processor import last_level_cache_bytes
+from workflow_scripts.measure.provenance import now_in_utc
 from workflow_scripts.physics.model_facts import ModelFactsError, facts_on
 from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.study import Study
@@ -59,12 +59,9 @@ class Operation:
 def working_set_bytes(device: str, cache_bytes: int | None, memory_bytes: float) -> int:
     """Bytes of the matrix that is copied and read: larger than the caches, at most an eighth of the memory.
 
-    >>> working_set_bytes("cpu", 32 * 2**20, 16 * 2**30) // 2**20
-    256
-    >>> working_set_bytes("cpu", 384 * 2**20, 64 * 2**30) // 2**20
-    1536
-    >>> working_set_bytes("cuda", 50 * 2**20, 4 * 2**30) // 2**20
-    512
+    >>> of = ("cpu", 2**25, 2**34), ("cpu", 3 * 2**27, 2**36), ("cuda", 50 * 2**20, 2**32)
+    >>> [working_set_bytes(*each) // 2**20 for each in of]
+    [256, 1536, 512]
     """
     wanted = max(WORKING_SET_MIN_BYTES[device], CACHES * (cache_bytes or 0))
     return int(min(wanted, memory_bytes / 8)) // ROW_BYTES * ROW_BYTES
@@ -82,14 +79,10 @@ def operations(
     source = torch.ones(set_bytes // ROW_BYTES, COLUMNS, device=device)
     target = torch.zeros_like(source)
     vector = torch.ones(COLUMNS, device=device)
-    shape = list(source.shape)
-    timed = {
-        "copy": Operation(2 * set_bytes, shape, lambda: target.copy_(source)),
-        "read": Operation(set_bytes, shape, lambda: torch.mv(source, vector)),
-    }
-    for size in reread:
+    timed = {"copy": Operation(2 * set_bytes, list(source.shape), lambda: target.copy_(source))}
+    for name, size in {"read": set_bytes, **{f"{READ_AGAIN}{size}": size for size in reread}}.items():
         part = source[: size // ROW_BYTES]
-        timed[f"{READ_AGAIN}{size}"] = Operation(part.nbytes, list(part.shape), partial(torch.mv, part, vector))
+        timed[name] = Operation(part.nbytes, list(part.shape), partial(torch.mv, part, vector))
     dtypes = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
     def multiply(a: torch.Tensor, b: torch.Tensor, precision: str) -> None:
@@ -121,18 +114,15 @@ def time_runs(
         synchronize()
         return (clock() - began) / calls
 
-    calls = {}
-    for name, operation in timed.items():
-        operation.run()
-        calls[name] = max(1, math.ceil(run_min_s / call_s(operation, 1)))
-    times: dict[str, list[float]] = {name: [] for name in timed}
+    samples = {}
+    for name, of in timed.items():
+        of.run()
+        calls = max(1, math.ceil(run_min_s / call_s(of, 1)))
+        samples[name] = RateSamples(amount=of.amount, shape=of.shape, calls_per_run=calls, call_s=[])
     for _ in range(runs):
-        for name, operation in timed.items():
-            times[name].append(call_s(operation, calls[name]))
-    return {
-        name: RateSamples(amount=o.amount, shape=o.shape, calls_per_run=calls[name], call_s=times[name])
-        for name, o in timed.items()
-    }
+        for name, taken in samples.items():
+            taken.call_s.append(call_s(timed[name], taken.calls_per_run))
+    return samples
 
 
 def step_bytes(study: Study, gpu: Gpu, device: Device) -> list[int]:
@@ -158,27 +148,24 @@ def sets_to_read(largest: int, of_models: Sequence[int]) -> list[int]:
 def measure_device(gpu: Gpu, study: Study | None = None) -> DeviceRates:
     """Measure the device that this process has; nothing else may use it meanwhile. A CPU also reads as many bytes as a
     decode step of each of the study's models. Raises WrongDeviceError if the device is not `gpu`."""
-    facts = found_device(gpu)
-    if gpu.kind == "cpu":
+    facts, on_cpu = found_device(gpu), gpu.kind == "cpu"
+    if on_cpu:
         use_cores(facts["cores"])
     import torch
 
-    device: str
-    synchronize: Callable[[], object]
-    if gpu.kind == "cpu":
-        device, threads, synchronize = "cpu", torch.get_num_threads(), lambda: None
+    if on_cpu:
         cache_bytes = last_level_cache_bytes(facts)
         arithmetic = tuple(ON_CPU[dtype] for dtype in facts["native_dtypes"])
     else:
-        device, threads, synchronize = "cuda", None, torch.cuda.synchronize
         cache_bytes = torch.cuda.get_device_properties(0).L2_cache_size
         # A GPU emulates arithmetic for which it has no units, slowly.
         arithmetic = tuple(name for name in ARITHMETIC if name in (gpu.dense_flop_per_s or {}))
+    device = "cpu" if on_cpu else "cuda"
     set_bytes = working_set_bytes(device, cache_bytes, facts["memory_total_bytes"])
-    of_models = step_bytes(study, gpu, facts) if study else []
-    reread = sets_to_read(set_bytes, of_models) if device == "cpu" else []
+    reread = sets_to_read(set_bytes, step_bytes(study, gpu, facts) if study else []) if on_cpu else []
+    timed = operations(device, set_bytes, MATRIX_SIDE[device], arithmetic, reread)
     with load_by_others() as host_load:
-        samples = time_runs(operations(device, set_bytes, MATRIX_SIDE[device], arithmetic, reread), synchronize)
+        samples = time_runs(timed, torch.cuda.synchronize if not on_cpu else lambda: None)
     return DeviceRates(
         gpu=gpu.name,
         copy_bytes_per_s=samples["copy"].best_per_s,
@@ -190,11 +177,11 @@ def measure_device(gpu: Gpu, study: Study | None = None) -> DeviceRates:
         matmul_flop_per_s_median={name: samples[name].median_per_s for name in arithmetic},
         last_level_cache_bytes=cache_bytes,
         device=facts,
-        threads=threads,
+        threads=torch.get_num_threads() if on_cpu else None,
         host=os.uname().nodename,
         torch_version=str(torch.__version__),
         host_load=host_load,
-        measured_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        measured_at=now_in_utc(),
         samples=samples,
     )
 

@@ -24,13 +24,7 @@ from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.outcome import Provenance
 
 _FURTHER_PACKAGES = ("torch", "transformers", "accelerate", "nvidia-ml-py", "snakemake")
-_JOB_VARIABLES = (
-    "SLURM_JOB_ID",
-    "SLURM_CLUSTER_NAME",
-    "SLURMD_NODENAME",
-    "SLURM_JOB_PARTITION",
-    "CUDA_VISIBLE_DEVICES",
-)
+_OF_JOB = ("SLURM_JOB_ID", "SLURM_CLUSTER_NAME", "SLURMD_NODENAME", "SLURM_JOB_PARTITION", "CUDA_VISIBLE_DEVICES")
 
 # What another environment's Python runs.
 _ASK = (
@@ -64,7 +58,7 @@ def provenance(engine: str, endpoint: Endpoint | None = None, lock: Path | None 
         "kernel": platform.release(),
         "host": socket.gethostname(),
         "processor": processor_facts([])["processor"],
-        "job": {name: os.environ[name] for name in _JOB_VARIABLES if name in os.environ},
+        "job": {name: os.environ[name] for name in _OF_JOB if name in os.environ},
         "ended_at": now_in_utc(),
     }
 
