@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,6 @@ def main(argv: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     words = sys.argv[1:]
-    asked = ("tests.integration.forked", words, sys.stderr.buffer, dict(os.environ), LIMIT_S, VLLM_SERVE.preload)
-    with begin(*asked) as child:
+    asked = ("tests.integration.forked", words, sys.stderr.buffer, dict(os.environ), VLLM_SERVE.preload)
+    with closing(begin(*asked)) as child:
         raise SystemExit(child.wait(LIMIT_S))

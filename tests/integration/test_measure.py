@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -314,7 +314,8 @@ def state_of(own_tmpdir, environment, tmp_path, monkeypatch):
 
     def state(engine: str) -> Any:
         log = tmp_path / f"{engine}.log"
-        with log.open("wb") as stream, begin(STATE, [], stream, environment, 60, get_engine(engine).preload) as child:
+        preload = get_engine(engine).preload
+        with log.open("wb") as stream, closing(begin(STATE, [], stream, environment, preload)) as child:
             assert child.wait(60) == 0, log.read_text()
         return json.loads(log.read_text(encoding="utf-8"))
 

@@ -16,12 +16,12 @@ import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
-from datetime import UTC, datetime
+from contextlib import closing, nullcontext
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.cluster.site import note_wrong_node
@@ -32,12 +32,11 @@ from workflow_scripts.device.device_lock import device_lock
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.forkserver import ForkServerError
-from workflow_scripts.measure.provenance import provenance_of
-from workflow_scripts.measure.session import Job, NoEnvironmentError, Session
+from workflow_scripts.measure.provenance import now_in_utc, provenance_of
+from workflow_scripts.measure.session import Job, NoEnvironmentError, Session, end_of_log
 from workflow_scripts.physics.model_facts import ModelFactsError, facts_on, vocabulary_and_context
 from workflow_scripts.study.calibrations import (
     CALIBRATION_S,
-    ON_GPU,
     Calibration,
     CalibrationRecord,
     CalibrationStart,
@@ -46,14 +45,14 @@ from workflow_scripts.study.calibrations import (
     calibrated_definition,
     calibration_of,
     calibrations_of,
-    planned_starts,
+    left_to_sessions,
     points_for,
     sustained_tokens,
 )
-from workflow_scripts.study.definition import Definition, model_key
+from workflow_scripts.study.definition import model_key
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Measured
-from workflow_scripts.study.paths import ENGINE_LOG, StudyPaths
+from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
 from workflow_scripts.study.study import Study, StudyError
 from workflow_scripts.study.study_file import load_study
@@ -61,7 +60,6 @@ from workflow_scripts.workloads.request import Request
 
 ROUNDS = 5
 DEPTHS = ("num_hidden_layers", "n_layer")
-LOG_TAIL_LINES = 40
 START_LIMIT_S = 600.0
 # How many settings an engine may refuse before its calibration is given up.
 MAY_REFUSE = 2
@@ -71,53 +69,24 @@ class CalibrationRunError(RuntimeError):
     """The engine could not be calibrated; the message says why."""
 
 
-class RefusedError(CalibrationRunError):
-    """The engine does not take the settings; it may take others."""
-
-
-class Within(NamedTuple):
-    """The session that serves a calibration before its cells: `folder` and `following` as in `Job`."""
-
-    session: Session
-    folder: Path
-    following: Path
-
-
 class CalibrationRun:
     """A calibration that is being measured: the input of its engine, and what was measured so far."""
 
     def __init__(self, study: Study, calibration: Calibration, paths: StudyPaths) -> None:
         """Raises a StudyError if the model was not prepared."""
         self._study, self._paths, self._out = study, paths, paths.calibration(calibration.name)
-        self._engine_version = provenance_of(calibration.cell)["engine_version"]
-        self._refused = 0
-        rates = paths.device(calibration.cell.gpu)
-        self._rates = DeviceRates.read(rates).model_copy(update={"samples": {}}) if rates.exists() else None
+        self._starts: list[CalibrationStart] = []
+        self._device: dict[str, Any] = {}
+        self._failure: str | None = None
         self._use(calibration)
 
     def _use(self, calibration: Calibration) -> None:
-        study, paths, cell = self._study, self._paths, calibration.cell
-        self.calibration = calibration
-        self._definition = definition = calibrated_definition(study, cell)
-        self._model_dir = paths.model(cell.model, model_key(definition.model))
+        self.calibration, self.gpu = calibration, load_gpus()[calibration.cell.gpu]
+        self._definition = calibrated_definition(self._study, calibration.cell)
+        self._model_dir = self._paths.model(calibration.cell.model, model_key(self._definition.model))
         if not (config := self._model_dir / "config.json").exists():
             raise StudyError(f"{config} is not there; `snakemake calibrate` prepares and measures")
-        self.gpu = load_gpus()[cell.gpu]
         self._points = points_for(calibration.sequences, calibration.tokens, self.gpu.kind, self._sustained())
-        self._record = CalibrationRecord(
-            gpu=cell.gpu,
-            engine=cell.engine,
-            environment=cell.environment,
-            engine_version=self._engine_version,
-            model=cell.model,
-            config_sha256=definition.model.config_sha256,
-            variant=calibration.variant,
-            knobs=self._definition.knobs.set_values(),
-            protocol=PROTOCOL_VERSION,
-            host=os.uname().nodename,
-            measured_at="",
-            rates=self._rates,
-        )
 
     def _sustained(self) -> int:
         """Tokens of KV for sustained decoding; 0 if the engine has no cache of the GPU's size, or that is not known."""
@@ -131,81 +100,75 @@ class CalibrationRun:
             return 0
         return sustained_tokens(facts, (used or 0.9) * memory_bytes)
 
-    def measure_start(
-        self, whole: bool, limit_s: float, backwards: bool = False, within: Within | None = None
-    ) -> CalibrationRecord:
-        """Start the engine once more, or use that of a session, pass over the points, and write the record, even if the
-        engine breaks; one that broke before is not started again. No pass begins after `limit_s`. Raises as `calibrate`
-        does."""
+    def measure_start(self, number: int = 0, limit_s: float | None = None, session: Session | None = None) -> None:
+        """Start the engine for the start of this number, or use that of a `session`, pass over the points, and write
+        the record, even if the engine breaks; one that broke before is not started again. `limit_s`: for the passes of
+        all starts. Raises as `calibrate` does."""
+        whole, share = self.calibration.starts[number]
+        passes_s, backwards = share * (limit_s or CALIBRATION_S[self.gpu.kind]), number > 1
+        if self._failure:
+            return
+        if self.gpu.kind != "cpu" and number and len(self._starts[0].passes) >= 2 * len(self._points):
+            print(f"{self.calibration.name} got through all points twice and needs no second start", flush=True)
+            return
         scratch = self._out.with_suffix(".partial")
-        shutil.rmtree(scratch, ignore_errors=True)
-        fields: dict[str, Any] = {}
-        try:
-            if self._record.failure is None:
-                fields = self._started(whole, limit_s, backwards, scratch, within)
-        except CalibrationRunError as e:
-            fields = {"failure": str(e)}
-        finally:
+        print(f"calibrating {self.calibration.name}, {'all' if whole else 'half of the'} layers", flush=True)
+        for may_refuse in range(MAY_REFUSE, -1, -1):
             shutil.rmtree(scratch, ignore_errors=True)
-        fields["measured_at"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        self._record = CalibrationRecord.model_validate(dict(self._record) | fields)
-        self._record.write(self._out, indent=None)
-        return self._record
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether each point was passed twice by the model itself."""
-        return bool(self._record.starts) and len(self._record.starts[0].passes) >= 2 * len(self._points)
+            try:
+                why = self._started(whole, passes_s, backwards, scratch / "evidence", session)
+            except (CalibrationRunError, ModelFactsError, NoEnvironmentError) as e:
+                self._failure = str(e)
+                break
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+            others = self.calibration.others
+            if why is None or session or self._starts or not others or not may_refuse:
+                self._failure = why
+                break
+            print(f"{self.calibration.cell.id}: {why}; the settings of another cell are tried", flush=True)
+            self._use(replace(calibration_of(self._study, others), starts=self.calibration.starts))
+        cell, rates = self.calibration.cell, self._paths.device(self.calibration.cell.gpu)
+        CalibrationRecord(
+            gpu=cell.gpu,
+            engine=cell.engine,
+            environment=cell.environment,
+            engine_version=provenance_of(cell)["engine_version"],
+            model=cell.model,
+            config_sha256=self._definition.model.config_sha256,
+            variant=self.calibration.variant,
+            knobs=self._definition.knobs.set_values(),
+            protocol=PROTOCOL_VERSION,
+            host=os.uname().nodename,
+            measured_at=now_in_utc(),
+            starts=self._starts,
+            failure=self._failure,
+            rates=DeviceRates.read(rates).model_copy(update={"samples": {}}) if rates.exists() else None,
+            **self._device,
+        ).write(self._out, indent=None)
+        print(f"{sum(len(start.passes) for start in self._starts)} passes", self._failure or "", flush=True)
 
     def _started(
-        self, whole: bool, limit_s: float, backwards: bool, scratch: Path, within: Within | None
-    ) -> dict[str, Any]:
-        """The fields of the record after one more start; those of the device are from the first one."""
+        self, whole: bool, passes_s: float, backwards: bool, evidence: Path, session: Session | None
+    ) -> str | None:
+        """Add a start; if the engine refuses the settings, say why. The device's fields are from the first start."""
         model_dir, definition = self._model_dir, self._definition
-        layers, half, of_half = shallower(read_json(model_dir / "config.json"))
+        config = read_json(model_dir / "config.json")
+        layers, half, of_half = shallower(config)
         if not whole:
-            shallow = scratch / "shallow"
-            shutil.copytree(model_dir, shallow, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*"))
-            write_json(shallow / "config.json", of_half)
+            model_dir = evidence.with_name("shallow")
+            shutil.copytree(self._model_dir, model_dir, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*"))
+            write_json(model_dir / "config.json", of_half)
             random_weights = definition.model.model_copy(update={"load_format": "dummy"})
-            model_dir, definition = shallow, definition.model_copy(update={"model": random_weights})
+            definition = definition.model_copy(update={"model": random_weights})
         passes = order(range(len(self._points)) if whole else at_half_depth(self._points, self.gpu.kind), backwards)
-        evidence = scratch / "evidence"
-        try:
-            measured = self._forked(definition, model_dir, evidence, passes, limit_s, within)
-        except RefusedError as e:
-            if within or self._record.starts or not self.calibration.others or self._refused == MAY_REFUSE:
-                raise
-            print(f"{self.calibration.cell.id}: {e}; the settings of another cell are tried", flush=True)
-            self._refused += 1
-            self._use(calibration_of(self._study, self.calibration.others))
-            shutil.rmtree(scratch)
-            return self._started(whole, limit_s, backwards, scratch, within)
-        served = self._passes(measured, evidence, passes)
-        start = CalibrationStart(layers=layers if whole else half, effective=measured.effective, passes=served)
-        device = {"device": measured.device, "host_load": measured.host_load, "dtype": measured.effective.get("dtype")}
-        return {"starts": [*self._record.starts, start], **({} if self._record.starts else device)}
-
-    def _forked(
-        self,
-        definition: Definition,
-        model_dir: Path,
-        evidence: Path,
-        passes: Sequence[int],
-        limit_s: float,
-        within: Within | None,
-    ) -> Measured:
-        try:
-            vocab, _ = vocabulary_and_context(read_json(model_dir / "config.json"))
-        except ModelFactsError as e:
-            raise CalibrationRunError(str(e)) from None
-        evidence.mkdir(parents=True)
+        vocabulary, _ = vocabulary_and_context(config)
         draw = random.Random(0)
         requests: list[Request] = []
         indices = []
         for point in self._points:
             indices.append(list(range(len(requests), len(requests) + len(point))))
-            requests += [Request([draw.randrange(vocab) for _ in range(prompt)], output) for prompt, output in point]
+            requests += [Request([draw.randrange(vocabulary) for _ in range(n)], output) for n, output in point]
         workload = evidence / "requests_to_serve.jsonl"
         write_jsonl(workload, (r.as_line(str(i)) for i, r in enumerate(requests)))
         job = Job(
@@ -213,26 +176,27 @@ class CalibrationRun:
             model_dir=model_dir,
             workload=workload,
             evidence=evidence,
-            session=within.folder if within else evidence,
-            following=within and within.following,
             passes=[indices[point] for point in passes],
-            passes_s=limit_s,
+            passes_s=passes_s,
             start_limit_s=START_LIMIT_S,
         )
-        try:
-            with nullcontext(within.session) if within else Session() as session:
-                _, measured = session.serve(job, START_LIMIT_S + 2 * limit_s)
-        except NoEnvironmentError as e:
-            raise CalibrationRunError(str(e)) from None
+        with nullcontext(session) if session else closing(Session(evidence)) as serving:
+            _, measured = serving.serve(job, START_LIMIT_S + 2 * passes_s)
         if measured is None:
-            log_text = (evidence / ENGINE_LOG).read_text(encoding="utf-8", errors="replace").splitlines()
-            raise CalibrationRunError("the engine broke:\n" + "\n".join(log_text[-LOG_TAIL_LINES:]))
+            raise CalibrationRunError(f"the engine broke:\n{end_of_log(evidence)}")
         if measured.wrong_device:
             raise WrongDeviceError(measured.reason or "the wrong device")
         if measured.outcome != "ok":
-            error = RefusedError if measured.outcome == "infeasible" else CalibrationRunError
-            raise error(f"{measured.outcome}: {measured.reason}")
-        return measured
+            why = f"{measured.outcome}: {measured.reason}"
+            if measured.outcome == "infeasible":
+                return why
+            raise CalibrationRunError(why)
+        took, load = measured.effective, {"device": measured.device, "host_load": measured.host_load}
+        self._device = self._device or {**load, "dtype": took.get("dtype")}
+        served = self._passes(measured, evidence, passes)
+        depth = layers if whole else half
+        self._starts.append(CalibrationStart(layers=depth, effective=took, phases_s=measured.phases_s, passes=served))
+        return None
 
     def _passes(self, measured: Measured, evidence: Path, passes: Sequence[int]) -> list[Pass]:
         serves = get_engine(self._definition.engine).serves
@@ -264,38 +228,16 @@ class CalibrationRun:
         return served
 
 
-def calibrate(
-    runs: Sequence[CalibrationRun],
-    starts_of: Mapping[str, Sequence[tuple[bool, float]]],
-    limit_s: float | None = None,
-) -> None:
+def calibrate(runs: Sequence[CalibrationRun], limit_s: float | None = None) -> None:
     """Measure calibrations in turns: one start of each, in random order, then the next. `limit_s`: seconds for all
     passes of a calibration, instead of the limit of the kind of device. Raises WrongDeviceError if a device is another
     one, and ForkServerError if the measuring process could not be started."""
     draw = random.Random(0)
-    for number in range(max(map(len, starts_of.values()), default=0)):
+    for number in range(max((len(run.calibration.starts) for run in runs), default=0)):
         for run in draw.sample(runs, len(runs)):
-            starts = starts_of[run.calibration.name]
-            if number < len(starts):
-                whole, share = starts[number]
-                if run.gpu.kind != "cpu" and not whole and run.is_complete:
-                    print(f"{run.calibration.name} got through all points and needs no second start", flush=True)
-                    continue
-                print(f"calibrating {run.calibration.name}, start {number + 1} of {len(starts)}", flush=True)
+            if number < len(run.calibration.starts):
                 with device_lock(run.gpu):
-                    passes_s = share * (limit_s or CALIBRATION_S[run.gpu.kind])
-                    record = run.measure_start(whole, passes_s, backwards=number > 1)
-                print(f"{sum(len(start.passes) for start in record.starts)} passes", record.failure or "", flush=True)
-
-
-def calibrate_within(run: CalibrationRun, within: Within) -> bool:
-    """Measure a calibration in a session that begins with it; return whether the session goes on."""
-    print(f"calibrating {run.calibration.name}", flush=True)
-    ((whole, share),) = ON_GPU[:1]
-    with suppress(WrongDeviceError):  # the session of the cells finds it again
-        record = run.measure_start(whole, share * CALIBRATION_S[run.gpu.kind], within=within)
-        print(f"{sum(len(start.passes) for start in record.starts)} passes", record.failure or "", flush=True)
-    return within.session.goes_on
+                    run.measure_start(number, limit_s)
 
 
 def shallower(config: Mapping[str, Any]) -> tuple[int, int, dict[str, Any]]:
@@ -357,13 +299,12 @@ def main(args: Namespace) -> int:
         raise StudyError(f"study {study.name!r} has no device {unknown[0]!r}; it has {', '.join(sorted(gpus))}")
     paths = StudyPaths(args.results, study.name)
     calibrations = calibrations_of(study, [cell for cell in cells if cell.gpu in args.gpu])
-    starts = planned_starts(calibrations.values())
-    later = [n for n, wanted in calibrations.items() if len(starts[n]) == 1 and not paths.outcome(wanted.cell).exists()]
+    later = [wanted.name for wanted in left_to_sessions(study, args.gpu, paths).values()]
     for name in later:
         print(f"{name}: the first session of its cells calibrates it")
     try:
         runs = [CalibrationRun(study, wanted, paths) for name, wanted in calibrations.items() if name not in later]
-        calibrate(runs, starts, args.seconds)
+        calibrate(runs, args.seconds)
     except (WrongDeviceError, ForkServerError) as e:
         for gpu in args.gpu if isinstance(e, WrongDeviceError) else ():
             note_wrong_node(paths.wrong_nodes(gpu), str(e))

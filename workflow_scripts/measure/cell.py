@@ -21,11 +21,12 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache, partial
-from itertools import zip_longest
+from itertools import count
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -34,13 +35,14 @@ from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.cluster.site import Attempt, note_wrong_node
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option, positive
 from workflow_scripts.common.files import last_line, read_json
+from workflow_scripts.device.device_check import WrongDeviceError
 from workflow_scripts.device.device_lock import boot_id, device_lock
 from workflow_scripts.device.host_load import suspension
 from workflow_scripts.engines.engine import SCRATCH
-from workflow_scripts.measure.calibration_run import CalibrationRun, Within, calibrate_within
+from workflow_scripts.measure.calibration_run import CalibrationRun
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.provenance import now_in_utc, provenance_of
-from workflow_scripts.measure.session import MEASURED, Job, NoEnvironmentError, Session
+from workflow_scripts.measure.session import MEASURED, Job, NoEnvironmentError, Session, end_of_log
 from workflow_scripts.statistics.repeats import best_repeats
 from workflow_scripts.study.calibrations import due_in_session
 from workflow_scripts.study.definition import (
@@ -60,7 +62,6 @@ from workflow_scripts.study.rounds import ended_starts, last_seen_s, next_start,
 from workflow_scripts.study.study import Study, StudyError
 from workflow_scripts.study.study_file import load_study
 
-LOG_TAIL_LINES = 60
 WRONG_DEVICE = 3
 
 
@@ -88,36 +89,45 @@ def measure_cells(
     started. With `with_logs`, what is printed about a cell goes to the log in its folder."""
     all_series = [_Series(study, cell, start, paths, attempt) for cell, start in starts]
     left, first, statuses = [*all_series], all_series[0], [0]
-    due = due_in_session(study, first.definition, paths)
+    due = due_in_session(study, first.job.definition, paths)
     # Asked once the engine is up, because its environment may be installed for it.
-    provenance = cache(partial(provenance_of, first.cell, first.definition.endpoint))
+    provenance = cache(partial(provenance_of, first.cell, first.job.definition.endpoint))
     try:
         with device_lock(load_gpus()[first.cell.gpu], first.cell.knobs.ranks) as idle_before_s:
             held = {"idle_before_s": idle_before_s, "boot_id": boot_id(), "planned": study.starts.in_words}
             while left and statuses[-1] != WRONG_DEVICE:
                 for one in left:  # a job that a killed command left would be taken for the next one
-                    shutil.rmtree(one.evidence, ignore_errors=True)
-                # The folder in which the last one has its evidence is not moved before all have ended.
-                jobs = [one.job(left, following) for one, following in zip_longest(left, left[1:])]
-                of_session = {"session": secrets.token_hex(4)} if len(left) > 1 else {}
-                with Session() as session:
+                    shutil.rmtree(one.job.evidence, ignore_errors=True)
+                shared, several = _shared(left), len(left) > 1
+                of_session = {"session": secrets.token_hex(4)} if several else {}
+                with closing(Session(*(one.job.evidence for one in left))) as session:
                     if due:
                         run, due = CalibrationRun(study, due, paths), None  # tried once, also on a wrong device
-                        if not calibrate_within(run, Within(session, jobs[0].session, jobs[0].evidence / JOB)):
+                        with suppress(WrongDeviceError):  # the session of the cells finds it again
+                            run.measure_start(session=session)
+                        if not session.goes_on:
                             continue
-                    for place, job in enumerate(jobs, start=1):
+                    for place in count(1):
                         one = left.pop(0)
                         if with_logs and one is not first:
                             print_to(one.folder / MEASURE_LOG)
-                        place_in = {"place_in_session": place} if of_session else {}
-                        start = one.start.model_copy(update={**held, **of_session, **place_in})
+                        in_session = {**of_session, "place_in_session": place} if several else {}
+                        start = one.start.model_copy(update={**held, **in_session})
+                        job = one.job.model_copy(update=shared)
                         statuses.append(one.measure(job, session, start, provenance))
                         if not session.goes_on:
                             break
     finally:
         for one in all_series:
-            shutil.rmtree(one.evidence, ignore_errors=True)
+            shutil.rmtree(one.job.evidence, ignore_errors=True)
     return max(statuses)
+
+
+def _shared(session: Sequence["_Series"]) -> dict[str, Any]:
+    """What warms an engine up for all cells of a session."""
+    users = [getattr(one.job.definition.knobs, "users", None) for one in session]
+    warmup = dict.fromkeys(one.job.workload.with_name(WARMUP) for one in session)
+    return {"warmup": [*warmup], "users": max(filter(None, users)) if all(users) else None}
 
 
 def print_to(log: Path) -> None:
@@ -137,36 +147,23 @@ class _Series:
         """Raises StudyError if the cell's model or workload was not prepared."""
         self.cell, self.start, self._paths, self._attempt = cell, start, paths, attempt
         self.folder = folder_of(paths, cell.id, start)
-        self.evidence = self.folder / PARTIAL
         definition = cell_definition(study, cell, resolved_models(study))
-        self.definition = definition.model_copy(update={"repeats": _repeats(study, cell, paths, start)})
-        self._model_dir = paths.model(cell.model, model_key(definition.model))
         draft = definition.draft_model
-        self._draft_model_dir = paths.model(draft.name, model_key(draft)) if draft else None
-        self._workload = paths.workload(cell.model, cell.workload, workload_key(definition))
-        configs = [folder / "config.json" for folder in (self._model_dir, self._draft_model_dir) if folder]
-        for needed in (*configs, self._workload):
+        self._limit_s = attempt.time_limit_s(study.cell_time_limit_s)
+        self.job = Job(
+            definition=definition.model_copy(update={"repeats": _repeats(study, cell, paths, start)}),
+            model_dir=paths.model(cell.model, model_key(definition.model)),
+            draft_model_dir=paths.model(draft.name, model_key(draft)) if draft else None,
+            workload=paths.workload(cell.model, cell.workload, workload_key(definition)),
+            evidence=self.folder / PARTIAL,
+            start_limit_s=min(study.server_start_limit_s, self._limit_s),
+            # All cells of a round get the same arrivals, and each round gets others.
+            arrival_seed=SEED + start.round - 1,
+        )
+        configs = [folder / "config.json" for folder in (self.job.model_dir, self.job.draft_model_dir) if folder]
+        for needed in (*configs, self.job.workload):
             if not needed.exists():
                 raise StudyError(f"{needed} is not there; `snakemake {paths.outcome(cell)}` prepares and measures")
-        self._limit_s = attempt.time_limit_s(study.cell_time_limit_s)
-        self._start_limit_s = min(study.server_start_limit_s, self._limit_s)
-
-    def job(self, session: Sequence["_Series"], following: "_Series | None") -> Job:
-        users: list[int | None] = [getattr(one.definition.knobs, "users", None) for one in session]
-        return Job(
-            definition=self.definition,
-            model_dir=self._model_dir,
-            draft_model_dir=self._draft_model_dir,
-            workload=self._workload,
-            warmup=[*dict.fromkeys(one._workload.with_name(WARMUP) for one in session)],
-            users=max(filter(None, users)) if all(users) else None,
-            evidence=self.evidence,
-            session=session[-1].evidence,
-            following=following and following.evidence / JOB,
-            start_limit_s=self._start_limit_s,
-            # All cells of a round get the same arrivals, and each round gets others.
-            arrival_seed=SEED + self.start.round - 1,
-        )
 
     def measure(self, job: Job, session: Session, start: Start, provenance: Callable[[], Provenance]) -> int:
         """Write the folder of the start; return the exit status."""
@@ -189,23 +186,27 @@ class _Series:
                 return self._left_to_the_next(f"{reason}, in which {why}" if why else reason, status=1)
             measured = Measured(outcome="timeout", reason=reason)
         elif measured is None:
-            _report_failure(self.evidence, exit_status)
-            return 1
+            last = last_line(job.evidence / ENGINE_LOG) or "its log is empty, as on a full disk"
+            killed, ended = f"was killed by signal {-exit_status}", f"ended with status {exit_status} ({last})"
+            print(end_of_log(job.evidence), file=sys.stderr)
+            return self._left_to_the_next(
+                f"the measuring process {killed if exit_status < 0 else ended}; the end of its log is above", status=1
+            )
         if measured.wrong_device:
             reason = measured.reason or "the wrong device"
             note_wrong_node(self._paths.wrong_nodes(self.cell.gpu), reason)
             return self._left_to_the_next(reason, status=WRONG_DEVICE)
         for file in (MEASURED, JOB):
-            (self.evidence / file).unlink(missing_ok=True)
+            (job.evidence / file).unlink(missing_ok=True)
         outcome = Outcome(
             cell_id=self.cell.id,
-            definition=self.definition.as_json(),
-            definition_sha256=definition_sha256(self.definition),
+            definition=job.definition.as_json(),
+            definition_sha256=definition_sha256(job.definition),
             start=start,
             provenance={**provenance(), "ended_at": now_in_utc()},
             **measured.model_dump(exclude={"wrong_device", "log_bytes", "goes_on"}),
         )
-        _put_in_place(self.evidence, self.folder, outcome)
+        _put_in_place(job.evidence, self.folder, outcome)
         why_so = f": {outcome.reason}" if outcome.reason else ""
         print(f"{outcome.outcome} after {time.monotonic() - began:.1f} s{why_so}", flush=True)
         return 0
@@ -213,7 +214,7 @@ class _Series:
     def _left_to_the_next(self, reason: str, status: int) -> int:
         attempt = self._attempt
         print(f"{reason}; attempt {attempt.number} of {attempt.of}, and this cell has no outcome yet", file=sys.stderr)
-        shutil.rmtree(self.evidence)
+        shutil.rmtree(self.job.evidence)
         return status
 
 
@@ -226,16 +227,6 @@ def _put_in_place(evidence: Path, folder: Path, outcome: Outcome) -> None:
     shutil.rmtree(raw, ignore_errors=True)
     evidence.replace(raw)
     outcome.write(folder / OUTCOME)
-
-
-def _report_failure(evidence: Path, exit_status: int) -> None:
-    """Copy the end of the engine's log to this command's log, and leave no incomplete evidence behind."""
-    last = last_line(evidence / ENGINE_LOG) or "its log is empty, as on a full disk"
-    how = f"was killed by signal {-exit_status}" if exit_status < 0 else f"ended with status {exit_status} ({last})"
-    log = (evidence / ENGINE_LOG).read_text(encoding="utf-8", errors="replace").splitlines()
-    print("\n".join(log[-LOG_TAIL_LINES:]), file=sys.stderr)
-    print(f"the measuring process {how}; nothing of this cell counts. The end of its log is above.", file=sys.stderr)
-    shutil.rmtree(evidence)
 
 
 def folder_of(paths: StudyPaths, cell: str, start: Start) -> Path:
@@ -271,11 +262,11 @@ def main(args: Namespace) -> int:
     definitions = [cell_definition(study, cell, resolved_models(study)) for cell in cells]
     if len({session_key(definition) for definition in definitions}) > 1:
         raise StudyError("--cell: these cells differ in more than their workload and load, and cannot share a start")
-    if args.start and len(args.start) != len(cells):
-        raise StudyError(f"--start: {len(args.start)} numbers for {len(cells)} cells; allowed: one for each")
-    paths = StudyPaths(args.results, study.name)
+    paths, numbers = StudyPaths(args.results, study.name), args.start or [None] * len(cells)
+    if len(numbers) != len(cells):
+        raise StudyError(f"--start: {len(numbers)} numbers for {len(cells)} cells; allowed: one for each")
     if args.with_logs:
-        first = Start(start=(args.start or [1])[0], round=args.round or 1, again=args.again)
+        first = Start(start=numbers[0] or 1, round=args.round or 1, again=args.again)
         print_to(folder_of(paths, cells[0].id, first) / MEASURE_LOG)
     try:
         with ExitStack() as locks:
@@ -283,8 +274,8 @@ def main(args: Namespace) -> int:
             for cell in sorted(cells, key=lambda cell: cell.id):
                 locks.enter_context(_locked(paths.lock(cell)))
             starts = []
-            for index, (cell, definition) in enumerate(zip(cells, definitions, strict=True)):
-                number, round_number = args.start and args.start[index], args.round
+            for index, (cell, definition, number) in enumerate(zip(cells, definitions, numbers, strict=True)):
+                round_number = args.round
                 if number is None or round_number is None:
                     # The next start, and the round that it belongs to if it begins now.
                     ended = ended_starts(definitions_sha256(study), paths)

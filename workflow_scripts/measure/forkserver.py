@@ -1,13 +1,13 @@
 """A small fork server: imports an engine's libraries once, then forks a child for each job.
 
 Importing vLLM takes 20 to 30 s; forking a process that has imported it takes milliseconds. The first measuring
-command on a host that needs certain libraries starts a server with exactly these. The server ends by itself after some
-time without work. Each job has its own session and its own log, and ends with the command that requested it: the
-server holds one connection per job and kills the whole session, with all its process groups, when the connection ends.
-A child imports the pipeline's code anew, so that it runs what is on disk. Both ends of a connection check that the
-other one is a process of the same user.
+command on a host that needs certain libraries starts a server with exactly these, at a socket that it has bound. The
+server ends by itself after some time without work. For each connection it forks a keeper, which forks the child. The
+child has its own session and its own log, and ends with the command that requested it: the keeper kills the whole
+session, with all its process groups, when the connection or the child ends. A child imports the pipeline's code anew,
+so that it runs what is on disk. Both ends of a connection check that the other one is a process of the same user.
 
-    python -m workflow_scripts.measure.forkserver SOCKET torch,transformers [IDLE_S]
+    python -m workflow_scripts.measure.forkserver SOCKET torch,transformers [IDLE_S] < the listening socket
 """
 
 import contextlib
@@ -21,13 +21,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Self
+from typing import IO, Any
 
+import psutil
+
+from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.common.files import last_line
 from workflow_scripts.common.ownership import own_folder, peer_of, temporary_folder
 from workflow_scripts.common.parent import die_with_parent
 
@@ -38,7 +41,6 @@ MESSAGE_BYTES = 16  # of the longest message
 KILLED_IN_S = 10.0
 SEARCH_PATHS = ("PATH", "LD_LIBRARY_PATH")
 READ_ON_LOAD = ("GOMP_", "KMP_", "LD_PRELOAD", "MKL_", "OMP_", "OPENBLAS_")  # by libraries of threads, only once
-CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 class ForkServerError(RuntimeError):
@@ -49,19 +51,24 @@ class NotImportedError(ForkServerError):
     """The fork server ended while it started: its Python or the libraries to preload are not there or broken."""
 
 
+def _of_this_user(connection: socket.socket) -> socket.socket:
+    """Raises ForkServerError if the process at the other end is another user's."""
+    if (uid := peer_of(connection).uid) != os.geteuid():
+        raise ForkServerError(f"the other end of the socket is a process of user {uid}")
+    return connection
+
+
 # --- the client --------------------------------------------------------------------------------------------------
 
 
 class Child:
-    """A forked process. It and all that it started are killed when its context ends, or this process."""
+    """A forked process."""
 
     def __init__(self, server: socket.socket) -> None:
         self._server = server
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Kill it and all that it started, as the end of this process does too."""
         with self._server, contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_WR)
             self._server.settimeout(KILLED_IN_S)
@@ -88,15 +95,14 @@ def begin(
     argv: Sequence[str],
     log: IO[bytes],
     env: dict[str, str],
-    time_limit_s: float,
     preload: Sequence[str],
     python: Path | None = None,
 ) -> Child:
     """Run `module.main(argv)` in a forked child whose output goes to `log`. The child's environment is `env`, plus
     variables that the preloaded modules set and `env` lacks; its folder for temporary files is one that only this user
     can enter. `python` is that of another environment, where the child keeps its own search paths. Raises
-    ForkServerError if no server could be started within `START_LIMIT_S`, or it did not begin the job within
-    `time_limit_s`; InputError if the folder is not this user's own."""
+    ForkServerError if no server began the job within `START_LIMIT_S`; InputError if the folder is not this user's
+    own."""
     own = () if python is None else SEARCH_PATHS
     temporary = temporary_folder()
     env = {**env, "TMPDIR": str(temporary)}
@@ -107,22 +113,30 @@ def begin(
     where = (str(python or sys.prefix), str(CHECKOUT), env.get("SLURM_JOB_ID", ""), str(os.sched_getaffinity(0)))
     key = "\0".join((*where, *threads, *preload))
     path = temporary / f"server-{hashlib.sha256(key.encode()).hexdigest()[:12]}.sock"
+    command = [str(python or sys.executable), "-m", __name__, str(path), ",".join(preload)]
+    if python is not None:
+        env = {**env, "PATH": f"{python.parent}{os.pathsep}{env.get('PATH', os.defpath)}"}
     log_of_server = path.with_suffix(".log")
-    with own_folder(temporary) as folder:
-        for _ in range(3):
-            with contextlib.ExitStack() as unless_begun:
-                server = unless_begun.enter_context(_server(folder, path, preload, env, python))
-                try:
-                    server.settimeout(min(time_limit_s, LONGEST_S))
-                    _send_job(server, job, log)
-                    if server.recv(MESSAGE_BYTES):  # else the server was idle and ended at the moment of the request
-                        unless_begun.pop_all()
-                        return Child(server)
-                except ConnectionError:
-                    continue
-                except TimeoutError:
-                    how = f"did not begin the job within {time_limit_s:g} s"
-                    raise ForkServerError(f"the fork server {how}; its log is {log_of_server}") from None
+    for _ in range(3):
+        with contextlib.ExitStack() as unless_begun:
+            server = unless_begun.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            server.settimeout(START_LIMIT_S)
+            started = _connect(server, path, command, env)
+            try:
+                _send_job(_of_this_user(server), job, log)
+                if server.recv(MESSAGE_BYTES):
+                    unless_begun.pop_all()
+                    return Child(server)
+            except ConnectionError:
+                pass
+            except TimeoutError:
+                if started:
+                    started.kill()
+                how = f"did not begin the job within {START_LIMIT_S:g} s"
+                raise ForkServerError(f"the fork server {how}; its log is {log_of_server}") from None
+        if started:  # else it was idle and ended at the moment of the request, or another command started it
+            last = last_line(log_of_server) or "without a word"
+            raise NotImportedError(f"the fork server ended at once: {last}; its log is {log_of_server}")
     raise ForkServerError(f"no fork server answers; its log is {log_of_server}")
 
 
@@ -134,99 +148,38 @@ def _send_job(server: socket.socket, job: dict[str, Any], log: IO[bytes]) -> Non
         socket.send_fds(server, [b"job"], [description.fileno(), log.fileno()])
 
 
-def _server(
-    folder: Path, path: Path, preload: Sequence[str], env: dict[str, str], python: Path | None
-) -> socket.socket:
-    """A connection to the server at `path`, which is started if it does not run; `folder` is the open folder."""
-    deadline_s = time.monotonic() + START_LIMIT_S
+def _connect(
+    connection: socket.socket, path: Path, command: Sequence[str], env: dict[str, str]
+) -> "subprocess.Popen[bytes] | None":
+    """Connect to the server at `path`; its process, if it did not run and was started."""
     # Only one command at a time looks for a server, so that two commands never start two servers.
-    with (folder / path.with_suffix(".lock").name).open("w") as lock:
-        while not _is_locked(lock):
-            if time.monotonic() > deadline_s:
-                raise ForkServerError(f"another command has not started a fork server within {START_LIMIT_S:g} s")
-            time.sleep(0.05)
-        connection = _connected(folder / path.name) or _started(folder, path, preload, env, python, lock, deadline_s)
-    if (uid := peer_of(connection).uid) != os.geteuid():
-        connection.close()
-        raise ForkServerError(f"a process of user {uid} listens at {path}")
-    return connection
-
-
-def _is_locked(lock: IO[str]) -> bool:
-    with contextlib.suppress(BlockingIOError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
-
-
-def _connected(path: Path) -> socket.socket | None:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        connection.connect(str(path))
-    except (FileNotFoundError, ConnectionRefusedError):
-        connection.close()
-        return None
-    return connection
-
-
-def _started(
-    folder: Path,
-    path: Path,
-    modules: Sequence[str],
-    env: dict[str, str],
-    python: Path | None,
-    lock: IO[str],
-    deadline_s: float,
-) -> socket.socket:
-    if python is not None:
-        env = {**env, "PATH": f"{python.parent}{os.pathsep}{env.get('PATH', os.defpath)}"}
-    command = [str(python or sys.executable), "-m", __name__, str(path), ",".join(modules)]
-    log = path.with_suffix(".log")
-    with (folder / log.name).open("wb") as output:
-        try:
-            server = subprocess.Popen(
-                command,
-                cwd=CHECKOUT,
-                env=env,
-                stdin=lock,  # which the server holds until it listens, even if this command is killed
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        except OSError as e:
-            raise NotImportedError(f"{command[0]}: {e.strerror}") from None
-    while (connection := _connected(folder / path.name)) is None:
-        if server.poll() is not None:
-            raise _not_imported(log)
-        if time.monotonic() > deadline_s:
-            server.kill()
-            raise ForkServerError(f"the fork server did not start within {START_LIMIT_S:g} s; its log is {log}")
-        time.sleep(0.02)
-    return connection
-
-
-def _not_imported(log: Path) -> NotImportedError:
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "without a word")
-    return NotImportedError(f"the fork server ended at once: {last}; its log is {log}")
+    with own_folder(path.parent) as folder, (folder / "servers.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        address = folder / path.name
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+            connection.connect(str(address))
+            return None
+        address.unlink(missing_ok=True)
+        log = address.with_suffix(".log")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, log.open("wb") as output:
+            listener.bind(str(address))
+            listener.listen()
+            options: dict[str, Any] = {"cwd": CHECKOUT, "env": env, "start_new_session": True}
+            try:
+                server = subprocess.Popen(command, stdin=listener.fileno(), stdout=output, stderr=output, **options)
+            except OSError as e:
+                raise NotImportedError(f"{command[0]}: {e.strerror}") from None
+            connection.connect(str(address))
+        return server
 
 
 # --- the server --------------------------------------------------------------------------------------------------
 
 
-class _Job(NamedTuple):
-    """A child, and the connection of the command that requested it; when either ends, the other has to."""
-
-    pid: int
-    pidfd: int
-    connection: socket.socket
-
-
 def serve(path: Path, modules: Sequence[str], idle_s: float = IDLE_S) -> None:
-    """Import `modules`, listen at `path`, then fork a child for each job until `idle_s` pass without one. Standard
-    input is the lock of those who look for a server, which is held until this one listens. Raises InputError if the
-    folder of `path` is not this user's own."""
-    lock = os.dup(0)
+    """Import `modules`, then fork a keeper for each connection to the socket at `path`, which standard input is, until
+    `idle_s` pass without one."""
+    listener = socket.socket(fileno=os.dup(0))
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     before = set(os.environ)
@@ -234,26 +187,16 @@ def serve(path: Path, modules: Sequence[str], idle_s: float = IDLE_S) -> None:
         _import(module)
     set_on_import = {name: value for name, value in os.environ.items() if name not in before}
     gc.freeze()  # so that a child's garbage collector does not touch the shared pages
-    with own_folder(path.parent) as folder, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        address = folder / path.name
-        address.unlink(missing_ok=True)
-        listener.bind(str(address))
-        listener.listen()
-        os.close(lock)
-        jobs: list[_Job] = []
-        silent: list[socket.socket] = []  # connections whose job has not come yet
-        while ready := wait([listener, *silent, *(end for job in jobs for end in job[1:])], None if jobs else idle_s):
-            for job in [job for job in jobs if job.pidfd in ready or job.connection in ready]:
-                jobs.remove(job)
-                _end(job)
-            for connection in [connection for connection in silent if connection in ready]:
-                silent.remove(connection)
-                others = [listener, *silent, *(job.connection for job in jobs)]
-                if begun := _begun(connection, others, set_on_import):
-                    jobs.append(begun)
-            if listener in ready:
-                silent += _accepted(listener)
-        address.unlink(missing_ok=True)
+    keepers: dict[int, int] = {}  # process ids by their pidfds
+    while ready := wait([listener, *keepers], None if keepers else idle_s):
+        for pidfd in keepers.keys() & ready:
+            os.waitpid(keepers.pop(pidfd), 0)
+            os.close(pidfd)
+        if listener in ready:
+            with listener.accept()[0] as connection:
+                keeper = _forked(_keep, connection, listener, set_on_import, os.getpid())
+            keepers[os.pidfd_open(keeper)] = keeper
+    path.unlink(missing_ok=True)
 
 
 def _import(module: str) -> None:
@@ -265,86 +208,13 @@ def _import(module: str) -> None:
             raise
 
 
-def _accepted(listener: socket.socket) -> list[socket.socket]:
-    connection = listener.accept()[0]
-    if (uid := peer_of(connection).uid) == os.geteuid():
-        return [connection]
-    print(f"a connection of user {uid} was refused", file=sys.stderr, flush=True)
-    connection.close()
-    return []
-
-
-def _begun(connection: socket.socket, others: Sequence[socket.socket], set_on_import: dict[str, str]) -> _Job | None:
-    """Fork a child for the job that a connection has sent; None if it sent none. The child closes the `others` too."""
-    files: list[int] = []
-    try:
-        _, files, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 2, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
-        described, log = files
-        message = json.loads(os.pread(described, os.fstat(described).st_size, 0))
-        server = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            for end in (*others, connection):
-                end.close()
-            _child(message, log, set_on_import, server)
-        job = _Job(pid, os.pidfd_open(pid), connection)
-        with contextlib.suppress(OSError):  # the command has ended; its connection says so too
-            connection.send(b"begun")
-        return job
-    except (OSError, ValueError) as e:
-        print(f"a job could not be taken: {e}", file=sys.stderr, flush=True)
-        connection.close()
-        return None
-    finally:
-        for file in files:
-            os.close(file)
-
-
-def _end(job: _Job) -> None:
-    # Kill what the child left behind, or the child itself if its command has ended.
-    os.kill(job.pid, signal.SIGKILL)  # not waited for yet, so the process id is still the child's
-    _kill_session(job.pid)
-    _, status = os.waitpid(job.pid, 0)
-    os.close(job.pidfd)
-    with contextlib.suppress(OSError):
-        job.connection.send(str(os.waitstatus_to_exitcode(status)).encode())
-    job.connection.close()
-
-
-def _kill_session(leader: int) -> None:
-    """Kill all processes of a session, of any group and parent, and repeat until no new one is found."""
-    killed: set[int] = set()
-    while members := _session(leader) - killed:
-        for pid in members:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        killed |= members
-
-
-def _session(leader: int) -> set[int]:
-    members = set()
-    for name in os.listdir("/proc"):  # noqa: PTH208 - only names are needed
-        with contextlib.suppress(ProcessLookupError, ValueError):
-            if os.getsid(int(name)) == leader:
-                members.add(int(name))
-    return members
-
-
-def _child(job: dict[str, Any], log_fd: int, set_on_import: dict[str, str], server: int) -> None:
+def _forked(call: Callable[..., int], *arguments: Any) -> int:
+    """The id of a process that makes a call and ends with its result."""
+    if pid := os.fork():
+        return pid
     status = 1
     try:
-        os.setsid()
-        die_with_parent(server)
-        os.dup2(log_fd, 1)
-        os.dup2(log_fd, 2)
-        own = {name: os.environ[name] for name in job["own"] if name in os.environ}
-        os.environ.clear()
-        os.environ.update(set_on_import)
-        os.environ.update(job["env"] | own)
-        os.chdir(job["cwd"])
-        for name in [name for name in sys.modules if name.startswith("workflow_scripts.")]:
-            del sys.modules[name]
-        status = int(importlib.import_module(job["module"]).main(job["argv"]))
+        status = call(*arguments)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -353,6 +223,58 @@ def _child(job: dict[str, Any], log_fd: int, set_on_import: dict[str, str], serv
             sys.stderr.flush()
         # Without the interpreter's clean-up, which would run the server's own.
         os._exit(status)
+
+
+def _keep(connection: socket.socket, listener: socket.socket, set_on_import: dict[str, str], server: int) -> int:
+    """Fork a child for the job that comes through a connection, and kill it with all that it started when it, the
+    connection or the server ends."""
+    die_with_parent(server)
+    listener.close()
+    _, files, _, _ = socket.recv_fds(_of_this_user(connection), MESSAGE_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
+    described, log = files
+    job = json.loads(os.pread(described, os.fstat(described).st_size, 0))
+    child = _forked(_child, connection, job, log, set_on_import, os.getpid())
+    with contextlib.suppress(OSError):  # the command has ended
+        connection.send(b"begun")
+        wait([connection, os.pidfd_open(child)])
+    os.kill(child, signal.SIGKILL)  # not waited for yet, so the process id is still the child's
+    _kill_session(child)
+    _, status = os.waitpid(child, 0)
+    with contextlib.suppress(OSError):
+        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+    return 0
+
+
+def _kill_session(leader: int) -> None:
+    """Kill all processes of a session, of any group and parent, and repeat until no new one is found."""
+    killed: set[int] = set()
+    while members := {pid for pid in psutil.pids() if _session_of(pid) == leader} - killed:
+        for pid in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= members
+
+
+def _session_of(pid: int) -> int | None:
+    with contextlib.suppress(ProcessLookupError):
+        return os.getsid(pid)
+    return None
+
+
+def _child(connection: socket.socket, job: dict[str, Any], log: int, set_on_import: dict[str, str], keeper: int) -> int:
+    connection.close()
+    os.setsid()
+    die_with_parent(keeper)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    own = {name: os.environ[name] for name in job["own"] if name in os.environ}
+    os.environ.clear()
+    os.environ.update(set_on_import)
+    os.environ.update(job["env"] | own)
+    os.chdir(job["cwd"])
+    for name in [name for name in sys.modules if name.startswith("workflow_scripts.")]:
+        del sys.modules[name]
+    return int(importlib.import_module(job["module"]).main(job["argv"]))
 
 
 if __name__ == "__main__":

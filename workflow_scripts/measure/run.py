@@ -14,13 +14,16 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict, Field
+
 from workflow_scripts.catalog.gpus_and_models import load_gpus
-from workflow_scripts.common.files import read_jsonl, write_json, write_jsonl
+from workflow_scripts.common.files import read_jsonl, write_jsonl
 from workflow_scripts.device.device_check import WrongDeviceError, found_device, lost_gpu, use_cores
-from workflow_scripts.device.device_record import Device, LoadByOthers
+from workflow_scripts.device.device_record import Device
 from workflow_scripts.device.host_load import load_by_others
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.engines.adapters import make_engine
@@ -30,33 +33,22 @@ from workflow_scripts.measure.search import search_load
 from workflow_scripts.measure.session import LOOK_S, MEASURED, Job
 from workflow_scripts.measure.trace import sampled
 from workflow_scripts.study.definition import without_load
-from workflow_scripts.study.outcome import LoadSearch, Measured, OutcomeKind, Repeat, WarmUp
+from workflow_scripts.study.outcome import Measured, OutcomeKind, Repeat, WarmUp
 from workflow_scripts.study.paths import ENGINE_LOG, TRACE
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.warmup import chosen, is_steady, most_passes, pass_size
 
 
-@dataclass
-class _Measured:
-    """What is known so far, by the names of `Measured`, and the lines of the files of evidence; always written at the
-    end, even after a failure."""
+class _Measured(Measured):
+    """What is known so far, and the lines of the files of evidence; always kept at the end, even after a failure."""
+
+    model_config = ConfigDict(frozen=False)
 
     outcome: OutcomeKind = "ok"
-    reason: str | None = None
-    wrong_device: bool = False
-    device: Device = field(default_factory=Device)
-    effective: Effective = field(default_factory=dict)
-    phases_s: dict[str, float] = field(default_factory=dict)
-    warmup: WarmUp | None = None
-    repeats: list[Repeat] = field(default_factory=list)
-    search: LoadSearch | None = None
-    host_load: LoadByOthers = field(default_factory=LoadByOthers)
-    log_bytes: tuple[int, int] = (0, 0)
-    goes_on: bool = False
-    requests: list[dict[str, Any]] = field(default_factory=list)
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    metrics: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[dict[str, Any]] = Field([], exclude=True)
+    steps: list[dict[str, Any]] = Field([], exclude=True)
+    metrics: list[dict[str, Any]] = Field([], exclude=True)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -73,28 +65,26 @@ class _Measured:
         failure = classify(error, log)
         if failure is None:
             raise error
-        self.ended(*failure)
+        self.outcome, self.reason = failure
 
-    def ended(self, outcome: OutcomeKind, reason: str) -> None:
-        self.outcome, self.reason = outcome, reason
-
-    def write(self, folder: Path) -> None:
-        fields = dict(vars(self))
+    def keep(self, folder: Path) -> None:
         for name in ("requests", "steps", "metrics"):
-            write_jsonl(folder / f"{name}.jsonl", fields.pop(name))
-        write_json(folder / MEASURED, Measured(**fields).model_dump(mode="json"))
+            write_jsonl(folder / f"{name}.jsonl", getattr(self, name))
+        self.write(folder / MEASURED)
 
 
+@dataclass
 class _Engine:
-    """The engine of a session, which starts with the first job, and how it was warmed up."""
+    """The engine of a session, which starts with the first job, and how it was warmed up. `owed_s`: phases that the
+    next job has in its record. `log_bytes`: at the end of the start."""
 
-    def __init__(self) -> None:
-        self.host_cores = sorted(os.sched_getaffinity(0))
-        self.adapter: Engine | None = None
-        self.device: Device = {}
-        self.effective: Effective = {}
-        self.log_bytes = 0  # at the end of the start
-        self.warmup: WarmUp | None = None
+    host_cores: list[int] = field(default_factory=lambda: sorted(os.sched_getaffinity(0)))
+    adapter: Engine | None = None
+    device: Device = field(default_factory=Device)
+    effective: Effective = field(default_factory=dict)
+    owed_s: dict[str, float] = field(default_factory=dict)
+    log_bytes: int = 0
+    warmup: WarmUp | None = None
 
     def setup(self, job: Job) -> EngineSetup:
         definition, gpu, device = job.definition, load_gpus()[job.definition.gpu], self.device
@@ -130,8 +120,7 @@ def measure(job: Job) -> None:
 
 def _goes_on_after(job: Job, engine: _Engine) -> bool:
     """Measure a job; return whether the engine is up and waits for the next one."""
-    measured = _Measured()
-    definition = job.definition
+    measured, engine.owed_s, definition = _Measured(phases_s=engine.owed_s), {}, job.definition
     gpu = load_gpus()[definition.gpu]
     try:
         elsewhere = definition.endpoint.base_url if definition.endpoint else None
@@ -148,11 +137,12 @@ def _goes_on_after(job: Job, engine: _Engine) -> bool:
         if on_gpu and measured.outcome != "ok" and (lost := lost_gpu(ranks)):
             raise WrongDeviceError(f"the {gpu.name} was lost while the cell ran: {lost}")
     except WrongDeviceError as e:
-        measured.ended("invalid", str(e))
-        measured.wrong_device = True
+        measured.outcome, measured.reason, measured.wrong_device = "invalid", str(e), True
     if not measured.goes_on:
         shutil.rmtree(job.session / SCRATCH, ignore_errors=True)
-    measured.write(job.evidence)
+    elif job.passes:  # the first cell has the start of its engine in its record, also after a calibration
+        engine.owed_s["start"] = measured.phases_s.pop("start")
+    measured.keep(job.evidence)
     return measured.goes_on
 
 
@@ -184,13 +174,13 @@ def _run(session: _Engine, setup: EngineSetup, job: Job, measured: _Measured) ->
             measured.warmup = session.warmup
         engine.take_steps()
         with measured.phase("measure"), load_by_others() as host_load:
-            if job.definition.slo:
-                _search(engine, setup, requests, measured, job)
-                served = []
+            if (slo := job.definition.slo) and measured.warmup:
+                serve = partial(_one_pass, engine, requests, measured=measured, job=job)
+                served, measured.search = [], search_load(engine, setup, slo, requests, measured.warmup, serve)
             end_s = math.inf if job.passes_s is None else time.monotonic() + job.passes_s
             for repeat, indices in enumerate(served):
-                _one_pass(engine, [requests[i] for i in indices], repeat, measured, job)
-                if measured.outcome != "ok" or time.monotonic() > end_s:
+                one_pass = _one_pass(engine, [requests[i] for i in indices], repeat, measured, job)
+                if one_pass is None or time.monotonic() > end_s:
                     break
         measured.host_load = host_load
     except Exception as e:
@@ -242,23 +232,10 @@ def _warm_up(engine: Engine, setup: EngineSetup, job: Job, effective: Effective)
     )
 
 
-def _search(engine: Engine, setup: EngineSetup, requests: Sequence[Request], measured: _Measured, job: Job) -> None:
-    """Serve passes until the highest load within the study's limits is known."""
-    slo, warmup = job.definition.slo, measured.warmup
-    assert slo
-    assert warmup
-
-    def serve(number: int) -> Sequence[RequestRecord] | None:
-        records = _one_pass(engine, requests, number, measured, job)
-        measured.repeats.clear()  # which are of one load
-        return records if measured.outcome == "ok" else None
-
-    measured.search = search_load(engine, setup, slo, requests, warmup, serve)
-
-
 def _one_pass(
     engine: Engine, requests: Sequence[Request], repeat: int, measured: _Measured, job: Job
-) -> Sequence[RequestRecord]:
+) -> Sequence[RequestRecord] | None:
+    """The records of a pass; None if it failed."""
     engine.reset()
     before = engine.metrics()
     start_unix_s, start_s = time.time(), time.monotonic()
@@ -266,17 +243,17 @@ def _one_pass(
     end_s = time.monotonic()
     after = engine.metrics()
     timed = Repeat(repeat=repeat, start_unix_s=start_unix_s, start_monotonic_s=start_s, end_monotonic_s=end_s)
-    sent = {record.request_id for record in records}
-    answered, of = with_texts(records, job.model_dir), {"repeat": repeat}
-    measured.repeats.append(timed)
-    measured.requests += (of | asdict(record) for record in answered)
+    errors, of = [record.error for record in records], {"repeat": repeat}
+    if not job.definition.slo:  # else each pass has another load
+        measured.repeats.append(timed)
+    measured.requests += (of | asdict(record) for record in with_texts(records, job.model_dir))
     measured.steps += ({**of, **step} for step in engine.take_steps())
     measured.metrics.append({**of, "before": before, "after": after})
-    if any(record.error for record in records):
-        measured.ended(*request_failures([record.error for record in records], job.session / ENGINE_LOG))
-    elif wrong := _wrong_lengths([r for r in requests if r.request_id in sent], records, measured.effective):
-        measured.ended("invalid", wrong)
-    return records
+    if any(errors):
+        measured.outcome, measured.reason = request_failures(errors, job.session / ENGINE_LOG)
+    elif wrong := _wrong_lengths(requests, records, measured.effective):
+        measured.outcome, measured.reason = "invalid", wrong
+    return records if measured.outcome == "ok" else None
 
 
 def with_texts(records: Sequence[RequestRecord], model_dir: Path) -> Sequence[RequestRecord]:
@@ -297,8 +274,11 @@ def with_texts(records: Sequence[RequestRecord], model_dir: Path) -> Sequence[Re
 def _wrong_lengths(requests: Sequence[Request], records: Sequence[RequestRecord], effective: Effective) -> str | None:
     """Say which request got another number of tokens than it asked for, if any. If a server takes text, its own count
     is the length of a prompt; but a chat must have the tokens that the workload says. A server that stops at an end
-    token may generate fewer tokens. Which of these apply is in `effective`, the settings that took effect."""
-    for request, record in zip(requests, records, strict=True):
+    token may generate fewer tokens. Which of these apply is in `effective`, the settings that took effect. Requests
+    that were not sent have no record."""
+    asked_for = {request.request_id: request for request in requests}
+    for record in records:
+        request = asked_for[record.request_id]
         asked = len(request.prompt_token_ids), request.output_tokens
         got = record.prompt_tokens, record.output_tokens
         prompt_fits = got[0] == asked[0] or (effective.get("prompts") == "text" and not request.messages)

@@ -30,7 +30,7 @@ def search_load(
     It begins at half of the rate, or of the requests at once, of the warm-up, which showed all that the server serves
     at once."""
     load = Load.model_validate({name: setup.knobs[name] for name in Load.model_fields if name in setup.knobs})
-    assert load.searched is not None
+    assert load.searched
     conversations = {request.request_id if request.session is None else request.session for request in requests}
     if users := load.searched == "users":
         first, least, most = min(warmup.requests, len(conversations)) / 2, 1.0, float(len(conversations))

@@ -7,7 +7,7 @@ a `CalibrationRecord`; `predict.step_fit` fits the costs of steps to it. docs/pl
 
 import random
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -21,8 +21,16 @@ from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine, load_engines
 from workflow_scripts.engines.vllm.knobs import why_block_size_is_refused
 from workflow_scripts.physics.model_facts import ModelFacts
-from workflow_scripts.study.definition import Definition, cell_definition, resolved_models, session_key, without_load
+from workflow_scripts.study.definition import (
+    Definition,
+    cell_definition,
+    definition_sha256,
+    resolved_models,
+    session_key,
+    without_load,
+)
 from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.outcome import is_outcome_of
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study, StudyError
 from workflow_scripts.workloads.arrivals import Load
@@ -30,11 +38,13 @@ from workflow_scripts.workloads.workload_kinds import SyntheticWorkload
 
 # Seconds for all passes of a calibration, its second depth included; starting the engine comes on top.
 CALIBRATION_S = {"cpu": 20.0, "cuda": 25.0, "rocm": 25.0}
-# The starts of an engine: whether the model has all its layers, and the share of the time for passes. On a GPU a start
+# A start of an engine: whether the model has all its layers, and the share of the time for passes. On a GPU a start
 # may take a minute, so each depth has one, and half of the layers only once per engine. It is left out if the whole
 # model was passed over all points: public runs of other models are then predicted as well without it (docs/plan.md).
+PlannedStart = tuple[bool, float]
 WHOLE, HALF = True, False
-ON_CPU, ON_GPU = ((WHOLE, 0.4), (HALF, 0.2), (WHOLE, 0.4)), ((WHOLE, 0.75), (HALF, 0.25))
+ON_CPU: tuple[PlannedStart, ...] = (WHOLE, 0.4), (HALF, 0.2), (WHOLE, 0.4)
+ON_GPU: tuple[PlannedStart, ...] = (WHOLE, 0.75), (HALF, 0.25)
 # Most prompt tokens of a point on a CPU, so that a few rounds fit into that time; mixtures have half of it.
 PROMPT_TOKENS = 1024
 SHORT_PROMPT, DECODE_STEPS = 8, 5
@@ -74,10 +84,12 @@ class Pass(Record):
 
 
 class CalibrationStart(Record):
-    """All passes of an engine that was started once, with the model's number of layers."""
+    """All passes of an engine that was started once, with the model's number of layers. `phases_s`: what the start, the
+    passes and the stop took; a cell has those that are missing, if its session began with the calibration."""
 
     layers: int
     effective: Effective
+    phases_s: dict[str, float] = {}
     passes: list[Pass]
 
 
@@ -119,13 +131,15 @@ def variant(knobs: Knobs) -> str:
 class Calibration:
     """A calibration to measure: its place in the grid, and the cell whose settings the engine starts with. It has to
     cover up to `sequences` sequences, and up to `tokens` tokens of a single one. `others` are the cells with other
-    settings, which the engine may take if it refuses these."""
+    settings, which the engine may take if it refuses these. One with a single start needs none of its own: the first
+    session of its cells serves it."""
 
     cell: Cell
     variant: str
     sequences: int
     tokens: int
     others: tuple[Cell, ...] = ()
+    starts: tuple[PlannedStart, ...] = ON_CPU
 
     @property
     def name(self) -> str:
@@ -145,7 +159,12 @@ def calibrations_of(study: Study, cells: Iterable[Cell]) -> dict[str, Calibratio
         answers_decide = isinstance(cell.knobs, Load) and cell.knobs.users is not None
         if get_engine(cell.engine).predicted and cell.knobs.ranks == 1 and not cell.knobs.drafts and not answers_decide:
             groups.setdefault(calibration_name(cell), []).append(cell)
-    return {name: calibration_of(study, group) for name, group in groups.items()}
+    starts, halved = {}, set()
+    for name, (cell, *_) in groups.items():
+        on_cpu, place = load_gpus()[cell.gpu].kind == "cpu", (cell.gpu, cell.engine_at)
+        starts[name] = ON_CPU if on_cpu else ON_GPU[: 1 if place in halved else 2]
+        halved.add(place)
+    return {name: replace(calibration_of(study, group), starts=starts[name]) for name, group in groups.items()}
 
 
 def check_calibrations(study: Study, calibrations: Collection[str]) -> None:
@@ -186,32 +205,31 @@ def calibrated_definition(study: Study, cell: Cell) -> Definition:
     tokens are chosen greedily."""
     definition = cell_definition(study, cell, resolved_models(study))
     workload = definition.workload.model_copy(update={"sampling": None, "keep_answers": False})
-    return definition.model_copy(update={"knobs": without_load(cell.knobs), "workload": workload})
+    return definition.model_copy(update={"knobs": without_load(cell.knobs), "workload": workload, "slo": None})
 
 
-def planned_starts(calibrations: Iterable[Calibration]) -> dict[str, tuple[tuple[bool, float], ...]]:
-    """The starts of each calibration, by its name: whether the model is whole, and the share of the time for passes.
-    One that has a single start needs none of its own: the first session of its cells serves it."""
-    starts, halved = {}, set()
-    for calibration in calibrations:
-        cell = calibration.cell
-        on_cpu, place = load_gpus()[cell.gpu].kind == "cpu", (cell.gpu, cell.engine_at)
-        starts[calibration.name] = ON_CPU if on_cpu else ON_GPU[: 1 if place in halved else 2]
-        halved.add(place)
-    return starts
+def left_to_sessions(study: Study, gpus: Collection[str], paths: StudyPaths) -> dict[str, Calibration]:
+    """The calibrations of devices that cost no start of their own, by `session_key`: the first session with these
+    settings begins with it. It has a single start and no record, and there is a cell with these settings that has no
+    outcome. None if the study chooses cells by their predictions, which need the calibrations before."""
+    cells, models = [cell for cell in expand(study) if cell.gpu in gpus], resolved_models(study)
+    definitions = ((cell, cell_definition(study, cell, models)) for cell in cells if not study.measure)
+    to_measure = {
+        session_key(definition)
+        for cell, definition in definitions
+        if not is_outcome_of(paths.outcome(cell), definition_sha256(definition))
+    }
+    calibrations = calibrations_of(study, cells).items()
+    left = [of for name, of in calibrations if len(of.starts) == 1 and not paths.calibration(name).exists()]
+    keys = [session_key(calibrated_definition(study, wanted.cell)) for wanted in left]
+    return {key: wanted for key, wanted in zip(keys, left, strict=True) if key in to_measure}
 
 
 def due_in_session(study: Study, definition: Definition, paths: StudyPaths) -> Calibration | None:
-    """The calibration that a session with the settings of this cell serves first: one that has a single start and no
-    record yet, if another one of its device has; None if there is none."""
-    calibrations = calibrations_of(study, [cell for cell in expand(study) if cell.gpu == definition.gpu])
-    calibrated = [paths.calibration(name).exists() for name in calibrations]
-    for (name, starts), exists in zip(planned_starts(calibrations.values()).items(), calibrated, strict=True):
-        wanted = calibrations[name]
-        alike = session_key(calibrated_definition(study, wanted.cell)) == session_key(definition)
-        if len(starts) == 1 and alike and any(calibrated) and not exists:
-            return wanted
-    return None
+    """The calibration that a session with the settings of this cell serves first; None if there is none, or if nothing
+    calibrated its device."""
+    of_device = (paths.calibrations / definition.gpu).glob("*/*/*.json")
+    return left_to_sessions(study, [definition.gpu], paths).get(session_key(definition)) if any(of_device) else None
 
 
 def points_for(sequences: int, tokens: int, kind: str, sustained: int = 0) -> list[list[Lengths]]:

@@ -6,8 +6,6 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -52,8 +50,7 @@ class Children:
         monkeypatch.setattr(session, "begin", self.begin)
         monkeypatch.setattr(session, "LOOK_S", 0)
 
-    @contextmanager
-    def begin(self, _: str, arguments: list[str], log: IO[bytes], *__: Any) -> Iterator[SimpleNamespace]:
+    def begin(self, _: str, arguments: list[str], log: IO[bytes], *__: Any) -> SimpleNamespace:
         self.job, left = Path(arguments[0]), next(self.ends)
         following = session.Job.read(self.job).following
         assert following is None or not following.exists()
@@ -75,7 +72,7 @@ class Children:
             self.job = job.following or self.job
             return None
 
-        yield SimpleNamespace(wait=wait)
+        return SimpleNamespace(wait=wait, close=lambda: None)
 
 
 def test_cells_that_share_a_start_have_their_own_outcomes_and_logs_and_go_on_after_a_failure(tmp_path, monkeypatch):
@@ -118,9 +115,9 @@ def let_measure(monkeypatch: pytest.MonkeyPatch, *records: dict[str, Any]) -> No
     """Let each process that measures a cell end with the next of these records."""
     left = iter(records)
 
-    def measured(_: str, arguments: list[str], *__: Any, **___: Any) -> nullcontext[SimpleNamespace]:
+    def measured(_: str, arguments: list[str], *__: Any, **___: Any) -> SimpleNamespace:
         (Path(arguments[0]).parent / "measured.json").write_text(json.dumps(next(left)))
-        return nullcontext(SimpleNamespace(wait=lambda _: 0))
+        return SimpleNamespace(wait=lambda _: 0, close=lambda: None)
 
     monkeypatch.setattr(session, "begin", measured)
 
@@ -130,8 +127,8 @@ def test_a_calibration_that_ends_its_session_is_not_tried_in_the_next_one(tmp_pa
     cell, paths = prepared(tmp_path)
     tried: list[object] = []
     monkeypatch.setattr(command, "due_in_session", lambda *_: "a calibration")
-    monkeypatch.setattr(command, "CalibrationRun", lambda *_: "its run")
-    monkeypatch.setattr(command, "calibrate_within", lambda run, _: bool(tried.append(run)))
+    run = SimpleNamespace(measure_start=lambda session: tried.append(session))
+    monkeypatch.setattr(command, "CalibrationRun", lambda *_: run)
     let_measure(monkeypatch, {"outcome": "ok"})
     assert call(tmp_path, cell) == 0
     assert (len(tried), Outcome.read(paths.outcome(cell)).outcome) == (1, "ok")
@@ -166,8 +163,8 @@ def test_time_that_ran_out_while_the_command_was_suspended_is_no_timeout(tmp_pat
         monkeypatch.setattr(session.time, "monotonic", lambda: math.inf)
 
     cell, paths = prepared(tmp_path)
-    child = SimpleNamespace(wait=stopped)
-    monkeypatch.setattr(session, "begin", lambda *_: nullcontext(child))
+    child = SimpleNamespace(wait=stopped, close=lambda: None)
+    monkeypatch.setattr(session, "begin", lambda *_: child)
     assert call(tmp_path, cell, "--start", "1", "--round", "1") == 1
     assert not paths.outcome(cell).exists()
     assert "stopped" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -47,7 +48,7 @@ def call(
 ) -> tuple[int | None, str]:
     log = tmp_path / f"{'-'.join(argv)}.log"
     environment = {**os.environ, **variables}
-    with log.open("wb") as stream, begin(JOBS, argv, stream, environment, time_limit_s, preload) as child:
+    with log.open("wb") as stream, closing(begin(JOBS, argv, stream, environment, preload)) as child:
         ended = child.wait(time_limit_s)
     return ended, log.read_text(encoding="utf-8")
 
@@ -158,20 +159,22 @@ def test_a_connection_that_says_nothing_keeps_no_other_waiting(tmp_path, server)
     assert len(server) == 1
 
 
-def test_a_server_that_hangs_ends_the_job_within_its_limit_and_later_leaves_none_behind(tmp_path, server):
+def test_a_server_that_hangs_ends_the_job_within_its_limit_and_later_leaves_none_behind(tmp_path, server, monkeypatch):
     call(tmp_path, "say", "0")
     server[0].suspend()
-    with pytest.raises(ForkServerError, match=r"within 0\.5 s"):
-        call(tmp_path, "hang", time_limit_s=0.5)
+    with monkeypatch.context() as soon:
+        soon.setattr(forkserver, "START_LIMIT_S", 0.5)
+        with pytest.raises(ForkServerError, match=r"within 0\.5 s"):
+            call(tmp_path, "hang")
     server[0].resume()
-    call(tmp_path, "say", "0")  # the server looks at jobs in the order in which they came
-    assert server[0].children() == []
+    call(tmp_path, "say", "0")  # the server looks at connections in the order in which they came
+    wait_for(lambda: server[0].children() == [], what="the end of the job")
 
 
 def test_a_library_that_hangs_on_import_ends_with_its_server(tmp_path, server, library, monkeypatch):
     (tmp_path / f"{library}.py").write_text("import time\ntime.sleep(600)\n")
     monkeypatch.setattr(forkserver, "START_LIMIT_S", 1.0)
-    with pytest.raises(ForkServerError, match="did not start"):
+    with pytest.raises(ForkServerError, match="did not begin"):
         call(tmp_path, "say", "0", preload=(library,))
     wait_for(lambda: is_gone(server[0].pid), what="the end of the server")
 
@@ -212,7 +215,7 @@ def test_a_job_is_not_sent_to_a_server_of_another_user(tmp_path, server, monkeyp
         theirs.bind(str(folder / address.name))
         with another_user(listen):
             assert os.read(reading, 100) == b"listens"
-            with pytest.raises(ForkServerError, match=r"user \d+ listens"):
+            with pytest.raises(ForkServerError, match=r"process of user \d+"):
                 call(tmp_path, "say", "0")
             assert os.read(reading, 100) == b"nothing"
 
@@ -231,8 +234,10 @@ def test_a_server_takes_no_job_from_another_user(monkeypatch):
         listener.listen()
         with ThreadPoolExecutor() as pool:
             theirs = pool.submit(answer_of_another_user, connect)
-            assert forkserver._accepted(listener) == []
+            with listener.accept()[0] as connection:
+                keeper = forkserver._forked(forkserver._keep, connection, listener, {}, os.getpid())
             assert theirs.result(timeout=60) == "b''"
+            assert os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1]) == 1
 
 
 def test_a_server_that_cannot_start_is_named_with_its_log(tmp_path, monkeypatch):
