@@ -96,7 +96,7 @@ _PAIR_KNOBS = ("enable_prefix_caching", "num_speculative_tokens", "model")
 
 def ratio_finding(ratio: float, verdict: str, sentence: str) -> Finding:
     """A finding on a ratio, with the ratio as its badge if a difference is shown, otherwise with the verdict."""
-    badge = f"{ratio:.3g} times" if verdict in DECIDED else verdict
+    badge = f"{number(ratio)} times" if verdict in DECIDED else verdict
     return Finding(badge, sentence, "good" if verdict == FLAT else "neutral")
 
 
@@ -154,7 +154,7 @@ def verdicts_by(rows: pd.DataFrame, *keys: str) -> Iterator[Finding]:
         largest = records(of_one.sort_values(["decided", "size"], ascending=False))[0]
         text = f"{largest['gpu']}: {effect_in_words(largest)} ({place(largest)})"
         if largest.get("only_waiting") is True:
-            text += f" Without waiting for the host, the ratio is {largest['device_ratio']:.3g}, within the margin."
+            text += f" Without waiting for the host, the ratio is {number(largest['device_ratio'])}, within the margin."
         if len(of_one) > 1:
             what = f"largest {'change' if largest['decided'] else 'ratio'} of {len(of_one)} comparisons"
             text += f" This is the {what} of {knob_name(largest['knob'])}: {with_counts(of_one['verdict'])}."

@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from workflow_scripts.common.columns import column
+from workflow_scripts.common.wording import number
 from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.plot import Plot
 from workflow_scripts.page.ratio_plot import plot_bars
@@ -69,14 +70,14 @@ def _pair(report: Report, row: Mapping[str, Any]) -> Finding:
     ratio = with_interval(row, "improvement_ratio", " times the output tokens/s")
     vllm, hf = (report.setting_of(row, row[name]) for name in ("vllm_knobs", "hf_knobs"))
     words = f"{place(row)}: vLLM ({vllm}) against HuggingFace {row['hf_kind']} ({hf}): {ratio}."
-    return Finding(f"{row['improvement_ratio']:.3g} times", words)
+    return Finding(f"{number(row['improvement_ratio'])} times", words)
 
 
 def _step(row: Mapping[str, Any]) -> Finding:
     ratio = with_interval(row, "ratio", " times the output tokens/s")
     ties = " Other continuous batching is not shown to be slower." if isinstance(row["ties"], str) else ""
     words = f"{place(row)}: {STEPS[row['factor']]}: {ratio}.{ties}"
-    return Finding(f"{row['ratio']:.3g} times", words)
+    return Finding(f"{number(row['ratio'])} times", words)
 
 
 SUBJECT = Subject(

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from workflow_scripts.catalog.published import PROMPT_SHARES
 from workflow_scripts.common.columns import column, heading
-from workflow_scripts.common.wording import plural
+from workflow_scripts.common.wording import number, plural
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.by_knob import draw_published, published_handles
@@ -54,7 +54,8 @@ def prediction_errors(tables: Tables) -> Plot:
         title=f"Predicted {column(RATE).in_words} over measured, cells sorted by their error",
         interval="band of the prediction",
     )
-    alt = f"{len(rows)} cells. Predictions have a median error of {size.median():.3g} %, at most {size.max():.3g} %."
+    median, most = number(size.median()), number(size.max())
+    alt = f"{len(rows)} cells. Predictions have a median error of {median} %, at most {most} %."
     return replace(plot, alt=alt, sources=["measured", "predicted"])
 
 
@@ -140,13 +141,12 @@ def _accuracy(rows: pd.DataFrame) -> Iterator[Finding]:
         without = int(part["low"].isna().sum())
         cells = plural(len(part), f"{engine} cell")
         cells += f" ({without} uncalibrated)" if without else ""
-        most = f" and at most {size.max():.3g} %" if len(part) < FEW_CELLS else ""
-        most = most or f" and {size.quantile(0.9):.3g} % at the 90th percentile"
+        most = f" and at most {number(size.max())} %" if len(part) < FEW_CELLS else ""
+        most = most or f" and {number(float(size.quantile(0.9)))} % at the 90th percentile"
         worst = f" in the median{most}" if len(part) > 1 else ""
-        sentence = (
-            f"On {gpu}, the prediction of {column(RATE).in_words} is off by {size.median():.3g} %{worst}, in {cells}."
-        )
-        yield Finding(f"{size.median():.3g} % off", sentence, kind)
+        off = f"{number(size.median())} %"
+        sentence = f"On {gpu}, the prediction of {column(RATE).in_words} is off by {off}{worst}, in {cells}."
+        yield Finding(f"{off} off", sentence, kind)
 
 
 def _flags(rows: pd.DataFrame, report: Report) -> Iterator[Finding]:
