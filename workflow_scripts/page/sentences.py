@@ -88,6 +88,13 @@ EFFECT_COLUMNS: Mapping[str, str] = {
     "starts_needed": "Further starts needed to decide",
     "bound_by": "Running sequences limited by",
 }
+# What limits the running sequences, by its name in the tables.
+_BOUND_BY = {
+    "sequences": "sequences allowed at once",
+    "prompts": "number of requests",
+    "kv_blocks": "KV blocks",
+    "token_budget": "token budget of a step",
+}
 # Knobs whose effects have their own section.
 OWN_SECTION = ("max_num_seqs", "block_size", "enable_prefix_caching", "num_speculative_tokens", "environment")
 # What `pairs_that_differ_in` reports pair by pair.
@@ -118,7 +125,8 @@ def without_effect(rows: pd.DataFrame) -> Iterator[str]:
 def overall(effects: pd.DataFrame) -> pd.DataFrame:
     """The comparisons of all values of a knob, with the other settings in words."""
     rows = effects[effects["comparison"] == "overall"]
-    return rows.assign(held=rows["held"].map(held_in_words), knob=rows["knob"].map(knob_name))
+    bound_by = rows["bound_by"].replace(_BOUND_BY, regex=True)
+    return rows.assign(held=rows["held"].map(held_in_words), knob=rows["knob"].map(knob_name), bound_by=bound_by)
 
 
 def effects_of(knob: str) -> TablePart:
