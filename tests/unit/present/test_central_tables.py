@@ -44,7 +44,7 @@ def test_each_device_has_a_row_with_a_rate_and_its_interval_at_each_value(tables
 def test_what_was_refused_stays_with_its_reason_and_what_is_missing_is_predicted(report, tables, tmp_path):
     all_sequences = {"Other settings": "at most 256 sequences"}
     [of_a100] = rows(tables["block_size"][RATES], **{"Device / block size": "a100-sxm-80gb"}, **all_sequences)
-    assert (of_a100["8"], of_a100["64"]) == ("infeasible", "missing")
+    assert (of_a100["8"], of_a100["64"]) == ("infeasible", "not run")
     assert of_a100["Why there is no rate"].startswith("8: ValueError: block size 8 is refused")
     [of_l40s] = rows(tables["block_size"][RATES], **{"Device / block size": "l40s"}, **all_sequences)
     assert of_l40s["64"] == "timeout"
