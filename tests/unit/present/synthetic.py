@@ -276,7 +276,7 @@ def plan_table(cells: pd.DataFrame) -> pd.DataFrame:
 def claims_table() -> pd.DataFrame:
     """The table `claims`: one of each verdict."""
     verdicts = ["supported", "contradicted", "not testable here"]
-    rows = pd.DataFrame({"verdict": verdicts, "published_by": "made-up-blog", "published_value": "2 x"}).assign(
+    rows = pd.DataFrame({"verdict": verdicts, "published_by": "a made-up blog", "published_value": "2 x"}).assign(
         claim=[f"A made-up claim that is {verdict}." for verdict in verdicts],
         evidence=["[limits] It is possible.", f"[limits] It is not. {SCRIPT}", None],
         would_test=[None, None, "snakemake --cores all"],
