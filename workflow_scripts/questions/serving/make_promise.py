@@ -71,7 +71,7 @@ def _promise_of(
         raise PromiseError(
             f"{named[0]}: only searched the highest load, which the table `searches` has, and measured no rate and"
             " latency at one load; allowed: a cell with `request_rate_per_s` or `users`, such as this setting at a"
-            " rate below"
+            " lower load"
         )
     if cells.empty:
         raise PromiseError(
