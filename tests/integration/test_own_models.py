@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.integration.conftest import CHECKOUT, snakemake_command
+from tests.unit.made_rates import made_rates
 from tests.unit.made_studies import fixed, write_study
 from tests.unit.prepare.fake_hub import serving
 from workflow_scripts.common.files import sha256_of
@@ -68,6 +69,7 @@ def test_own_models_are_measured_to_the_report(tmp_path, repository, environment
     workloads = {"load": fixed(2, 8, 4)}
     times = {"repeats": 1, "cell_time_limit_s": 150}
     study = write_study(tmp_path, sweep, name="own", models=models, workloads=workloads, **times)
+    made_rates(1e13, 1e16, gpu="cpu-1core").write(results / "own/prepared/devices/cpu-1core.json")
 
     def call(hub: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         own = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
@@ -138,6 +140,7 @@ def test_a_local_checkpoint_gives_the_same_greedy_answers_in_both_engines(tmp_pa
         **{"repeats": 1, "cell_time_limit_s": 300},
     )
     results = tmp_path / "results"
+    made_rates(1e13, 1e16, gpu="cpu-1core").write(results / "local/prepared/devices/cpu-1core.json")
     command = snakemake_command(study, results, str(results / "local/tables/answers.parquet"))
     done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stderr
