@@ -125,7 +125,9 @@ def without_effect(rows: pd.DataFrame) -> Iterator[str]:
 def overall(effects: pd.DataFrame) -> pd.DataFrame:
     """The comparisons of all values of a knob, with the other settings in words."""
     rows = effects[effects["comparison"] == "overall"]
-    bound_by = rows["bound_by"].replace(_BOUND_BY, regex=True)
+    bound_by = rows["bound_by"].map(
+        lambda of: ", ".join(map(_BOUND_BY.__getitem__, of.split(", "))), na_action="ignore"
+    )
     return rows.assign(held=rows["held"].map(held_in_words), knob=rows["knob"].map(knob_name), bound_by=bound_by)
 
 
