@@ -22,6 +22,7 @@ import pytest
 from tests.integration.conftest import CHECKOUT, SHORT, outcome_of, snakemake_command
 from tests.integration.served_study import Listeners
 from tests.processes import is_session_gone, measuring, wait_for
+from tests.unit.made_rates import made_rates
 from tests.unit.made_studies import round_plan
 from workflow_scripts.catalog.gpus_and_models import get_model, load_gpus
 from workflow_scripts.common.files import read_jsonl
@@ -525,6 +526,7 @@ def test_cells_are_measured_in_rounds_and_those_that_are_not_decided_once_more(t
     sweep = {"name": "static", "gpu": "cpu-all", "engine": "hf-static", "model": "tiny-llama-57m", "workload": "short"}
     two_cells = {"sweeps": [sweep | {"knobs": {"batch_size": [2, 4]}}], "repeats": 1}
     results = tmp_path / "results"
+    made_rates(1e13, 1e16).write(results / "small/prepared/devices/cpu-all.json")
 
     def measure(*options: str, **changes: object) -> str:
         study = write_study(tmp_path, **two_cells, **changes)
