@@ -103,6 +103,10 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame, texts: Texts) -> pd.Data
     reported = running_reported(steps).reindex(repeat.index)
     for name in ("running_peak", "running_mean"):
         repeat[name] = repeat[name].fillna(reported[name])
+    # Of a repeat shorter than the time between two readings, none may have seen a request.
+    missed = repeat["running_peak"].eq(0)
+    names = ["running_peak", "running_mean", "waiting_peak", "kv_cache_usage_peak", "kv_cache_usage_mean"]
+    repeat[names] = repeat[names].mask(missed)
     return derived(start.reset_index().merge(repeat.reset_index(), on=START, how="left"))
 
 

@@ -152,6 +152,16 @@ def test_rates_are_over_the_time_from_the_first_request_to_the_end_of_the_last(t
     assert row_of(table, STATIC)["steady_output_tokens_per_s"] == pytest.approx(8 / 7)
 
 
+@pytest.mark.parametrize(("readings", "peak"), [([0, 0], None), ([0, 2], 2.0)])
+def test_a_server_whose_readings_all_missed_its_requests_has_no_peak(tmp_path, readings, peak):
+    served = two_requests(FOUR).assign(scheduled_s=None)
+    steps = pd.DataFrame({"cell_id": FOUR, "start": 1, "repeat": 0, "time_s": [0.0, 4.0], "running": readings})
+    steps = steps.assign(waiting=0, kv_cache_usage=0.0)
+    row = row_of(of_study(tmp_path, of_start(), served=[served], steps=[steps]), FOUR)
+    known = row["running_peak"], row["waiting_peak"], row["kv_cache_usage_peak"]
+    assert [None if pd.isna(value) else value for value in known] == ([None] * 3 if peak is None else [peak, 0, 0.0])
+
+
 def test_a_hit_rate_stands_beside_the_one_that_the_workload_implies(tmp_path):
     identical = {"kind": "identical", "num_prompts": 2, "prompt_tokens": 65, "output_tokens": 8}
     study = Study.model_validate(DEFINITION | {"workloads": {"chat": identical}})
