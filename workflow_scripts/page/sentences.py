@@ -92,7 +92,7 @@ EFFECT_COLUMNS: Mapping[str, str] = {
 _BOUND_BY = {
     "sequences": "sequences allowed at once",
     "prompts": "number of requests",
-    "kv_blocks": "KV blocks",
+    "kv_blocks": "number of KV blocks",
     "token_budget": "token budget of a step",
 }
 # Knobs whose effects have their own section.
@@ -126,7 +126,7 @@ def overall(effects: pd.DataFrame) -> pd.DataFrame:
     """The comparisons of all values of a knob, with the other settings in words."""
     rows = effects[effects["comparison"] == "overall"]
     bound_by = rows["bound_by"].map(
-        lambda of: ", ".join(map(_BOUND_BY.__getitem__, of.split(", "))), na_action="ignore"
+        lambda names: ", ".join(_BOUND_BY.get(name, name) for name in names.split(", ")), na_action="ignore"
     )
     return rows.assign(held=rows["held"].map(held_in_words), knob=rows["knob"].map(knob_name), bound_by=bound_by)
 
