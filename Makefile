@@ -41,13 +41,14 @@ test: $(VENV)/dev.installed .venv-linters/linters.installed ## run the tests tha
 test-all: test test-slurm test-measure ## run these three, one after another
 
 test-measure: $(VENV)/dev.installed ## run the tests that measure with engines and servers, one by one
-	$(BIN)/pytest -m "not slurm and not studies" tests/integration --ignore=tests/integration/parallel $(ARGS) || test $$? = 5
+	$(BIN)/pytest tests/integration --ignore=tests/integration/parallel --ignore=tests/integration/slurm $(ARGS) || test $$? = 5
 
 test-studies: $(VENV)/dev.installed ## run every study's cut for a CPU, and the long comparisons with vLLM (an hour; ARGS="-k answers": one)
 	$(BIN)/pytest -m studies tests/integration $(ARGS)
 
-test-slurm: $(VENV)/dev.installed ## run only the tests on a real Slurm of four nodes, started in a scratch folder (a quarter of an hour)
-	$(BIN)/pytest -m slurm tests/integration $(ARGS) || test $$? = 5
+# Each module has its own Slurm, device lock and checkout. While one waits for Slurm, another works.
+test-slurm: $(VENV)/dev.installed ## run only the tests on a real Slurm of four nodes, started in a scratch folder
+	$(BIN)/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder tests/integration/slurm $(ARGS) || test $$? = 5
 
 test-cuda: $(VENV)/dev.installed $(CUDA_VENV)/cuda.installed ## install the CUDA environment and test what needs no GPU (9 GB, 5 minutes)
 	CUDA_PYTHON=$(abspath $(CUDA_VENV))/bin/python $(BIN)/pytest tests/cuda $(ARGS)

@@ -279,9 +279,11 @@ class SlurmLab:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports below those that the kernel gives to whoever asks for any, as other tests do meanwhile."""
+    """Ports below those that the kernel gives to whoever asks for any, as other tests do meanwhile, and other ones than
+    those of a lab that starts beside this one."""
     ports: list[int] = []
-    for port in random.Random().sample(range(20_000, 32_000), 1000):
+    first = 20_000 + 1000 * (os.getpid() % 12)
+    for port in random.Random().sample(range(first, first + 1000), 1000):
         with socket.socket() as one, suppress(OSError):
             one.bind(("127.0.0.1", port))
             ports.append(port)

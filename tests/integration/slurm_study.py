@@ -1,5 +1,6 @@
 """A separate checkout for the Slurm lab: four CPU devices, each in its own partition."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -105,3 +106,14 @@ class LabCheckout:
 
     def outcome(self, cell_id: str) -> Outcome:
         return Outcome.read(self.folder(cell_id) / "outcome.json")
+
+
+def planned_cells(checkout: LabCheckout, said: str = "") -> set[str]:
+    """Cells of the batches that a dry run shows; it says this."""
+    printed = checkout.snakemake("--dry-run").stdout
+    assert said in printed
+    return set(re.findall(r"^    (\S+), start \d+$", printed, re.MULTILINE))
+
+
+def known_jobs(lab: SlurmLab) -> set[str]:
+    return {job["JobId"] for job in lab.jobs()}

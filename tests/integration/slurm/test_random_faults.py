@@ -1,19 +1,13 @@
 """Ten random faults on a real Slurm; `make bench-faults` draws hundreds."""
 
-import os
-
 import pytest
 
 from tests.faults.campaign import run
 from tests.faults.cluster import Cluster
 from tests.faults.kinds import drawn
+from tests.integration.slurm.conftest import ON_SLURM
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.needs_tool("slurmctld", "slurmd", "munged", "sbatch", "slurmdbd", "mariadbd", "gcc"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root, for its devices and for a full disk"),
-    pytest.mark.timeout(3600),
-]
+pytestmark = [*ON_SLURM, pytest.mark.needs_tool("gcc"), pytest.mark.timeout(3600)]
 
 
 def test_ten_faults_lose_no_cell_and_leave_nothing():

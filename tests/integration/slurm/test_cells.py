@@ -1,0 +1,277 @@
+"""Studies on a real Slurm of four nodes, from the first call to the tables."""
+
+import csv
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.integration.served_study import SECRETS
+from tests.integration.slurm.conftest import ON_SLURM
+from tests.integration.slurm_lab import GPU_TYPES, GRES_TYPES, wait_for
+from tests.integration.slurm_study import cell, known_jobs, planned_cells
+from tests.unit.made_studies import end_cell, fixed, write_study
+from workflow_scripts.device.device_rates import DeviceRates
+from workflow_scripts.study.accounting import accounted_jobs
+from workflow_scripts.study.definition import cell_definition, json_sha256, resolved_models
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.outcome import Outcome
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.rounds import RoundPlan, plans
+from workflow_scripts.study.study_file import load_study
+
+pytestmark = [*ON_SLURM, pytest.mark.usefixtures("nothing_left_running"), pytest.mark.timeout(900)]
+
+RATES_KNOWN = ("h100", "a100", "l40s")
+
+# Up to the first tables: what lies behind it is the same on every machine, and drawn once, by the partial report.
+TABLE = ("--until", "cells")
+# And to one that needs the rates of the devices, of which a first call knows some only when its jobs have ended.
+RATES = ("--until", "devices")
+ON_NODES = {"partition": "gpu-l40s"}
+
+
+def test_each_cell_runs_on_a_node_of_its_gpu_and_the_report_is_drawn(checkout, lab):
+    checkout.write_site(prepare=ON_NODES)
+    checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES]}])
+    done = checkout.snakemake(*RATES)
+    assert done.returncode == 0, done.stderr
+    jobs = {job["JobId"]: job for job in lab.jobs()}
+    measured = [job for job in jobs.values() if "measure_batch" in job["Comment"]]
+    assert len(measured) == len(GPU_TYPES)
+    # Parsing and tables are made where Snakemake runs.
+    on_nodes = {re.sub("(^rule_|_wildcards_.*)", "", job["Comment"]) for job in jobs.values()}
+    assert on_nodes == {"prepare_model", "prepare_workload", "measure_batch"}
+    for gpu in GPU_TYPES:
+        outcome = checkout.outcome(cell(f"lab-{gpu}"))
+        assert outcome.outcome == "ok", outcome.reason
+        job = jobs[outcome.provenance["job"]["SLURM_JOB_ID"]]
+        assert job["JobState"] == "COMPLETED"
+        assert (job["Partition"], job["NodeList"]) == (f"gpu-{gpu}", f"n-{gpu}")
+        assert outcome.provenance["job"]["SLURMD_NODENAME"] == f"n-{gpu}"
+        assert job["JOB_GRES"] == f"gpu:{GRES_TYPES[gpu]}:1"
+        assert outcome.provenance["job"]["CUDA_VISIBLE_DEVICES"] == "0"  # the first and only one of its node
+    # The environment reaches a job through Slurm alone, which keeps it to itself.
+    written = [path for place in ("my results", ".snakemake") for path in (checkout.root / place).rglob("*")]
+    written += [path for path in lab.root.rglob("*") if path.parent != path and path.name != "environment"]
+    assert any(path.name == "script" for path in written)
+    held = {path: path.read_bytes() for path in written if path.is_file()}
+    held |= {"jobs": str(lab.jobs()).encode(), "printed": (done.stdout + done.stderr).encode()}
+    assert not [place for place, content in held.items() for secret in SECRETS.values() if secret.encode() in content]
+    for path in lab.root.glob("state/hash.*/job.*/environment"):
+        assert path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.usefixtures("checkout")
+def test_status_has_what_accounting_says_of_the_jobs_and_waits_for_no_answer(lab, tmp_path):
+    """Of cells whose outcomes name jobs of the lab; the jobs only hold some memory."""
+    sweep = {"gpu": "cpu-all", "model": "tiny-llama-57m", "knobs": {"max_num_seqs": [1, 2, 3, 4]}}
+    file = write_study(tmp_path, sweep, workloads={"short": fixed()})
+    study = load_study(file)
+    paths = StudyPaths(tmp_path / "results", study.name)
+    hold = f"{sys.executable} -c 'import time; held = bytearray(200 << 20); time.sleep(3)'"
+    jobs = {}
+    for gpu, target in zip(GPU_TYPES, expand(study), strict=True):
+        where = (f"--partition=gpu-{gpu}", "--mem=500", "--output=/dev/null")
+        jobs[f"n-{gpu}"] = job = lab.client("sbatch", "--parsable", *where, f"--wrap={hold}").strip()
+        end_cell(study, paths, target, provenance={"job": {"SLURM_JOB_ID": job, "SLURM_CLUSTER_NAME": "lab"}})
+    wait_for(lambda: not lab.client("squeue", "--noheader"), 60, "the end of the jobs")
+
+    def status() -> str:
+        command = [sys.executable, "-m", "workflow_scripts", "status", "--study", file, "--results", paths.results]
+        return subprocess.run(
+            command, env=lab.environment, check=True, capture_output=True, text=True, timeout=60
+        ).stdout
+
+    assert lab.database is not None
+    lab.database.send_signal(signal.SIGSTOP)
+    assert status().count("accounting is not available") == 1
+    lab.database.send_signal(signal.SIGCONT)
+    lab.stop_database()
+    assert status().count("accounting is not available") == 1
+    assert paths.jobs() == []
+    lab.start_database()
+    # The controller sends what the database missed when it has found it again.
+    wait_for(lambda: status().count("\nn-") == len(jobs), 120, "the accounts of all nodes")
+    told = {job.nodes: job for job in accounted_jobs(paths)}
+    assert {node: (job.job, job.state) for node, job in told.items()} == {n: (j, "COMPLETED") for n, j in jobs.items()}
+    for job in told.values():
+        assert 3 <= job.elapsed_s < 60
+        assert 0 <= job.queued_s < 60
+        assert job.memory_bytes is not None
+        assert 200 << 20 < job.memory_bytes < 500 << 20
+        assert job.energy_j is None
+
+
+def test_without_a_study_the_profile_stops_and_names_a_command_that_works(checkout):
+    def typed(call):
+        command = [sys.executable, "-m", *call.split()]
+        return subprocess.run(command, cwd=checkout.root, env=checkout.lab.environment, capture_output=True, text=True)
+
+    stopped = typed("snakemake --profile slurm")
+    assert stopped.returncode == 1
+    assert "h200, h100-sxm, a100-pcie-80gb, l40s" in stopped.stderr
+    assert "Job stats" not in stopped.stdout + stopped.stderr
+    (named,) = re.findall(r"Type: (snakemake --profile slurm --configfile \S+)", stopped.stderr)
+    planned = typed(f"{named} --dry-run")
+    assert planned.returncode == 0, planned.stderr
+    assert "measure_batch" in planned.stdout
+
+
+def test_a_second_call_has_nothing_to_do_and_a_new_setting_is_all_that_a_third_would_measure(checkout):
+    checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES]}])
+    assert (checkout.study / "prepared/devices/lab-h200.json").exists()
+    assert re.search(r"^total +0$", checkout.snakemake(*RATES).stderr, re.MULTILINE)
+    # Nor without the cluster's profile.
+    here = [sys.executable, "-m", "snakemake", "--profile", "profiles/local", "--dry-run", *RATES]
+    call = [*here, "--config", *checkout.config]
+    planned = subprocess.run(call, cwd=checkout.root, env=checkout.lab.environment, capture_output=True, text=True)
+    assert re.search(r"^total +0$", planned.stdout + planned.stderr, re.MULTILINE), planned.stderr
+    run = checkout.root / "workflow_scripts/measure/run.py"
+    run.write_text(run.read_text() + "\n# A comment.\n")
+    assert "measure_batch" not in checkout.snakemake("--dry-run").stdout
+    checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES], "knobs": {"batch_size": [4, 3]}}])
+    assert planned_cells(checkout) == {cell(f"lab-{gpu}", batch=3) for gpu in GPU_TYPES}
+
+
+def test_a_further_start_is_a_round_of_its_own_and_the_first_is_not_repeated(checkout):
+    # With one cell there is nothing to decide, so the second round is the last.
+    checkout.write_study([{"gpu": "lab-h200"}], starts={"at_least": 2, "at_most": 4})
+    assert planned_cells(checkout) == {cell("lab-h200")}
+    first = checkout.folder(cell("lab-h200")) / "outcome.json"
+    before = first.read_bytes()
+    done = checkout.snakemake(*TABLE)
+    assert done.returncode == 0, done.stderr
+    further = Outcome.read(first.parent / "start-2/outcome.json")
+    assert further.outcome == "ok", further.reason
+    assert (further.start.start, further.start.round, further.start.position) == (2, 2, 1)
+    assert first.read_bytes() == before
+    with (checkout.study / "tables/repeats.csv").open() as lines:
+        assert [(row["start"], row["repeat"]) for row in csv.DictReader(lines)] == [
+            (str(start), str(repeat)) for start in (1, 2) for repeat in (0, 1)
+        ]
+    assert RoundPlan.read(checkout.study / "rounds/round-3.json").ended == "every comparison is decided"
+    assert planned_cells(checkout) == set()
+    shutil.rmtree(first.parent / "start-2")  # other tests copy this cell
+
+
+def test_another_protocol_repeats_every_cell_and_says_so(checkout):
+    checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES]}])
+    protocol = checkout.root / "workflow_scripts/study/protocol.py"
+    before = protocol.read_text()
+    protocol.write_text(before + "\nPROTOCOL_VERSION += 1\n")
+    try:
+        assert planned_cells(checkout, "4 cells were measured") == {cell(f"lab-{gpu}") for gpu in GPU_TYPES}
+    finally:
+        protocol.write_text(before)
+    assert planned_cells(checkout) == set()
+
+
+def test_cells_of_a_gpu_that_the_site_lacks_are_left_to_another_cluster(checkout):
+    checkout.write_study([{"gpu": ["lab-h200", "l40s"], "knobs": {"batch_size": [4, 3]}}])
+    assert planned_cells(checkout, "config/lab_site.yaml has no l40s") == {cell("lab-h200", batch=3)}
+
+
+def test_cells_of_another_cluster_are_merged_by_copying_and_another_protocol_is_kept_apart(checkout):
+    """Cells of an l40s as another cluster would have written them; one was measured under an older protocol."""
+    checkout.write_study([{"gpu": ["lab-h200", "l40s"], "knobs": {"batch_size": [4, 5]}}])
+    study = load_study(checkout.root / "lab.yaml")
+    evidence = checkout.folder(cell("lab-h200"))
+    # This process has the catalogue of the repository, which does not know the lab's own devices.
+    there_alone = [sweep.model_copy(update={"gpu": ["l40s"]}) for sweep in study.sweeps]
+    for target in expand(study.model_copy(update={"sweeps": there_alone})):
+        shutil.copytree(evidence, checkout.folder(target.id))
+        definition = cell_definition(study, target, resolved_models(study)).as_json()
+        if target.knobs.max_concurrency == 5:
+            definition["protocol"] -= 1
+        record = json.loads((evidence / "outcome.json").read_text())
+        sha256 = json_sha256({name: value for name, value in definition.items() if name != "repeats"})
+        record |= {"cell_id": target.id, "definition": definition, "definition_sha256": sha256}
+        record["provenance"] |= {"host": "elsewhere", "lock_sha256": "f" * 64}
+        (checkout.folder(target.id) / "outcome.json").write_text(json.dumps(record))
+    done = checkout.snakemake("partial_report", *TABLE)
+    assert done.returncode == 0, done.stderr
+    with (checkout.study / "tables/starts.csv").open() as lines:
+        rows = {row["cell_id"]: row for row in csv.DictReader(lines)}
+    here, there, older = (cell(gpu, batch=batch) for gpu, batch in (("lab-h200", 4), ("l40s", 4), ("l40s", 5)))
+    assert [rows[c]["outcome"] for c in (here, there, older)] == ["ok", "ok", "ok"]
+    assert rows[there]["host"] == rows[older]["host"] == "elsewhere" != rows[here]["host"]
+    assert [rows[c]["comparable"] for c in (here, there, older)] == ["true", "true", "false"]
+    said = checkout.snakemake("status").stdout
+    assert "outdated: measured by another definition, protocol" in said
+    assert "ffffffffffff: 2 cells, l40s on elsewhere" in said
+
+
+def test_cells_that_matter_are_measured_on_two_gpu_types_after_one_calibration_job_of_each(checkout, lab):
+    short = checkout.root / "workflow_scripts/study/calibrations.py"
+    short.write_text(short.read_text().replace('CALIBRATION_S = {"cpu": 20.0', 'CALIBRATION_S = {"cpu": 2.0'))
+    checkout.write_site()
+    types = ("h200", "l40s")
+    # Cores of one processor: the rates that the first test measured are those of both.
+    measured, made_up = (checkout.study / f"prepared/devices/lab-{gpu}.json" for gpu in types)
+    DeviceRates.read(measured).model_copy(update={"gpu": "lab-l40s"}).write(made_up)
+    shutil.copystat(measured, made_up)
+    checkout.write_study(
+        [{"gpu": [f"lab-{gpu}" for gpu in types], "engine": "vllm", "knobs": {"max_num_seqs": [1, 2, 8, 16, 32]}}],
+        # So wide that the fastest cells of a machine under load are as good as each other.
+        equivalence_margin_pct=50,
+        measure={"decide": ["recommendation"]},
+    )
+    known = known_jobs(lab)
+    done = checkout.snakemake(*TABLE, timeout_s=800)
+    assert done.returncode == 0, done.stderr
+    jobs = {job["JobId"]: job for job in lab.jobs() if job["JobId"] not in known}
+    calibrated = [(job["Partition"], job["JOB_GRES"]) for job in jobs.values() if "calibrate_devices" in job["Comment"]]
+    assert sorted(calibrated) == [(f"gpu-{gpu}", f"gpu:{GRES_TYPES[gpu]}:1") for gpu in types]
+    # The login node predicts with them.
+    with (checkout.study / "plan/plan.csv").open() as lines:
+        assert [row["speed_source"] for row in csv.DictReader(lines)] == ["calibrated"] * 10
+    of_rounds = plans(StudyPaths(checkout.study.parent, "lab"))
+    assert of_rounds[-1].ended
+    assert (of_rounds[-1].asked, of_rounds[-1].questions) == (2, ())
+    started = [start.cell for plan in of_rounds for start in plan.starts]
+    assert 5 <= len(started) == len(set(started)) < 10  # three check cells and a recommended one of each type at least
+    for cell_id in started:
+        outcome = checkout.outcome(cell_id)
+        assert outcome.outcome == "ok", outcome.reason
+        job = jobs[outcome.provenance["job"]["SLURM_JOB_ID"]]
+        assert job["Partition"] == f"gpu-{cell_id.split('/')[0].removeprefix('lab-')}"
+    assert "2 of 2 questions answered" in checkout.snakemake("status").stdout
+    again = checkout.snakemake("--dry-run", *TABLE)
+    # Snakemake says either where it plans no job.
+    said = again.stdout + again.stderr
+    assert re.search(r"Nothing to be done|^total +0$", said, re.MULTILINE), said
+
+
+OLD, BROKEN = "transformers-5.23.0", "transformers-5.23.1"
+# Notes each call; makes an environment of this Python, and none for the second lock.
+SETUP = f"""#!/bin/sh
+echo $SLURMD_NODENAME "$@" >> calls
+case $2 in {BROKEN}*) echo no index; exit 2 ;; esac
+mkdir -p "$3/bin"; printf '#!/bin/sh\nexec {sys.executable} "$@"\n' > "$3/bin/python"; chmod +x "$3/bin/python"
+"""
+
+
+def test_an_environment_is_installed_once_and_a_broken_one_ends_only_its_own_cells(checkout, lab):
+    (checkout.root / "envs/setup.sh").write_text(SETUP)
+    (checkout.root / f"envs/{BROKEN}-cpu.txt").touch()
+    checkout.write_site(prepare=ON_NODES)
+    gpus = ["lab-l40s", "lab-h100"]
+    checkout.write_study([{"gpu": gpus, "environment": [OLD, BROKEN]}])
+    known = known_jobs(lab)
+    done = checkout.snakemake("--until", "measure_batch")
+    assert done.returncode == 0, done.stderr
+    installed = [job for job in lab.jobs() if job["JobId"] not in known and "install_environment" in job["Comment"]]
+    assert [job["Partition"] for job in installed] == ["gpu-l40s"] * 2
+    calls = sorted(line.split()[:3] for line in (checkout.root / "calls").read_text().splitlines())
+    assert calls == [["n-l40s", "install", f"{name}-cpu"] for name in (OLD, BROKEN)]
+    for gpu in gpus:
+        places = (cell(gpu).replace("/hf-static/", f"/hf-static@{name}/") for name in (OLD, BROKEN))
+        old, broken = map(checkout.outcome, places)
+        assert (old.outcome, broken.outcome, broken.phases_s) == ("ok", "invalid", {})
+        assert "no index" in (broken.reason or "")
+        assert old.definition["environment"] == OLD
