@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Literal, cast
 
 from workflow_scripts.catalog.environments import version_of
@@ -72,6 +73,7 @@ class Speed(Record):
     `client_s`: from when a client sends a request until the engine's core has it, and back for the first token.
     `of_group`: the band of such predictions by public runs. `band_group`: whose band this is, if it is not its own.
     `tpot_error_pct`: of the time per output token, if it differs from that of rates.
+    `around_s`: what a start and a stop of the engine took, if a calibration of this device and model tells it.
     `covered`: the largest work of a step that the costs were fitted to, by kinds whose cost only the steps show.
     """
 
@@ -86,6 +88,7 @@ class Speed(Record):
     of_group: GroupBand | None = None
     band_group: str | None = None
     repeat_sd: float | None = None
+    around_s: tuple[float, float] | None = None
     covered: Mapping[str, float] | None = None
     how: str
 
@@ -260,9 +263,17 @@ def _speed(fit: StepFit, record: CalibrationRecord, dtype: Dtype, wanted: Wanted
         error_s=fit.band.wall_s,
         ttft_error_s=fit.band.ttft_s,
         repeat_sd=fit.repeat_sd,
+        around_s=_around_s(record) if source == "calibrated" and not other else None,
         covered={kind: most for kind, most in fit.most.items() if not (by_rates and kind in GUIDED)},
         how=how,
     )
+
+
+def _around_s(record: CalibrationRecord) -> tuple[float, float] | None:
+    """Seconds of a start and a stop with all layers, in the median; those that a cell's record has are not here."""
+    whole = [start.phases_s for start in record.starts if start.layers == record.starts[0].layers]
+    known = [(phases["start"], phases["stop"]) for phases in whole if {"start", "stop"} <= phases.keys()]
+    return (median(start for start, _ in known), median(stop for _, stop in known)) if known else None
 
 
 def _pct(factor: float | None) -> float | None:

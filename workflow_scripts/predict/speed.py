@@ -28,8 +28,8 @@ from workflow_scripts.study.study import Slo, is_late
 from workflow_scripts.workloads.warmup import USUAL_PASSES, pass_size
 
 # Seconds that the pipeline itself takes for a cell besides the engine's work: `start` until the engine is ready, `stop`
-# until its memory is free. On a CPU as `make bench-harness` measures it, where a cell is forked from a process that has
-# the engine loaded; on a GPU an allowance for graphs and profiling; the time to load the weights is added to it.
+# until its memory is free. These are allowances where no calibration tells it, and in time limits, because a job may
+# have to load the engine first; on a GPU they are for graphs and profiling, and the time to load the weights is added.
 START_S = {"cpu": 6.0, "cuda": 60.0, "rocm": 90.0}
 EAGER_START_S = {"cpu": 6.0, "cuda": 25.0, "rocm": 35.0}
 STOP_S = {"cpu": 1.0, "cuda": 5.0, "rocm": 5.0}
@@ -355,12 +355,12 @@ def _with_costs(record: Prediction, cell: CellTask, speed: Speed, task: Task, ti
         schedule = schedule_for(cell, at_once, [])
         pass_s = time_schedule(schedule, work_of(schedule, cell, at_once), speed.costs, at_once.requests).wall_s
     warmup_s = USUAL_PASSES * pass_s
-    start_s = (EAGER_START_S if cell.steps.eager else START_S)[cell.kind]
+    allowed_s = (EAGER_START_S if cell.steps.eager else START_S)[cell.kind]
     if cell.kind != "cpu":
-        start_s += cell.facts.weight_bytes / cell.ranks / WEIGHTS_BYTES_PER_S
-    stop_s = STOP_S[cell.kind]
+        allowed_s += cell.facts.weight_bytes / cell.ranks / WEIGHTS_BYTES_PER_S
+    start_s, stop_s = speed.around_s or (allowed_s, STOP_S[cell.kind])
     cell_s = start_s + warmup_s + cell.repeats * timed.wall_s + stop_s
-    longest_s = cell_s + (cell.most_repeats - cell.repeats) * timed.wall_s
+    longest_s = max(start_s, allowed_s) + warmup_s + cell.most_repeats * timed.wall_s + STOP_S[cell.kind]
     return replace(
         record,
         start_s=start_s,

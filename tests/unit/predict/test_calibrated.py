@@ -39,6 +39,15 @@ def test_the_calibration_of_the_device_goes_before_a_project_file_and_serves_onl
         assert speed_for(wanted(**changes), calibrations, tmp_path / "none") is None, changes
 
 
+def test_a_start_takes_what_it_took_in_the_devices_own_calibration_of_the_model(tmp_path):
+    record, phases = calibration_with(COSTS, depths=(1, 2, 1)), [{"start": 1.5, "stop": 0.1}, {}, {"stop": 0.2}]
+    starts = [one.model_copy(update={"phases_s": of}) for one, of in zip(record.starts, phases, strict=True)]
+    calibrations = written(tmp_path, record=record.model_copy(update={"starts": starts}))
+    assert speed_for(wanted(), calibrations, tmp_path / "none").around_s == (1.5, 0.1)
+    assert speed_for(wanted(), None, tmp_path).around_s is None  # of another host
+    assert speed_for(wanted(), written(tmp_path / "old"), tmp_path / "none").around_s is None  # of an earlier version
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
