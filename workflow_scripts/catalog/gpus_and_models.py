@@ -198,7 +198,7 @@ def resolve_one(name: str) -> Gpu:
 
 
 def _words(name: str) -> frozenset[str]:
-    words = re.split(r"[\s_-]+", re.sub(r"^1 ?x ?", "", name.strip().lower()))
+    words = re.split(r"[\s_-]+", re.sub(r"^1 ?x ?|\bhbm\d\w?|(?<=\dg)b?\b", "", name.strip().lower()))
     return frozenset(words) - {"nvidia", "amd", ""}
 
 

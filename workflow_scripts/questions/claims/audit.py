@@ -53,11 +53,13 @@ from workflow_scripts.questions.claims.rate_table import (
 )
 
 ADDED = tuple(field.name for field in fields(JudgedRate))
-# Families of models by which a heading is known to name one.
-_FAMILIES = re.compile(
-    r"(meta )?(llama|qwen|mi[sx]tral|gemma|gpt|opt|phi|deepseek|falcon|yi|mpt|bloom|vicuna|codellama|smollm|glm|kimi"
-    r"|granite|nemotron|olmo|minimax)(?![a-z])"
+# Families and sizes of models by which a text is known to name one.
+_MODEL = re.compile(
+    r"(?:^|[/ (])(?:meta[ -])?(?:llama|qwen|mi[sx]tral|gemma|gpt|deepseek|falcon|mpt|bloom|vicuna|codellama|smollm|glm"
+    r"|kimi|granite|nemotron|olmo|minimax|(?:opt|phi|yi)[ -]?\d)(?![a-z]|[ .-]?cpp)|(?<![\w.])\d+(?:\.\d+)?b(?![a-z])",
+    re.IGNORECASE,
 )
+_NOT_SET = ("none", "false", "0", "0.0", "no", "off")
 _SHORTCUTS = re.compile(r"speculat|\beagle|\bmtp\b|\bmedusa|\bn-?gram|prefix[ -]?cach|cached prompt", re.IGNORECASE)
 
 
@@ -74,19 +76,22 @@ def judge(
     """The verdict on the throughput in a row of a table; `columns` says which of its columns count. What the row states
     is used. It is unknown if that contradicts `facts`, or `model`, its names."""
     gpu, of_gpu = stated_in(str(row[columns.gpu]))
-    alone = (stated_in(str(value)) for name, value in row.items() if name not in columns.read)
-    said = {kind: value for rest, found in alone if not rest for kind, value in found.items()} | of_gpu
-    said |= stated_in(columns.throughput)[1] | stated_in(str(row.get("setting") or ""))[1]
+    texts = [str(value) for name, value in row.items() if name not in columns.read and isinstance(value, str)]
+    said: Fields = {}
+    for rest, found in map(stated_in, texts):
+        said |= {kind: found[kind] for kind in found if kind in _BESIDE_TEXT or not re.search(r"\w", rest)}
+    said |= of_gpu | stated_in(columns.throughput)[1] | stated_in(str(row.get("setting") or ""))[1]
     said |= {kind: row[name] for kind, name in columns.stated.items() if not _is_null(row[name])}
+    said = {kind: value for kind, value in said.items() if str(value).lower() not in _NOT_SET}
     try:
         if "lengths" in said:
             said |= dict(zip(_OF_A_REQUEST, two_lengths(said["lengths"]), strict=True))
         numbers = {kind: _at_least_1(columns.stated.get(kind, kind), said[kind]) for kind in _NUMBERS if kind in said}
-        _refuse_contradiction(row, said, facts, model)
+        _refuse_contradiction([columns.throughput, *texts], said, facts, model)
     except AuditError as e:
         return JudgedRate(reason=str(e))
     per_engine = numbers.get("tp", 1) * numbers.get("pp", 1)
-    devices = max(numbers.get("devices", 1), per_engine * numbers.get("dp", 1))
+    devices = max(*(numbers.get(kind, 1) for kind in ("devices", "ep")), per_engine * numbers.get("dp", 1))
     sequences = numbers.get("sequences")
     if sequences is not None and columns.sequences and like("per_engine", columns.sequences):
         sequences *= max(devices / per_engine, 1)
@@ -111,7 +116,9 @@ def judge(
 
 
 _OF_A_REQUEST = ("prompt_tokens", "output_tokens")
-_NUMBERS = ("sequences", "devices", "tp", "pp", "dp", *_OF_A_REQUEST)
+_NUMBERS = ("sequences", "devices", "tp", "pp", "dp", "ep", *_OF_A_REQUEST)
+# What counts also in a text that says more.
+_BESIDE_TEXT = ("tp", "pp", "dp", "ep", "precision")
 
 
 def _is_null(value: Any) -> bool:
@@ -125,24 +132,22 @@ def _at_least_1(name: str, value: Value) -> float:
     return number
 
 
-def _refuse_contradiction(row: Mapping[str, Any], said: Fields, facts: ModelFacts, model: str | None) -> None:
+def _refuse_contradiction(texts: Sequence[str], said: Fields, facts: ModelFacts, model: str | None) -> None:
     """Raises AuditError if a row is about another model, other weights or fewer steps than the audit assumes."""
-    setting = str(row.get("setting") or "")
-    label = stated_in(str(said.get("model") or (setting if _FAMILIES.match(setting.lower()) else "")))
-    if model is not None and not _words(label[0]) <= _words(model):
-        raise AuditError(f"the row is about the model {label[0]!r}, and --model is {model.split()[0]}")
     bits = {4: 4, 8: 8}.get(int(QUANTIZED_BITS.get(facts.quantization or "", 0)), 8 * DTYPE_BYTES.get(facts.dtype, 2))
-    for precision in filter(None, (said.get("precision"), label[1].get("precision"))):
-        if (stated := bits_of(str(precision))) != bits:
+    precisions = [said.get("precision")]
+    for label, of_label in map(stated_in, [str(said.get("model") or ""), *filter(_MODEL.search, texts)]):
+        if model is not None and not _words(label) - {"throughput"} <= _words(model):
+            raise AuditError(f"the row is about the model {label!r}, and --model is {model.split()[0]}")
+        precisions.append(of_label.get("precision"))
+    for precision in map(str, filter(None, precisions)):
+        if precision.lower() not in ("auto", "unquantized") and (stated := bits_of(precision)) != bits:
             weights = facts.quantization or facts.dtype
             raise AuditError(
                 f"the precision is {precision!r}, and the weights are {weights} ({stated} and {bits} bits)"
             )
-    drafts = said.get("speculative")
-    if _SHORTCUTS.search(setting) or str(drafts).lower() not in ("none", "false", "0", "0.0", "no", "off"):
-        raise AuditError(
-            f"{drafts or setting!r} may give several tokens per step, or skip prompts: there is no ceiling"
-        )
+    if shortcut := next(filter(_SHORTCUTS.search, texts), said.get("speculative")):
+        raise AuditError(f"{str(shortcut)!r} may give several tokens per step, or skip prompts: there is no ceiling")
 
 
 def _words(name: str) -> set[str]:

@@ -12,35 +12,49 @@ from workflow_scripts.catalog.gpus_and_models import CatalogError, resolve
 from workflow_scripts.common.csv_rows import Fields, Value
 from workflow_scripts.common.faults import InputError
 
-_LENGTH = r"([ _-]*(seq(uence)?[ _-]?)?len(gth)?s?(?![a-z])| tok(en)?s?)?([ _-]*\(?tok(en)?s?\)?)?"
-# What a column or a heading can say besides the GPU and its throughput -> its usual names, in upper or lower case.
+_LENGTH = r"(?!_tok)( seq(uence)?)?( len(gth)?s?| size)?(\s?tok(en)?s?)?"
+_TOGETHER = r"concurrent|parallel|simultaneous|active|in flight|client|request"
+# What a column or a heading can say besides the GPU and its throughput -> its usual names, as `_named` reads them.
+# Names with `_tokens` are left out: they often count a whole run.
 STATED: Mapping[str, str] = {
     "sequences": (
-        r"(knob[ _-])?max[ _-]?num[ _-]?seqs|(max[ _-]?)?batch([ _-]?size)?|bs|(max[ _-]?)?conc(urrency|urrent)?|c"
-        r"|((max[ _-])?num[ _-]|concurrent[ _-])?(seqs?|sequences|users|streams)|requests at once"
-        r"|(num[ _-])?concurrent[ _-](requests?|clients|prompts|streams)|concurrency[ _-]level"
+        rf"batch( size)?|bs|c|ccu|conc(urrency|urrent)?( level)?|requests at once|({_TOGETHER}) concurrency"
+        rf"|({_TOGETHER}) (reqs?|requests?|prompts)|(({_TOGETHER}) )?(seqs?|sequences|users|streams|clients|sessions)"
     ),
-    "devices": (
-        r"(#|no\.?|num(ber)?([ _-]of)?|n)?[ _-]*(gpus?|devices|cards|accelerators)([ _-]?(count|num(ber)?|used))?"
-        r"|world[ _-]?size"
+    "devices": r"(gpus?|devices|cards|accelerators|chips)( (count|num(ber)?|used|quantity))?|world size|qty|quantity",
+    **{
+        f"{of[0]}p": rf"({of[0]}p|{of} parallel(ism)?)( (size|degree))?"
+        for of in ("tensor", "pipeline", "data", "expert")
+    },
+    "model": r"model( (name|id|path))?|llm|checkpoint",
+    "precision": r"((model|weights?) )?(precision|dtype|data type|quant(i[sz]ation)?)|quantized",
+    "lengths": rf"(isl|in(put)?|prompt){_LENGTH}\s*[/x×,+:→-]\s*(osl|out(put)?){_LENGTH}|(seq(uence)? )?lengths",
+    "prompt_tokens": rf"isl|((mean|avg|average|random) )?(input|prompt|in(?!\s*\d)){_LENGTH}",
+    "output_tokens": (
+        rf"osl|((mean|avg|average|random) )?(output|out(?!\s*\d)){_LENGTH}|(max )?new tokens|max tokens"
+        r"|(gen(eration)?|completion|decode) (len(gth)?s?|tok(en)?s?)"
     ),
-    "tp": r"(knob[ _-])?(tp|tensor[ _-]?parallel(ism)?)([ _-]?(size|degree))?",
-    "pp": r"(knob[ _-])?(pp|pipeline[ _-]?parallel(ism)?)([ _-]?(size|degree))?",
-    "dp": r"(knob[ _-])?(dp|data[ _-]?parallel(ism)?)([ _-]?(size|degree))?",
-    "model": r"model([ _-]?name)?|llm",
-    "precision": r"(model[ _-]|weights?[ _-])?(precision|d?type|quant(i[sz]ation)?)|quantized",
-    "lengths": rf"(isl|in(put)?|prompt){_LENGTH}\s*[/x×,+]\s*(osl|out(put)?){_LENGTH}|(seq(uence)?[ _-])?lengths",
-    "prompt_tokens": rf"isl|(mean[ _-])?(input|prompt)(?![ _-]?tok){_LENGTH}|(input|prompt) tokens",
-    "output_tokens": rf"osl|(mean[ _-])?output(?![ _-]?tok){_LENGTH}|output tokens",
-    "speculative": r"(knob[ _-])?(num[ _-])?spec(ulative)?([ _-]?(dec\w*|tokens))?|draft([ _-]model)?",
+    "speculative": r"spec(ulative)?( (dec\w*|tokens))?|draft( model)?",
 }
+
+
+def _named(names: str) -> str:
+    """The pattern of usual names: words apart or together, with words around them that say nothing more.
+
+    >>> [bool(re.fullmatch(_named("users|c"), name)) for name in ("num_users", "max. users", "c (users)", "user c")]
+    [True, True, True, False]
+    """
+    before, names = (f"(?:{text})".replace(" ", "[ _.#-]{0,3}") for text in ("(knob|max|num(ber)?|no|n|of) ", names))
+    return rf"{before}{{0,4}}{names}( ?[(\[](n|reqs?|requests?|tok(en)?s?|{names})[)\]])?"
+
+
 _PATTERNS: Mapping[str, str] = {
-    **STATED,
+    **{kind: _named(names) for kind, names in STATED.items()},
     "gpu": r"gpus?|gpu[ _-]?(name|type|model)|device|accelerator|hardware|card",
     "throughput": r".*(throughput|tok\w*(\s*/\s*|[_ -]per[_ -]|_)s(ec(ond)?)?(?![a-z])|\btps\b|_tps\b).*",
     "not_tokens": (
-        r".*((?<!concurrent[ _-])req|per[ _-]?(watt|joule|user)|/ ?user|(?<![a-z])ratio|speed-?up|time|latency|\bms\b"
-        r"|_ms\b|%|percent|\bv?ram\b|\bgi?b\b).*"
+        r".*((?<!concurrent[ _-])(?<!parallel[ _-])req|per[ _-]?(watt|joule|user)|/ ?user|(?<![a-z])ratio"
+        r"|speed-?up|time|latency|ttft|tpot|\bitl\b|\bms\b|_ms\b|\butil|%|percent|\bv?ram\b|\bgi?b\b).*"
     ),
     "output": r".*(output|generat|decod).*",
     # Tables with several such columns count one work in several ways.
@@ -51,25 +65,49 @@ _PATTERNS: Mapping[str, str] = {
 }
 # What else a heading such as `block size 16` may set.
 _SETTING = r"block[ _-]?size|max[ _-]?model[ _-]?len|max[ _-]?num[ _-]?batched[ _-]?tokens|(chunk|page)[ _-]?size"
-_COUNTED = ("sequences", "tp", "pp", "dp", "prompt_tokens", "output_tokens")
-_NAMES = "|".join([*(STATED[kind] for kind in _COUNTED), _SETTING])
+_COUNTED = ("sequences", "tp", "pp", "dp", "ep", "prompt_tokens", "output_tokens")
+_NAMES = "|".join([*(_PATTERNS[kind] for kind in _COUNTED), _SETTING])
 _NAMED_NUMBER = re.compile(
-    rf"(?<![a-z0-9])(?P<name>{_NAMES})\s*[=:@]?\s*(?P<value>\d+(?:,\d{{3}})*k?)(?![\w.])", re.IGNORECASE
+    rf"(?<![a-z0-9])(?P<name>{_NAMES})\.?\s{{0,3}}(?:[=:@]|of\b)?\s{{0,3}}(?P<value>\d+(?:,\d{{3}})*k?)(?![\w.])",
+    re.IGNORECASE,
 )
-_DEVICES = re.compile(r"(?<![\w.])(\d{1,5})\s?[x×](?=\s?[A-Za-z])|(?<=\w)\s?[x×]\s?(\d{1,5})(?![\w.])", re.IGNORECASE)
-_AT_ONCE = re.compile(
-    r"(?<![\w.])(\d+(?:,\d{3})*)\s?(?:concurrent(?: \w+)?|streams?|users?|seqs|sequences)(?!\w)", re.IGNORECASE
+# `8xH100`, `H100 x8`, `(8x)`, `8 GPUs`.
+_DEVICES = (
+    r"(?<![\w.])(\d{1,5})\s?[x×*](?=\s?[A-Za-z]|\))|(?<=\w)\s?(?<![rg]t)[x×*]\s?(\d{1,5})(?![\w.])"
+    r"|(?<![\w.])(\d{1,5})[ -]?(?:gpus?|cards|devices)(?!\w)"
 )
-_LENGTHS = re.compile(r"(?<![\w.])(\d{2,6}|\d{1,3}k)\s?/\s?(\d{2,6}|\d{1,3}k)(?![\w.])", re.IGNORECASE)
+# `TP4+PP2`, `tp4_pp2`, `TP4DP2`, `DEP8` (ranks of data and expert parallelism).
+_RANKS = re.compile(r"(?<![a-wyz])d?(tp|pp|dp|ep)\s?[=:_-]?\s?(\d{1,4})(?=\W|_|$|x|d?[tpde]p\s?=?\d)", re.IGNORECASE)
+_AT_ONCE = (
+    r"(?<![\w.])(\d+(?:,\d{3})*)\s?"
+    r"(?:(?:concurrent|parallel)(?: \w+)?|(?:stream|user|client|session|seq|sequence)s?)(?!\w)"
+)
+# `1k/1k`, `1024:128`, `1024 in, 128 out`.
+_COUNT, _TOKENS = r"(\d{2,6}|\d{1,3}k)", r"(?: tok\w{0,4})?"
+_LENGTHS = re.compile(
+    rf"(?<![\w.]){_COUNT}(?:\s?/\s?|(?:(?<=\d\d\d)|(?<=k))\s?[:+→]\s?|{_TOKENS}\s?(?:in|input|prompt){_TOKENS}\W{{1,3}})"
+    rf"{_COUNT}(?:{_TOKENS}\s?(?:out|output|generated){_TOKENS})?(?![\w.])",
+    re.IGNORECASE,
+)
 _PRECISIONS: Mapping[str, int] = {
     **dict.fromkeys(("fp32", "float32"), 32),
     **dict.fromkeys(("bf16", "bfloat16", "fp16", "float16", "half"), 16),
-    **dict.fromkeys(("fp8", "int8", "w8a8", "w8a16"), 8),
+    **dict.fromkeys(("fp8", "int8", "w8a8", "w8a16", "e4m3", "e5m2"), 8),
     **dict.fromkeys(("int4", "w4a16", "awq", "gptq", "nvfp4", "mxfp4", "fp4"), 4),
 }
-_PRECISION = re.compile(rf"(?<![a-z0-9])({'|'.join(_PRECISIONS)})(?![a-z0-9])", re.IGNORECASE)
+_PRECISION = rf"(?<![a-z0-9])({'|'.join(_PRECISIONS)}|\d{{1,2}}[ -]?bit|q\d(?:_\w+)?)(?![a-z0-9])"
+_STATED_IN = [
+    (kind, re.compile(pattern, re.IGNORECASE))
+    for kind, pattern in (
+        ("dp", r"(\d+)\s?[x×](?=\s?tp\s?=?\d)"),
+        ("tp", r"(\d+)[ -]?way(?: tp| tensor[ -]?parallel\w*)?"),
+        ("devices", _DEVICES),
+        ("sequences", _AT_ONCE),
+        ("precision", _PRECISION),
+    )
+]
 _UNIT = re.compile(
-    r"[\s(\[,]*((output|total|generation|decode)\s+)?(throughput\s*)?[(\[]?tok\w*\s*(/|per)\s*s(ec(ond)?)?\b"
+    r"[\s(\[,:–-]*((output|total|generation|decode)\s+)?(throughput\s*)?[(\[]?tok\w*\s*(/|per)\s*s(ec(ond)?)?\b"
     r"(\s*(/|per)\s*\w+)?[)\]]*",
     re.IGNORECASE,
 )
@@ -154,10 +192,12 @@ def as_long(
         if place is not None:
             raise AuditError(f"--gpu is for a table that does not name it; this one has the column {place!r}")
         place, names, rows = "gpu", ["gpu", *names], [{"gpu": gpu, **row} for row in rows]
-    elif place is None and names and not any(map(cards, names)):
-        # Rows such as `H200 tok/s`; those with another unit are no rates.
+    elif place is None and names:
+        # Rows such as `H200 tok/s`, or `tok/s` below GPUs; those with another unit are no rates.
         labelled = [row for row in rows if not like("not_tokens", str(row[names[0]]))]
-        if labelled and all(cards(row[names[0]]) for row in labelled):
+        if any(map(cards, names)):
+            rows = labelled if any(is_rate(str(row[names[0]])) for row in rows) else rows
+        elif labelled and all(cards(row[names[0]]) for row in labelled):
             place, stated, rows = names[0], of or names[0].strip() or "setting", labelled
     rates = [name for name in names if is_rate(name)]
     values: list[str] = []
@@ -185,7 +225,7 @@ def as_long(
 
 
 def like(kind: str, name: str) -> bool:
-    return re.fullmatch(_PATTERNS[kind], name.strip(" -"), re.IGNORECASE) is not None
+    return re.fullmatch(_PATTERNS[kind], name.strip(" -#.`"), re.IGNORECASE) is not None
 
 
 def is_rate(name: str) -> bool:
@@ -205,11 +245,13 @@ def stated_in(text: str) -> tuple[str, Fields]:
     """
     found: Fields = {}
     rest = text
-    for kind, pattern in (("devices", _DEVICES), ("sequences", _AT_ONCE), ("precision", _PRECISION)):
+    for kind, pattern in _STATED_IN:
         for match in pattern.finditer(rest):
             value = next(filter(None, match.groups()))
             found[kind] = value if kind == "precision" else int(value.replace(",", ""))
         rest = pattern.sub(" ", rest)
+    found |= {kind.lower(): int(count) for kind, count in _RANKS.findall(rest)}
+    rest = _RANKS.sub(" ", rest)
     for match in _NAMED_NUMBER.finditer(rest):
         kind = next((kind for kind in _COUNTED if like(kind, match["name"])), match["name"])
         found[kind] = int(float_or_nan(match["value"]))
@@ -229,9 +271,13 @@ def cards(name: Value) -> list[str]:
 
 
 def bits_of(precision: str) -> int | None:
-    """Bits of a weight; None if the precision is not known."""
-    match = _PRECISION.search(precision)
-    return _PRECISIONS[match[1].lower()] if match else None
+    """Bits of a weight; None if the precision is not known.
+
+    >>> bits_of("FP8 (dynamic)"), bits_of("4-bit"), bits_of("Q4_K_M"), bits_of("yes")
+    (8, 4, 4, None)
+    """
+    match = re.search(_PRECISION, precision, re.IGNORECASE)
+    return match and (_PRECISIONS.get(match[1].lower()) or int(re.findall(r"\d+", match[1])[0]))
 
 
 def two_lengths(value: Value) -> list[float]:

@@ -287,7 +287,14 @@ LAB_BLOCKS = """
 |---|---|---|
 | H200 tok/s | 11,977 | 11,977 |
 | H200 TTFT (ms) | 45 | 44 |
-| L40S tok/s | ~4,040 | ~4,040 |
+| L40S: tok/s | ~4,040 | ~4,040 |
+"""
+METRICS = """
+| Metric | H200 | L40S |
+|---|---|---|
+| Throughput (tok/s, 1 user) | 11,939 | 90 |
+| TTFT (ms) | 45 | 44 |
+| GPU utilization (%) | 95 | 94 |
 """
 ONE, EIGHT = 518, 8 * 518  # tokens/s of one H100 NVL with one sequence, and of eight
 
@@ -300,7 +307,11 @@ def audited(text, tmp_path, capsys, *options):
 
 
 @pytest.mark.parametrize(
-    "name", ["conc", "c", "C", "bs", "Streams", "Concurrent requests", "Batch", "Concurrency level"]
+    "name",
+    [
+        *("conc", "c", "C", "bs", "Streams", "Concurrent requests", "Batch", "Concurrency level", "Conc.", "Clients"),
+        *("# users", "Number of concurrent requests", "Batch Size (BS)", "max. concurrency", "Parallel reqs"),
+    ],
 )
 def test_requests_at_once_are_read_from_columns_and_headings(name, tmp_path, capsys):
     long = audited(f"GPU,{name},tok/s\nH100,1,900\n", tmp_path, capsys)
@@ -321,6 +332,11 @@ def test_requests_at_once_are_read_from_columns_and_headings(name, tmp_path, cap
         ("c,8xH100,H100\n1,1,1\n", [EIGHT, ONE]),
         ("Case,8xH100,H100\nConcurrency 1,1,1\n", [EIGHT, ONE]),
         ("GPU,TP,c,tok/s/GPU\nH100,8,1,1\n", [ONE]),
+        ("Hardware,No. of GPUs,c,tok/s\nH100,8,1,1\n", [EIGHT]),
+        ("GPU,Setup,c,tok/s\nH100,TP4+PP2,1,1\nH100,tp4_dp2,1,1\nH100,2xTP4,1,1\nH100,DEP8,1,1\n", [EIGHT] * 4),
+        ("GPU,c,tok/s\n8-GPU H100,1,1\nH100 (8x),1,1\n8*H100,1,1\n", [EIGHT] * 3),
+        # 1.008 TB/s for 15.01 GB per step; no count of cards.
+        ("GPU,c,tok/s\nRTX 4090,1,1\nRTX4090 24G,1,1\n2x RTX 4090,1,1\n", [134.3, 134.3, 268.6]),
         # Each of eight engines has its own sequences; requests at once are those of all.
         ("GPU,DP,max_num_seqs,tok/s\nH100,8,1,1\n", [EIGHT * 7.9]),
         ("GPU,DP,concurrency,tok/s\nH100,8,1,1\n", [EIGHT]),
@@ -335,6 +351,11 @@ def test_several_devices_are_judged_by_their_sum(text, ceilings, tmp_path, capsy
     ("text", "reasons"),
     [
         ("GPU,Llama 2,Qwen 3\nH100,1500,200\n", ["model 'Llama 2'", "model 'Qwen 3'"]),
+        ("GPU,Checkpoint,tok/s\nH100,meta-llama/Llama-3.1-70B,1\n", ["model 'meta-llama/Llama-3.1-70B'"]),
+        ("GPU,70B tok/s\nH100,1\n", ["model '70B'"]),
+        ("GPU,Runs,tok/s\nH100,Qwen3-8B on a node,1\nH100,llama.cpp,1\n", ["model 'Qwen3-8B on a node'", None]),
+        ("GPU,Quantization,tok/s\nH100,Q4_K_M,1\nH100,none,1\n", ["precision is 'Q4_K_M'", None]),
+        ("GPU,4-bit tok/s,16-bit tok/s\nH100,1,1\n", ["precision is '4-bit'", None]),
         ("GPU,Model,tok/s\nH100,Llama-3-70B,1\nH100,Llama 3.1 8B,1\n", ["model 'Llama-3-70B'", None]),
         ("GPU,Precision,tok/s\nH100,FP8,1\nH100,BF16,1\n", ["precision is 'FP8'", None]),
         ("GPU,FP8 tok/s,BF16 tok/s\nH100,1,1\n", ["precision is 'FP8'", None]),
@@ -356,6 +377,10 @@ def test_a_row_that_contradicts_what_is_assumed_is_unknown(text, reasons, tmp_pa
         "GPU,Input len,Output len,c,tok/s\nH100,8000,100,1,1\n",
         "GPU,ISL/OSL,c,tok/s\nH100,8k/100,1,1\n",
         "GPU,c,tok/s (ISL=8000 OSL=100)\nH100,1,1\n",
+        "GPU,In,Out,c,tok/s\nH100,8000,100,1,1\n",
+        "GPU,Prompt length (tokens),Completion tokens,c,tok/s\nH100,8000,100,1,1\n",
+        "GPU,Workload,c,tok/s\nH100,8000 in / 100 out,1,1\n",
+        "GPU,c,tok/s @ 8000:100\nH100,1,1\n",
     ],
 )
 def test_lengths_of_the_table_count(text, tmp_path, capsys):
@@ -368,6 +393,7 @@ def test_tables_with_units_in_their_labels_go_in_as_printed(tmp_path, capsys):
     rows = audited(LAB_SEQUENCES, tmp_path, capsys)
     assert [(row["gpu"], row["--max-num-seqs"]) for row in rows[1:3]] == [("H200 tok/s", 256), ("A100 PCIe tok/s", 1)]
     assert [row["verdict"] for row in rows] == ["impossible", "possible"] * 2
+    assert [row["verdict"] for row in audited(METRICS, tmp_path, capsys)] == ["impossible", "possible"]
     rows = audited(LAB_BLOCKS, tmp_path, capsys)
     assert [(row["block size"], row["verdict"]) for row in rows] == [(8, "possible"), (16, "possible")] * 2
     assert audited(LAB_BLOCKS.replace("tok/s", "output tok/s"), tmp_path, capsys)[0]["times_ceiling"] == pytest.approx(
