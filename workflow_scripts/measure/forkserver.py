@@ -40,7 +40,8 @@ LONGEST_S = 2e6  # poll(2) counts milliseconds in 31 bits
 MESSAGE_BYTES = 16  # of the longest message
 KILLED_IN_S = 10.0
 SEARCH_PATHS = ("PATH", "LD_LIBRARY_PATH")
-READ_ON_LOAD = ("GOMP_", "KMP_", "LD_PRELOAD", "MKL_", "OMP_", "OPENBLAS_")  # by libraries of threads, only once
+# By libraries, only once.
+READ_ON_LOAD = ("GOMP_", "HF_", "KMP_", "LD_PRELOAD", "MKL_", "OMP_", "OPENBLAS_", "TORCH", "TRANSFORMERS_")
 
 
 class ForkServerError(RuntimeError):
@@ -107,11 +108,11 @@ def begin(
     temporary = temporary_folder()
     env = {**env, "TMPDIR": str(temporary)}
     job = {"module": module, "argv": list(argv), "env": env, "own": own, "cwd": str(Path.cwd())}
-    # One server per environment, checkout, cluster job, number of threads and set of libraries: a job's processes end
+    # One server per environment, checkout, cluster job, set of libraries and what these read: a job's processes end
     # with the job, and the libraries of one engine must not change the process of another engine.
-    threads = sorted(f"{name}={value}" for name, value in env.items() if name.startswith(READ_ON_LOAD))
+    on_load = sorted(f"{name}={value}" for name, value in env.items() if name.startswith(READ_ON_LOAD))
     where = (str(python or sys.prefix), str(CHECKOUT), env.get("SLURM_JOB_ID", ""), str(os.sched_getaffinity(0)))
-    key = "\0".join((*where, *threads, *preload))
+    key = "\0".join((*where, *on_load, *preload))
     path = temporary / f"server-{hashlib.sha256(key.encode()).hexdigest()[:12]}.sock"
     command = [str(python or sys.executable), "-m", __name__, str(path), ",".join(preload)]
     if python is not None:

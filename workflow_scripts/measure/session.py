@@ -106,9 +106,12 @@ class Session:
         """The process of the engine; its environment is installed if this host lacks it."""
         name, preload = job.definition.environment, get_engine(job.definition.engine).preload
         kind = load_gpus()[job.definition.gpu].engine_kind
+        endpoint = job.definition.endpoint
+        # What differs in each run, such as a port, is no variable that libraries read on load.
+        own = {name: value for name, value in endpoint.environment.items() if "{" not in value} if endpoint else {}
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / ENGINE_LOG).open("wb") as log:
-            words = ("workflow_scripts.measure.run", [str(job.evidence / JOB)], log, dict(os.environ))
+            words = ("workflow_scripts.measure.run", [str(job.evidence / JOB)], log, {**os.environ, **own})
             if not name:
                 return begin(*words, preload)
             if fault := install(name, kind):

@@ -4,13 +4,15 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
+from importlib.metadata import entry_points
 from typing import Any
 
 from workflow_scripts.catalog.endpoints import Endpoint, filled
 from workflow_scripts.engines.engine import SCRATCH, Effective, EngineSetup
+from workflow_scripts.engines.hf.knobs import PACKAGES
 from workflow_scripts.engines.hf.model import with_random_weights
 from workflow_scripts.engines.serving.client import Address, ServerError, Target
 from workflow_scripts.engines.serving.processes import LastCommand, ServerProcess
@@ -32,10 +34,10 @@ class OpenAiEndpoint(Serving):
         self._last_command: LastCommand | None = None
 
     def _launch(self) -> tuple[ServerProcess | None, Target, str]:
-        endpoint, folder = self._endpoint, self._setup.model_dir
-        if self._setup.load_format == "dummy" and endpoint.command is not None:
-            # Servers other than vLLM do not create random weights.
-            folder = with_random_weights(self._setup, self._setup.evidence / SCRATCH / "model")
+        endpoint, setup = self._endpoint, self._setup
+        # Servers other than vLLM do not create random weights.
+        random = setup.load_format == "dummy" and endpoint.command is not None
+        folder = setup.evidence / SCRATCH / "model" if random else setup.model_dir
         model_dir = str(folder.resolve())
         if endpoint.base_url is not None:
             key = os.environ.get(endpoint.api_key_env) if endpoint.api_key_env else None
@@ -54,8 +56,14 @@ class OpenAiEndpoint(Serving):
                 raise ServerError(f"there is no command {words[0]!r} in PATH")
             if endpoint.stop_command:
                 self._last_command = LastCommand(filled(endpoint.stop_command, values), environment)
-            server = ServerProcess.command(words, environment, Path.cwd())
-        sampling = self._setup.sampling
+
+            def serve() -> None:
+                if random:
+                    with_random_weights(setup, folder)
+                _become(words, environment)
+
+            server = ServerProcess.forked(serve)
+        sampling = setup.sampling
         drawn = sampling is not None and not sampling.is_greedy
         target = Target(
             address,
@@ -63,7 +71,7 @@ class OpenAiEndpoint(Serving):
             endpoint.completions_path,
             (drawn and endpoint.sampled_body) or endpoint.extra_body,
             sampling,
-            self._setup.keep_answers,
+            setup.keep_answers,
             endpoint.chat_path,
         )
         return server, target, endpoint.health_path
@@ -89,6 +97,17 @@ class OpenAiEndpoint(Serving):
         if self._last_command is not None:
             self._last_command.run(STOP_LIMIT_S)
         super().stop()
+
+
+def _become(words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Go on as a command; one of HuggingFace is called, because this process has imported its libraries already."""
+    scripts = entry_points(group="console_scripts", name=words[0]) if words[0] in PACKAGES else ()
+    if not scripts:
+        os.execvpe(words[0], list(words), dict(environment))
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = list(words)
+    sys.exit(next(iter(scripts)).load()())
 
 
 def text_of_as_many_tokens(tokenizer: Any, token_ids: Sequence[int]) -> str:

@@ -32,5 +32,5 @@ OPENAI = EngineDescription(
     library="aiohttp",
     # Of all servers that an endpoint can name, only that of transformers is in this environment.
     packages=PACKAGES,
-    preload=("aiohttp",),
+    preload=("transformers.cli.transformers", "transformers.modeling_utils"),
 )
