@@ -227,6 +227,8 @@ def _message(lines: Sequence[Line], index: int) -> str:
     """The text of an exception, with the lines below that give its cause (Pydantic's reasons, a sentence's end)."""
     message = lines[index].body.strip()
     if not re.search(r"\d validation errors? for", message):
+        if unwrapped := _unwrapped(lines, index):
+            return unwrapped
         if signs.status_of(message):
             return _to_its_end(message, lines, index)
         return _whole(message, what_may_follow(lines, index))
@@ -235,6 +237,20 @@ def _message(lines: Sequence[Line], index: int) -> str:
             break
         message += " " + re.sub(r" \[type=.*", "", line.body.strip())
     return message
+
+
+def _unwrapped(lines: Sequence[Line], index: int) -> str | None:
+    """A message that was wrapped over three lines or more, as each but the last has no room for the next one's first
+    word; None for another one. Between lines that all fill the width there is nothing, otherwise a space."""
+    after = itertools.takewhile(lambda line: not line.starts, lines[index + 1 : index + 1 + _MOST_PIECES])
+    texts = [lines[index].text, *(line.text for line in after if line.text.strip())]
+    for end in range(len(texts) - 1, 1, -1):
+        width = max(map(len, texts[:end]))
+        full = all(len(a) + 1 + len(b.split()[0]) > width for a, b in itertools.pairwise(texts[: end + 1]))
+        if full and NARROWEST_TERMINAL / 2 < width >= len(texts[end]):
+            joint = "" if min(map(len, texts[:end])) == width else " "
+            return joint.join([lines[index].body, *texts[1 : end + 1]]).strip()
+    return None
 
 
 def _to_its_end(message: str, lines: Sequence[Line], index: int) -> str:

@@ -64,13 +64,16 @@ def read_results(text: str) -> list[BenchmarkResult] | None:
     try:
         content = parse_json(text.encode(errors="replace"), "")
     except InputError:
-        lines = [line for line in text.splitlines() if line.strip()]
+        # One object per line, or several lines per object.
+        objects = re.split(r"(?<=\})\s*\n\s*(?=\{)", text.strip(), maxsplit=MOST_RESULTS)
         try:
-            content = [parse_json(line.encode(errors="replace"), "") for line in lines[:MOST_RESULTS]]
+            content = [parse_json(part.encode(errors="replace"), "") for part in objects[:MOST_RESULTS]]
         except InputError:
             return None
         # A collector's or a logger's lines are a log.
         if any(isinstance(record, dict) and record.keys() & set(MESSAGE_KEYS) for record in content):
+            return None
+        if any("\n" in part for part in objects) and not any(map(_results_of, content)):
             return None
     records = content if isinstance(content, list) else [content]
     return [result for record in records[:MOST_RESULTS] for result in _results_of(record)][:MOST_RESULTS]
@@ -150,7 +153,7 @@ def _guidellm(benchmarks: list[Any]) -> Iterator[BenchmarkResult]:
             value = _positive(metrics, name, "successful", *statistic)
             return value and value * factor
 
-        strategy = _at(benchmark, "config", "strategy") or {}
+        strategy = _at(benchmark, "config", "strategy") or _at(benchmark, "args", "strategy")
         names = ("type_", "kind", "rate", "streams", "max_concurrency")
         yield _result(
             "GuideLLM",
@@ -175,7 +178,11 @@ _MS = {"ms": 1.0, "s": 1000.0, "sec": 1000.0, "us": 1e-3, "ns": 1e-6}
 
 
 def _aiperf(record: Mapping[str, Any]) -> BenchmarkResult | None:
-    if not all(_is_number(_at(record, name, "avg")) for name in ("request_throughput", "request_latency")):
+    errors = record.get("error_summary")
+    failed = sum(_count(error, "count") or 0 for error in errors) if isinstance(errors, list) else 0
+    if not failed and not all(
+        _is_number(_at(record, name, "avg")) for name in ("request_throughput", "request_latency")
+    ):
         return None
 
     def ms(name: str, statistic: str) -> float | None:
@@ -185,8 +192,8 @@ def _aiperf(record: Mapping[str, Any]) -> BenchmarkResult | None:
     result = _result(
         "AIPerf",
         record,
-        _count(record, "request_count", "avg"),
-        _count(record, "error_request_count", "avg"),
+        _count(record, "request_count", "avg") or (0 if failed else None),
+        _count(record, "error_request_count", "avg") or failed,
         requests_per_s=_positive(record, "request_throughput", "avg"),
         output_tokens_per_s=_positive(record, "output_token_throughput", "avg"),
         total_tokens_per_s=_positive(record, "total_token_throughput", "avg"),
@@ -232,7 +239,9 @@ def _result(
     **numbers: float | None,
 ) -> BenchmarkResult:
     setting = {name: record[name] for name in settings if name in record and _is_plain(record[name])}
-    failed = failed if failed is not None else max((asked or 0) - (completed or 0), 0) if asked else 0
+    if failed is None:
+        errors = record.get("errors")  # one text per request, empty if it did not fail
+        failed = sum(map(bool, errors)) if isinstance(errors, list) else max((asked or 0) - (completed or 0), 0)
     if completed == 0:
         error = f"no request was completed, {failed} failed" if failed else "no request was completed"
         return BenchmarkResult(tool=tool, setting=setting, status="error", error=error)

@@ -66,7 +66,8 @@ _ALIASES = {
     **{"tmptr": "temperature.gpu"},
     # `amd-smi monitor --csv` and `amd-smi metric --csv`, ROCm 7.
     **{"power_usage": "power.draw", "socket_power": "power.draw", "average_socket_power": "power.draw"},
-    **{"current_socket_power": "power.draw", "gfx": "utilization.gpu", "gfx_activity": "utilization.gpu"},
+    **{"current_socket_power": "power.draw"},
+    **dict.fromkeys(("gfx", "gfx_activity", "gfx_util", "gfx_utilization"), "utilization.gpu"),
     **{"vram_used": "memory.used", "vram_free": "memory.free", "vram_total": "memory.total"},
     **{"used_vram": "memory.used", "free_vram": "memory.free", "total_vram": "memory.total"},
     **{"gfx_clk": "clocks.sm", "gfx_clock": "clocks.sm", "gfx_0_clk": "clocks.sm", "mem_clock": "clocks.mem"},
@@ -98,8 +99,15 @@ _DATE = re.compile(r"\d{4}[/-]\d\d[/-]\d\d[ T]\d\d:\d\d")
 _MASK = re.compile(r"0x[0-9a-fA-F]{1,16}")
 _HEADER_UNIT = re.compile(r"(?:\[([A-Za-z%]*)\]|(?<=\s)\(([A-Za-z%]*)\))$")
 # The header of `nvidia-smi dmon`, perhaps with date and time, or of `dcgmi dmon`; a line of units may follow.
-_TABLE = re.compile(r"\s*#\s*(?:date\s+time\s+|time\s+)?(?:gpu|entity)\b", re.IGNORECASE)
-_UNITS_OF_A_TABLE = re.compile(r"\s*(?:#\s*(?:YYYYMMDD\s+)?(?:HH:MM:SS\s+)?Idx|ID)(?![\w.])")
+_TABLE = re.compile(r"\s*#\s*(?:date\s+)?(?:time\s+)?(?:gpu|entity)\b(?!,)", re.IGNORECASE)
+_UNITS_OF_A_TABLE = re.compile(r"\s*(?:#\s*(?:YYYYMMDD\s+)?(?:HH:MM:SS\s+)?Idx|I[Dd])(?![\w.])")
+
+# What other output has -> what to do about it.
+_NOT_READ = {
+    "NVIDIA-SMI|NVSMI LOG": "the box of nvidia-smi is not read: print with --query-gpu=... --format=csv",
+    r"#\s?gpu\s{1,20}pid": "values of processes are not read: print with nvidia-smi dmon",
+    r'ROCm System|GFX(?:%|_UTIL)|"(?:card\d|socket_power|gfx_activity)"': "this is not read: print with --csv",
+}
 
 NUMBERS = (
     *("time_unix_s", "time_monotonic_s", "memory_used_bytes", "memory_free_bytes", "memory_total_bytes"),
@@ -162,6 +170,8 @@ def parse_trace(text: str, columns: Sequence[str] | None = None) -> Trace:
         rows, bad_lines = _json_lines(text)
     else:
         rows, bad_lines, notes = _parse_csv(text, columns)
+    if not rows and (helps := next((words for sign, words in _NOT_READ.items() if re.search(sign, text)), None)):
+        notes = [helps]
     if bad_lines:
         notes = [*notes, f"{bad_lines} line{'s' if bad_lines > 1 else ''} without a readable sample"]
     if not rows:
@@ -239,15 +249,11 @@ def _parse_csv(text: str, columns: Sequence[str] | None = None) -> tuple[list[Tr
             rows.append(_sample(row, current))
         else:
             bad_lines += 1
-    return rows, bad_lines, _what_would_help(text, rows, table, has_header=header is not None or columns is not None)
+    return rows, bad_lines, _what_would_help(rows, table, has_header=header is not None or columns is not None)
 
 
-def _what_would_help(
-    text: str, rows: Sequence[TraceSample], table: Sequence[Sequence[str]], *, has_header: bool
-) -> list[str]:
+def _what_would_help(rows: Sequence[TraceSample], table: Sequence[Sequence[str]], *, has_header: bool) -> list[str]:
     """Why a table gives no value, and what to do about it."""
-    if "NVIDIA-SMI" in text:
-        return ["the box of nvidia-smi is not read: print with --query-gpu=... --format=csv"]
     if table and not has_header:
         return ["there is no header: name the fields with --columns"]
     if not rows or any(sample.keys() & set(NUMBERS[1:]) for sample in rows):
@@ -257,8 +263,8 @@ def _what_would_help(
 
 
 def _cells(line: str) -> list[str]:
-    """The values of a line of CSV; a longer one than any of nvidia-smi is cut. None of them contains a comma."""
-    return [cell.strip(' "') for cell in line[:MOST_CSV_LINE].split(",")]
+    """The values of a line of CSV; a longer one than any of nvidia-smi is cut. None of them contains a separator."""
+    return [cell.strip(' "#') for cell in re.split("[,;\t]", line[:MOST_CSV_LINE])]
 
 
 def _words(line: str) -> list[str]:
@@ -298,7 +304,8 @@ def _header(row: Sequence[str]) -> list[_Column] | None:
         return None
     if any(_NUMBER.fullmatch(cell) or _DATE.match(cell) for cell in row):
         return None
-    return [(field, _unit_of(cell)) for field, cell in zip(named, row, strict=True)]
+    of_processes = "pid" in row
+    return [(None if of_processes else field, _unit_of(cell)) for field, cell in zip(named, row, strict=True)]
 
 
 def _unit_of(name: str) -> str:

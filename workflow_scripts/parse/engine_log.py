@@ -72,6 +72,7 @@ class EngineLogFacts(Record):
     attention_backend: str | None = None
     prefix_cache_hit_rate_pct: float | None = None
     preemptions: int | None = None
+    failed_requests: int | None = None
     requests_per_s: float | None = None
     total_tokens_per_s: float | None = None
     output_tokens_per_s: float | None = None
@@ -111,6 +112,8 @@ def parse_engine_log(text: str) -> EngineLogFacts:
         return EngineLogFacts(error=empty)
     further: dict[str, object] = {"ranks": _ranks(by_row), "derived": _derived(facts, text), "read_from": read_from}
     ended = {"status": verdict.status, "error": verdict.error}
+    if verdict.status == "ok" and facts.failed_requests:
+        ended = {"status": "error", "error": f"{facts.failed_requests} requests of the benchmark failed"}
     # A version that prints blocks on the device and on the CPU has one kind of block.
     if not facts.kv_cache_tokens and facts.num_cpu_blocks is not None and facts.num_gpu_blocks and facts.block_size:
         further["kv_cache_tokens"] = facts.num_gpu_blocks * facts.block_size

@@ -100,7 +100,7 @@ def _outcome(run: Row, row: Row) -> Row:
     if not rates and status in _INFEASIBLE:
         return {"outcome": "infeasible", "reason": error}
     # A benchmark's result says itself whether its numbers count.
-    if not rates or log.get("results"):
+    if not rates or log.get("results") or log.get("failed_requests"):
         if status == "error":
             return {"outcome": "engine_error", "reason": error}
         if status is None and error is not None:

@@ -1,6 +1,7 @@
 """Result files of benchmarks, from their JSON to rows of the cells table."""
 
 import json
+from functools import partial
 
 import pytest
 import yaml
@@ -82,11 +83,17 @@ def test_each_format_is_read_by_its_structure(content, tool, absent):
         (SERVE | {"failed": 1}, "1 of 5 requests failed"),
         ({"benchmarks": [guidellm(errored=2)]}, "2 of 6 requests failed"),
         (AIPERF | {"error_request_count": {"avg": 3.0}}, "3 of 7 requests failed"),
+        ({"error_summary": [{"count": 2}, {"count": 3}]}, "no request was completed, 5 failed"),
+        (SGLANG | {"errors": ["", "timeout", ""]}, "1 of 5 requests failed"),
+        (
+            "Successful requests: 4\nFailed requests: 2\nRequest throughput (req/s): 5\n",
+            "2 requests of the benchmark failed",
+        ),
         (INFERENCEX | {"num_prompts": 8}, None),
     ],
 )
 def test_failed_requests_make_an_outcome(content, error, tmp_path):
-    (row,) = cells_of(tmp_path, json.dumps(content))
+    (row,) = cells_of(tmp_path, content if isinstance(content, str) else json.dumps(content))
     assert (row["outcome"], row["reason"]) == (("engine_error", error) if error else ("ok", None))
 
 
@@ -100,7 +107,11 @@ def cells_of(folder, text, **keys):
     return rows[: len(rows) // 2]
 
 
-@pytest.mark.parametrize("layout", [json.dumps, lambda rows: "\n".join(map(json.dumps, rows)) + "\n"])
+def in_lines(rows, indent=None):
+    return "\n".join(json.dumps(row, indent=indent) for row in rows) + "\n"
+
+
+@pytest.mark.parametrize("layout", [json.dumps, in_lines, partial(in_lines, indent=2)])
 @pytest.mark.parametrize("of", [SERVE, SGLANG])
 def test_several_results_of_a_file_are_repeats_of_a_start(of, layout, tmp_path):
     rows = cells_of(tmp_path, layout([of, of | {"request_throughput": 3.0, "output_throughput": 70.0}]))
@@ -114,7 +125,11 @@ def test_several_results_of_a_file_are_repeats_of_a_start(of, layout, tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [[SERVE, SERVE | {"max_concurrency": 8}], {"benchmarks": [guidellm(1.0), guidellm(2.0)]}],
+    [
+        [SERVE, SERVE | {"max_concurrency": 8}],
+        {"benchmarks": [guidellm(1.0), guidellm(2.0)]},
+        {"benchmarks": [{"args": of["config"], "metrics": of["metrics"]} for of in (guidellm(1.0), guidellm(2.0))]},
+    ],
 )
 def test_of_a_sweep_one_result_is_named(content, tmp_path):
     text = json.dumps(content)

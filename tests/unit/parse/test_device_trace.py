@@ -222,6 +222,11 @@ DATED = """#Date       Time        gpu    pwr     sm     fb   pclk
  20260301   10:00:00      0     64      0      4    210
  20260301   10:00:01      0     61     96     52   1275
 """
+DMON_CSV = """#gpu, pwr, gtemp, sm, fb, pclk
+#Idx, W, C, %, MB, MHz
+0, 64, 30, 0, 4, 210
+1, 61, -, 96, 52, 1275
+"""
 DCGMI = """#Entity   GPUTL   POWER     FBUSD   SMCLK
 ID                W
 GPU 0     0       64.000    4       210
@@ -241,7 +246,7 @@ card1,(1275Mhz),61.0,96,54525952
 """
 
 
-@pytest.mark.parametrize("text", [DMON, DATED, DCGMI, AMD_SMI, AMD_METRIC, ROCM_SMI])
+@pytest.mark.parametrize("text", [DMON, DATED, DMON_CSV, DCGMI, AMD_SMI, AMD_METRIC, ROCM_SMI])
 def test_tables_of_other_tools(text):
     trace = parse_trace(text)
     assert trace.reason is None
@@ -268,9 +273,12 @@ def test_columns_of_a_trace_may_have_units_and_white_space():
         ("timestamp,gpu,mine\n2026-03-01T00:00:00Z,0,535\n", r"known \(mine\): name the fields with --columns"),
         ("| NVIDIA-SMI 580.65 |\n| 45C P0 70W / 700W | 4MiB / 81559MiB |\n", "print with --query-gpu"),
         ("0, 535\n", "no header"),
+        ("# gpu   pid  type   sm\n# Idx    #   C/G    %\n    0  4242     C   45\n", "nvidia-smi dmon"),
+        ("GPU  POWER  GFX%\n  0  135 W   3 %\n", "--csv"),
+        ('{"card0": {"GPU use (%)": "35"}}\n', "--csv"),
     ],
 )
 def test_a_trace_without_a_value_says_what_would_help(text, reason):
     trace = parse_trace(text)
-    assert not trace.known("power_w")
+    assert not trace.known("power_w") + trace.known("utilization_pct")
     assert re.search(reason, trace.reason)

@@ -1,6 +1,8 @@
 # ruff: noqa: E501  (log lines are as long as the engine prints them)
 """How the engine ended. The logs are in the engine's format, shortened; names and numbers are made up."""
 
+import textwrap
+
 import pytest
 
 from workflow_scripts.parse.engine_log import parse_engine_log
@@ -459,6 +461,10 @@ FITS_NOT = "ValueError: To serve at least one request with the models's max seq 
 @pytest.mark.parametrize("cut", [100, 101, 106, 107, 160])
 def test_a_message_over_hard_line_breaks_is_read_to_its_end(cut):
     assert ended(f"{FITS_NOT[:cut]}\n{FITS_NOT[cut:]}\nsrun: error: a: task 0: Exited\n") == ("kv_too_small", FITS_NOT)
+    # Over more lines, in whose middle sentences may end.
+    for text in (FITS_NOT, f"{OOM} Of the allocated memory 21.90 GiB is allocated by PyTorch. Set one of its options."):
+        for pieces in ([text[i : i + cut // 2] for i in range(0, len(text), cut // 2)], textwrap.wrap(text, cut // 2)):
+            assert ended("\n".join(pieces))[1] == text
     # What follows a sentence, or a short line, is another message.
     for message in (FITS_NOT, "RuntimeError: Unsupported block size: 128"):
         assert ended(f"{message}\nmore of it\n")[1] == message

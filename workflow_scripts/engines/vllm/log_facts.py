@@ -81,7 +81,7 @@ class FactRow:
     @property
     def of_a_result(self) -> bool:
         """Whether a benchmark prints it at its end."""
-        return self.key.endswith(("_per_s", "_ms_median", "_ms_p99"))
+        return self.key.endswith(("_per_s", "_ms_median", "_ms_p99", "failed_requests"))
 
 
 ReadingsByRow = list[tuple[FactRow, list[Reading]]]
@@ -163,6 +163,7 @@ ROWS: tuple[FactRow, ...] = (
     # The value that the engine set is preferred to the requested one.
     _row(_last, r"(?:Setting|Forcing) (?:kv cache|attention) block size to {block_size:count}"),  # V1
     _row(_last, r"Using cache_config\.block_size: {block_size:count} instead of"),  # TPU
+    _row(_last, r"_attn_shape=\(num_blocks, \({block_size:count},"),  # TPU
     _row(_first, r"cache_config_info\{[^{}]*?(?<!\w)block_size=\"{block_size:count}\""),  # /metrics
     _row(_first, r"^(?>.*?(?:args|Namespace|EngineArgs|CacheConfig|LLM|model config)\b).*?" + _BLOCK_SIZE),
     _row(_first, r"^(?>.*?\"vllm_version\": ).*?" + _BLOCK_SIZE),
@@ -247,11 +248,12 @@ ROWS: tuple[FactRow, ...] = (
     _row(_last, r"Request throughput(?: \(req/s\) [:|]|:) {requests_per_s:number}"),
     _row(_last, r"Total [Tt]oken throughput(?: \(tok/s\) [:|]|:) {total_tokens_per_s:number}"),
     _row(_last, r"Output token throughput(?: \(tok/s\) [:|]|:) {output_tokens_per_s:number}"),
-    _row(_last, r"Median TTFT(?: \(ms\):|:) {ttft_ms_median:number}"),
-    _row(_last, r"P99(?:\.0+)? TTFT(?: \(ms\):|:) {ttft_ms_p99:number}"),
-    _row(_last, r"Median TPOT(?: \(ms\):|:) {tpot_ms_median:number}"),
-    _row(_last, r"Median ITL(?: \(ms\):|:) {itl_ms_median:number}"),
-    _row(_last, r"P99(?:\.0+)? ITL(?: \(ms\):|:) {itl_ms_p99:number}"),
+    *(
+        _row(_last, rf"{words} {name}(?: \(ms\):|:) {{{fact}_ms_{statistic}:number}}")
+        for name, fact in {"TTFT": "ttft", "TPOT": "tpot", "ITL": "itl", "E2E(?:L| Latency)": "e2e"}.items()
+        for words, statistic in {"Median": "median", r"P99(?:\.0+)?": "p99"}.items()
+    ),
+    _row(_last, r"Failed requests: (?!0\b){failed_requests:count}"),
     # `vllm bench throughput`; if it prints a single rate of tokens, that counts prompt and output tokens together.
     # The log may end within the line.
     _row(_last, r"Throughput: {requests_per_s:number} requests/s"),
@@ -262,11 +264,11 @@ ROWS: tuple[FactRow, ...] = (
     _row(_last, r"\"(?:request_throughput|requests_per_second)\": {requests_per_s:number}"),
     _row(_last, r"\"(?:total_token_throughput|tokens_per_second)\": {total_tokens_per_s:number}"),
     _row(_last, r"\"output_throughput\": {output_tokens_per_s:number}"),
-    _row(_last, r"\"median_ttft_ms\": {ttft_ms_median:number}"),
-    _row(_last, r"\"p99_ttft_ms\": {ttft_ms_p99:number}"),
-    _row(_last, r"\"median_tpot_ms\": {tpot_ms_median:number}"),
-    _row(_last, r"\"median_itl_ms\": {itl_ms_median:number}"),
-    _row(_last, r"\"p99_itl_ms\": {itl_ms_p99:number}"),
+    *(
+        _row(_last, rf"\"{statistic}_{name}_ms\": {{{name}_ms_{statistic}:number}}")
+        for name in ("ttft", "tpot", "itl")
+        for statistic in ("median", "p99")
+    ),
 )
 
 # More is no count of anything, and no table holds it.
@@ -281,7 +283,7 @@ _WORTH_A_LOOK = re.compile(
         r"|cache engine"
         r"|Available memory|Memory statistics|cache_config"
         r"|for weights?|activation|peak memory|raph (?:capturing|pool|memory)|CUDAGraph|backend"
-        r"|hit rate|reempt|hroughput|TTFT|TPOT|ITL|per_second|_ms\"|LLM engine|ersion|^vllm|\] vllm=="
+        r"|hit rate|reempt|hroughput|TTFT|TPOT|ITL|E2E|Failed req|per_second|_ms\"|LLM engine|ersion|^vllm|\] vllm=="
         r"|ompil|Directly load|max_total_num_tokens=|weight end\."
     ).replace(" ", r"\s*")
 )
@@ -333,7 +335,7 @@ def _matches(row: FactRow, text: str, rest: Sequence[str]) -> Iterator[re.Match[
 
 
 _TEXTS = ("attention_backend", "cudagraph_mode", "engine_version")
-_WHOLE = ("_blocks", "_size", "_tokens", "_tokens_per_request", "preemptions")
+_WHOLE = ("_blocks", "_size", "_tokens", "_tokens_per_request", "preemptions", "_requests")
 
 
 def _value(fact: str, match: re.Match[str]) -> FactValue:
