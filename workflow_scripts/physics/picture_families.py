@@ -79,7 +79,7 @@ def _gemma4(c: ConfigValues) -> Fields:
     hidden, width = v.size("hidden_size"), v.size("num_attention_heads") * v.size("head_dim")
     # Attention and a gated MLP without biases; norms around both, and of queries and keys.
     layer = 4 * hidden * width + 3 * hidden * v.size("intermediate_size") + 4 * hidden + 2 * v.size("head_dim")
-    embeddings = 3 * v.size("patch_size") ** 2 * hidden + 2 * v.size("position_embedding_size") * hidden
+    embeddings = 3 * v.size("patch_size", 16) ** 2 * hidden + 2 * v.size("position_embedding_size", 10240) * hidden
     encoder = v.size("num_hidden_layers") * layer + embeddings + hidden * fields["hidden"]
     return fields | {"tied_embeddings": c.flag("tie_word_embeddings", True), "encoder_parameters": encoder}
 

@@ -82,7 +82,7 @@ def let_ranks_meet_in_a_file() -> None:
 def let_engines_meet_on_this_host() -> None:
     """Let the store in which data-parallel engines find each other listen at 127.0.0.1; PyTorch's listens on every
     address of the host. Versions without such a store have none for dense models."""
-    from vllm.distributed import utils
+    from vllm.distributed import parallel_state, utils
 
     if (create := getattr(utils, "create_tcp_store", None)) is None:
         return
@@ -93,7 +93,7 @@ def let_engines_meet_on_this_host() -> None:
             host, port = listen_socket.getsockname()
         return create(host, port, listen_socket=listen_socket, **kwargs)
 
-    utils.create_tcp_store = create_here
+    utils.create_tcp_store = parallel_state.create_tcp_store = create_here
 
 
 @cache

@@ -96,16 +96,10 @@ _PRECISIONS: Mapping[str, int] = {
     **dict.fromkeys(("int4", "w4a16", "awq", "gptq", "nvfp4", "mxfp4", "fp4"), 4),
 }
 _PRECISION = rf"(?<![a-z0-9])({'|'.join(_PRECISIONS)}|\d{{1,2}}[ -]?bit|q\d(?:_\w+)?)(?![a-z0-9])"
-_STATED_IN = [
-    (kind, re.compile(pattern, re.IGNORECASE))
-    for kind, pattern in (
-        ("dp", r"(\d+)\s?[x×](?=\s?tp\s?=?\d)"),
-        ("tp", r"(\d+)[ -]?way(?: tp| tensor[ -]?parallel\w*)?"),
-        ("devices", _DEVICES),
-        ("sequences", _AT_ONCE),
-        ("precision", _PRECISION),
-    )
-]
+_STATED_IN = {
+    **{"dp": r"(\d+)\s?[x×](?=\s?tp\s?=?\d)", "tp": r"(\d+)[ -]?way(?: tp| tensor[ -]?parallel\w*)?"},
+    **{"devices": _DEVICES, "sequences": _AT_ONCE, "precision": _PRECISION},
+}
 _UNIT = re.compile(
     r"[\s(\[,:–-]*((output|total|generation|decode)\s+)?(throughput\s*)?[(\[]?tok\w*\s*(/|per)\s*s(ec(ond)?)?\b"
     r"(\s*(/|per)\s*\w+)?[)\]]*",
@@ -245,11 +239,11 @@ def stated_in(text: str) -> tuple[str, Fields]:
     """
     found: Fields = {}
     rest = text
-    for kind, pattern in _STATED_IN:
-        for match in pattern.finditer(rest):
+    for kind, pattern in _STATED_IN.items():
+        for match in re.finditer(pattern, rest, re.IGNORECASE):
             value = next(filter(None, match.groups()))
             found[kind] = value if kind == "precision" else int(value.replace(",", ""))
-        rest = pattern.sub(" ", rest)
+        rest = re.sub(pattern, " ", rest, flags=re.IGNORECASE)
     found |= {kind.lower(): int(count) for kind, count in _RANKS.findall(rest)}
     rest = _RANKS.sub(" ", rest)
     for match in _NAMED_NUMBER.finditer(rest):
