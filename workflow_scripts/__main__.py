@@ -80,7 +80,7 @@ STEPS = {
         "report": "present.page",
     },
     "Upkeep of the project": {"write-schemas": "study.schemas", "write-table-docs": "questions.table_docs"},
-    "Processes that other commands start": {"sample-device": "measure.trace", "send-load": "measure.send_load"},
+    "Processes that other commands start": {"sample-device": "measure.trace"},
 }
 COMMANDS = {name: module for group in (GROUPS | STEPS).values() for name, module in group.items()}
 _HEAD = """usage: kvsweep COMMAND [OPTIONS]

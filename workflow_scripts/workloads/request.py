@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.workloads.workload_kinds import FileWorkload
 
 if TYPE_CHECKING:  # each measuring command would take a fifth of a second to import it
@@ -77,6 +78,10 @@ class Request:
         line |= (prefix if self.prefix_tokens else {}) | ({"messages": self.messages} if self.messages else {})
         told = {"session": self.session, "answers": self.answers, "think_s": self.think_s}
         return line | (told if self.session is not None else {})
+
+
+def read_requests(path: Path) -> list[Request]:
+    return [Request(**line) for line in read_jsonl(path)]
 
 
 @dataclass(frozen=True)

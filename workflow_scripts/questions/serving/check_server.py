@@ -14,9 +14,6 @@ infrastructure.
 
 import math
 import re
-import subprocess
-import sys
-import tempfile
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,10 +23,12 @@ from typing import Any
 import pandas as pd
 
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, positive
-from workflow_scripts.common.files import read_json, write_json
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import write_json
 from workflow_scripts.common.wording import number
 from workflow_scripts.questions.serving.latencies import LATENCIES
 from workflow_scripts.questions.serving.make_promise import one_more_start
+from workflow_scripts.questions.serving.send_load import address_of, described, load_of, send_load
 from workflow_scripts.questions.serving.table import BUSY_CORES, LATE_S, LATE_SHARE, summarise_pass
 from workflow_scripts.statistics.comparisons import CONFIDENCE, EQUIVALENCE_ALPHA, NOT_DECIDED, SLOWER, log_margin
 from workflow_scripts.statistics.further_starts import AnotherStart
@@ -141,19 +140,6 @@ def differing_settings(
     ]
 
 
-def _sent(args: Namespace, promise: Promise, count: int, out: Path) -> dict[str, Any]:
-    words = ["--study", str(args.study), "--results", str(args.results), "--cell", promise.cell_id]
-    words += ["--requests", str(count), "--url", args.url, "--api-key-env", args.api_key_env, "--out", str(out)]
-    words += [*(["--model", args.model] if args.model else []), *(["--elsewhere"] if args.elsewhere else [])]
-    command = [sys.executable, "-m", "workflow_scripts", "send-load", *words]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        fault = done.stderr.strip().rpartition("\n")[2].removeprefix("kvsweep send-load: ")
-        raise PromiseError(fault or "no load was sent")
-    sent: dict[str, Any] = read_json(out)
-    return sent
-
-
 def _sentences(promise: Promise, compared: list[Compared], study: Study) -> Iterator[str]:
     for each in compared:
         yield (
@@ -202,23 +188,28 @@ def main(args: Namespace) -> int:
     requests = requests[requests["cell_id"].eq(promise.cell_id)]
     ids = first_requests(requests, args.seconds)
     tokens = requests[requests["request_id"].astype(str).isin(ids)].drop_duplicates("request_id")
+    load = load_of(study, promise.cell_id, paths, len(ids))
+    address = address_of(args.url, args.api_key_env, args.elsewhere)
+    models, metrics = described(address)
+    model = args.model or str(models[0]["id"])
+    if model not in (names := [str(entry["id"]) for entry in models]):
+        raise InputError(f"--model {model}: not served at {address.base_url}; allowed: {', '.join(names)}")
     print(
         f"Sending {len(ids)} requests ({numbers(tokens['prompt_tokens']).sum():,.0f} prompt and "
         f"{numbers(tokens['output_tokens']).sum():,.0f} output tokens) within {args.seconds} s to {args.url}: "
         f"the first of {promise.load}.",
         flush=True,
     )
-    with tempfile.TemporaryDirectory() as folder:
-        sent = _sent(args, promise, len(ids), Path(folder) / "sent.json")
-    answered = pd.DataFrame(sent["requests"])
+    sent, client_cpu_cores = send_load(address, model, load)
+    answered = pd.DataFrame(sent)
     errors = answered["error"].dropna()
     if len(errors):
         raise PromiseError(f"{len(errors)} of {len(answered)} requests failed; the first: {errors.iloc[0]}")
     server = summarise_pass(answered, _ANY_LOAD, {})
     compared = compare_latencies(of_study(cells, requests, ids), server, study.equivalence_margin_pct)
-    faults = list(client_faults(server, sent["client_cpu_cores"]))
+    faults = list(client_faults(server, client_cpu_cores))
     verdict = NOT_DECIDED if faults else verdict_of(compared)
-    differing = differing_settings(promise, sent["models"], sent["after"], sent["model"])
+    differing = differing_settings(promise, models, metrics, model)
     lines = [*_sentences(promise, compared, study), *(f"Client: {fault}, so nothing is decided." for fault in faults)]
     lines += [f"Setting that differs: {each}" for each in differing] or [
         "Settings: those that the server reports are the measured ones."

@@ -1,10 +1,7 @@
 """Send the beginning of a cell's load to a running vLLM server, and record what the client sees.
 
-    kvsweep send-load --study config/studies/serving.yaml --requests 60 --url http://localhost:8000 \\
-        --cell h100-sxm/vllm-serve/llama-3.1-8b-instruct/chat/seqs256-len4096-util0.9-rate1 --out sent.json
-
-`kvsweep check-server` calls this and compares the answers with those of the study. Only the announced requests are
-sent, each once. The requests have a new cache salt, so the server does not use prefixes that it has cached before.
+Only the announced requests are sent, each once. They have a new cache salt, so the server does not use prefixes that it
+has cached before.
 """
 
 import ipaddress
@@ -13,13 +10,11 @@ import os
 import secrets
 import time
 import urllib.parse
-from argparse import Namespace
-from dataclasses import asdict
+from collections.abc import Mapping
 from typing import Any
 
-from workflow_scripts.common.command import RESULTS, STUDY, command, option, out, positive
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import read_jsonl, write_json
+from workflow_scripts.engines.engine import Metrics, RequestRecord
 from workflow_scripts.engines.serving.client import Address, Target, send
 from workflow_scripts.engines.serving.scrape import parse_metrics
 from workflow_scripts.engines.vllm.knobs import VLLM_SERVE, VllmServeKnobs
@@ -28,8 +23,7 @@ from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.study.study import Study
-from workflow_scripts.study.study_file import load_study
-from workflow_scripts.workloads.request import Request
+from workflow_scripts.workloads.request import Request, read_requests
 from workflow_scripts.workloads.sampling import Sampling
 
 # An overloaded server may take so much longer than the arrivals last; then the rest is given up.
@@ -60,12 +54,13 @@ def address_of(url: str, key_variable: str, elsewhere: bool) -> Address:
     return Address(f"{parts.scheme}://{parts.netloc}", os.environ.get(key_variable) or None)
 
 
-def served_models(address: Address) -> list[dict[str, Any]]:
-    """The models of a server, as it describes them. Raises InputError if no server answers there as vLLM does."""
+def described(address: Address) -> tuple[list[Mapping[str, Any]], Metrics]:
+    """The models of a server, as it describes them, and its metrics. Raises InputError if no server answers there as
+    vLLM does."""
     try:
-        return list(json.loads(address.call("/v1/models"))["data"])
+        return list(json.loads(address.call("/v1/models"))["data"]), parse_metrics(address.call("/metrics"))
     except (OSError, ValueError, KeyError) as e:
-        raise InputError(f"{address.base_url}/v1/models: {getattr(e, 'reason', e)}") from None
+        raise InputError(f"{address.base_url}: {getattr(e, 'reason', e)}") from None
 
 
 # The requests of a cell, when each arrives, the number of users, and how tokens are chosen.
@@ -85,55 +80,21 @@ def load_of(study: Study, cell_id: str, paths: StudyPaths, count: int) -> CellLo
     file = paths.workload(cell.model, cell.workload, workload_key(definition))
     if not file.exists():
         raise InputError(f"{file}: the requests are not here; `snakemake prepare` makes them")
-    rows = list(read_jsonl(file))
-    arrivals_s = knobs.arrivals_s([row.get("arrival_s", 0.0) for row in rows], SEED)
-    requests = [Request(**row) for row in rows[:count]]
-    return requests, arrivals_s[:count], knobs.users, definition.workload.sampling
+    requests = read_requests(file)
+    arrivals_s = knobs.arrivals_s([request.arrival_s for request in requests], SEED)
+    return requests[:count], arrivals_s[:count], knobs.users, definition.workload.sampling
 
 
-def send_load(address: Address, model: str, load: CellLoad) -> dict[str, Any]:
-    """Send the load; return the requests, the server's metrics before and after, and the client's share of a core.
-    Raises InputError if the server does not answer in time."""
+def send_load(address: Address, model: str, load: CellLoad) -> tuple[list[RequestRecord], float]:
+    """Send the load; return the records of the requests, and the client's share of a core. Raises InputError if the
+    server does not answer in time."""
     requests, arrivals_s, users, sampling = load
     body = {"ignore_eos": True, "cache_salt": secrets.token_hex(16)}
     target = Target(address, model, extra_body=body, sampling=sampling)
-    before, began_s, cpu_s = address.call("/metrics"), time.monotonic(), time.process_time()
+    began_s, cpu_s = time.monotonic(), time.process_time()
     limit_s = max(arrivals_s, default=0.0) + LIMIT_S
     try:
         records = send(target, requests, [r.prompt for r in requests], arrivals_s, users, limit_s)
     except TimeoutError:
         raise InputError(f"the load could not be sent: no end within {limit_s:g} s") from None
-    wall_s, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
-    after = address.call("/metrics")
-    return {
-        "model": model,
-        "models": served_models(address),
-        "wall_s": wall_s,
-        "client_cpu_cores": cpu_s / wall_s,
-        "before": parse_metrics(before),
-        "after": parse_metrics(after),
-        "requests": [asdict(record) for record in records],
-    }
-
-
-@command(
-    "send-load",
-    STUDY,
-    RESULTS,
-    option("--cell", required=True, help="the cell whose load is sent: gpu/engine/model/workload/knobs"),
-    option("--requests", type=positive, required=True, help="how many of its requests are sent, from the first"),
-    option("--url", required=True, help="the server's address, such as http://localhost:8000"),
-    option("--model", help="the model's name in requests; without it, the first that the server names"),
-    option("--elsewhere", action="store_true", help="the server may be on another machine"),
-    option("--api-key-env", default="VLLM_API_KEY", help="variable that holds the server's key (%(default)s)"),
-    out("record of the requests, as JSON"),
-)
-def main(args: Namespace) -> None:
-    study = load_study(args.study)
-    load = load_of(study, args.cell, StudyPaths(args.results, study.name), args.requests)
-    address = address_of(args.url, args.api_key_env, args.elsewhere)
-    names = [str(entry["id"]) for entry in served_models(address)]
-    model = args.model or names[0]
-    if model not in names:
-        raise InputError(f"--model {model}: not served at {address.base_url}; allowed: {', '.join(names)}")
-    write_json(args.out, send_load(address, model, load))
+    return records, (time.process_time() - cpu_s) / (time.monotonic() - began_s)

@@ -10,8 +10,8 @@ from tests.http_server import Handler, serving
 from tests.unit.deploy.promises import CPU, STUDY
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_jsonl
-from workflow_scripts.measure import send_load
-from workflow_scripts.measure.send_load import address_of, load_of, main
+from workflow_scripts.questions.serving import send_load
+from workflow_scripts.questions.serving.send_load import address_of, described, load_of
 from workflow_scripts.study.definition import cell_definition, resolved_models, workload_key
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
@@ -24,11 +24,6 @@ def study(tmp_path):
     path = tmp_path / "promised.yaml"
     path.write_text(yaml.safe_dump(STUDY, sort_keys=False))
     return load_study(path)
-
-
-def sent(folder: Path, url: str) -> int:
-    words = ["--study", str(folder / "promised.yaml"), "--results", str(folder), "--out", str(folder / "sent.json")]
-    return main([*words, "--cell", CPU, "--requests", "16", "--url", url])
 
 
 def prepare(study: Study, folder: Path) -> StudyPaths:
@@ -80,28 +75,22 @@ def test_the_key_comes_from_the_environment(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("url", "message"), [("localhost:8000", "no address of a server"), ("http://127.0.0.1:9", "/v1/models: ")]
+    ("url", "message"), [("localhost:8000", "no address of a server"), ("http://127.0.0.1:9", "127.0.0.1:9: ")]
 )
-def test_no_server_is_bad_input(study, tmp_path, capsys, url, message):
-    prepare(study, tmp_path)
-    assert sent(tmp_path, url) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "sent.json").exists()
+def test_no_server_is_bad_input(url, message):
+    with pytest.raises(InputError, match=message):
+        described(address_of(url, "NO_KEY", elsewhere=False))
 
 
 class Silent(Handler):
-    """Names a model, and answers no request."""
-
-    def get(self) -> None:
-        self.answer(200, b'{"data": [{"id": "model"}]}')
+    """Answers no request."""
 
     def post(self) -> None:
         time.sleep(1)
 
 
-def test_the_time_limit_counts_from_the_last_arrival(study, tmp_path, capsys, monkeypatch):
-    prepare(study, tmp_path)
+def test_the_time_limit_counts_from_the_last_arrival(study, tmp_path, monkeypatch):
+    load = load_of(study, CPU, prepare(study, tmp_path), 16)
     monkeypatch.setattr(send_load, "LIMIT_S", 0.25 - 15 / 4)
-    with serving(Silent) as start:
-        assert sent(tmp_path, start()) == 2
-    assert "no end within 0.25 s" in capsys.readouterr().err
+    with serving(Silent) as start, pytest.raises(InputError, match=r"no end within 0\.25 s"):
+        send_load.send_load(address_of(start(), "NO_KEY", elsewhere=False), "model", load)
