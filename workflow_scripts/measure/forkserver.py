@@ -21,8 +21,8 @@ import signal
 import socket
 import subprocess
 import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, Any
@@ -32,7 +32,7 @@ import psutil
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.files import last_line
 from workflow_scripts.common.ownership import own_folder, peer_of, temporary_folder
-from workflow_scripts.common.parent import die_with_parent
+from workflow_scripts.common.parent import forked
 
 IDLE_S = 120.0
 START_LIMIT_S = 600.0  # imports from a slow network file system take minutes
@@ -195,7 +195,7 @@ def serve(path: Path, modules: Sequence[str], idle_s: float = IDLE_S) -> None:
             os.close(pidfd)
         if listener in ready:
             with listener.accept()[0] as connection:
-                keeper = _forked(_keep, connection, listener, set_on_import, os.getpid())
+                keeper = forked(partial(_keep, connection, listener, set_on_import))
             keepers[os.pidfd_open(keeper)] = keeper
     path.unlink(missing_ok=True)
 
@@ -209,32 +209,14 @@ def _import(module: str) -> None:
             raise
 
 
-def _forked(call: Callable[..., int], *arguments: Any) -> int:
-    """The id of a process that makes a call and ends with its result."""
-    if pid := os.fork():
-        return pid
-    status = 1
-    try:
-        status = call(*arguments)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        # Without the interpreter's clean-up, which would run the server's own.
-        os._exit(status)
-
-
-def _keep(connection: socket.socket, listener: socket.socket, set_on_import: dict[str, str], server: int) -> int:
+def _keep(connection: socket.socket, listener: socket.socket, set_on_import: dict[str, str]) -> None:
     """Fork a child for the job that comes through a connection, and kill it with all that it started when it, the
     connection or the server ends."""
-    die_with_parent(server)
     listener.close()
     _, files, _, _ = socket.recv_fds(_of_this_user(connection), MESSAGE_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
     described, log = files
     job = json.loads(os.pread(described, os.fstat(described).st_size, 0))
-    child = _forked(_child, connection, job, log, set_on_import, os.getpid())
+    child = forked(partial(_child, connection, job, log, set_on_import))
     with contextlib.suppress(OSError):  # the command has ended
         connection.send(b"begun")
         wait([connection, os.pidfd_open(child)])
@@ -243,7 +225,6 @@ def _keep(connection: socket.socket, listener: socket.socket, set_on_import: dic
     _, status = os.waitpid(child, 0)
     with contextlib.suppress(OSError):
         connection.send(str(os.waitstatus_to_exitcode(status)).encode())
-    return 0
 
 
 def _kill_session(leader: int) -> None:
@@ -262,10 +243,9 @@ def _session_of(pid: int) -> int | None:
     return None
 
 
-def _child(connection: socket.socket, job: dict[str, Any], log: int, set_on_import: dict[str, str], keeper: int) -> int:
+def _child(connection: socket.socket, job: dict[str, Any], log: int, set_on_import: dict[str, str]) -> int:
     connection.close()
     os.setsid()
-    die_with_parent(keeper)
     os.dup2(log, 1)
     os.dup2(log, 2)
     own = {name: os.environ[name] for name in job["own"] if name in os.environ}

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ from tests.other_user import another_user, answer_of_another_user, shared_folder
 from tests.processes import is_gone, wait_for
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.ownership import Peer, own_folder, temporary_folder
+from workflow_scripts.common.parent import forked
 from workflow_scripts.measure import forkserver
 from workflow_scripts.measure.forkserver import ForkServerError, NotImportedError, begin
 
@@ -235,7 +237,7 @@ def test_a_server_takes_no_job_from_another_user(monkeypatch):
         with ThreadPoolExecutor() as pool:
             theirs = pool.submit(answer_of_another_user, connect)
             with listener.accept()[0] as connection:
-                keeper = forkserver._forked(forkserver._keep, connection, listener, {}, os.getpid())
+                keeper = forked(partial(forkserver._keep, connection, listener, {}))
             assert theirs.result(timeout=60) == "b''"
             assert os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1]) == 1
 

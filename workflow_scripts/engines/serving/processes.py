@@ -4,16 +4,14 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
-from workflow_scripts.common.parent import die_with_parent
+from workflow_scripts.common.parent import forked
 
 TERM_GRACE_S = 10.0
 KILL_GRACE_S = 10.0
@@ -46,12 +44,12 @@ class ServerProcess:
     @classmethod
     def forked(cls, body: Callable[[], None]) -> "ServerProcess":
         """Run `body` in a child that shares what is imported here."""
-        parent = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        pid = os.fork()
-        if pid == 0:
-            _run(body, parent)
+
+        def lead() -> None:
+            os.setpgid(0, 0)
+            body()
+
+        pid = forked(lead)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # here and in the child, whichever comes first
         return cls(pid)
@@ -123,24 +121,6 @@ class LastCommand:
         except subprocess.TimeoutExpired:
             self._waiting.kill()
             self._waiting.wait()
-
-
-def _run(body: Callable[[], None], parent: int) -> None:
-    status = 1
-    try:
-        os.setpgid(0, 0)
-        die_with_parent(parent)
-        body()
-        status = 0
-    except SystemExit as e:
-        status = e.code if isinstance(e.code, int) else 1
-        print(f"SystemExit: {e.code}", file=sys.stderr)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
 
 
 def _wait(done: Callable[[], bool], limit_s: float) -> None:
