@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 
 from workflow_scripts.common.checkout import CHECKOUT
@@ -44,6 +45,14 @@ def package_of(environment: str) -> str:
 
 def version_of(environment: str) -> str:
     return environment.removeprefix(package_of(environment)).removeprefix("-")
+
+
+def installed_version(package: str) -> str | None:
+    """The version of a package in this environment; None if it is not there."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def python_of(environment: str, kind: str) -> Path:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from workflow_scripts.catalog.environments import installed_version
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.workloads.arrivals import Load
 
@@ -64,6 +65,10 @@ class EngineDescription:
         from packaging.specifiers import SpecifierSet  # not every environment that reads descriptions has it
 
         return SpecifierSet(self.versions, prereleases=True).contains(version)
+
+    def installed(self) -> tuple[str, str] | None:
+        """The package that provides the engine in this environment, and its version; None without one."""
+        return next(((name, version) for name in self.packages if (version := installed_version(name))), None)
 
     @property
     def serves(self) -> bool:

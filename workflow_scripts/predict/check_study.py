@@ -10,14 +10,12 @@ sweep, setting, and the reason in the engine's words. A cell predicted to end as
 it is listed as a note. Cells in another environment are checked by its own Python, if it is installed.
 """
 
-import contextlib
 import importlib.util
 import os
 import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -102,17 +100,10 @@ def notes(cells: Sequence[Cell]) -> list[str]:
     ]
 
 
-def _version(packages: Iterable[str]) -> tuple[str, str] | None:
-    for package in packages:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return package, metadata.version(package)
-    return None
-
-
 def unsupported(cells: Iterable[Cell]) -> Iterator[str]:
     """A line for each engine of the cells whose installed version its adapter cannot measure."""
     for engine in map(get_engine, dict.fromkeys(cell.engine for cell in cells)):
-        if (package := _version(engine.packages)) and not engine.supports(package[1]):
+        if (package := engine.installed()) and not engine.supports(package[1]):
             yield f"{engine.name} can be measured with {package[0]} {engine.versions}; {package[1]} is installed here"
 
 
@@ -134,7 +125,7 @@ def check_here(study: Path, cells: Sequence[Cell]) -> None:
         print(note)
     if faults := fault_lines(study, (pair for pair in cell_faults if not (pair[1].only_here or pair[1].lacks))):
         raise InputError("\n".join(faults))
-    asked = " and ".join(" ".join(_version(e.packages) or [name]) for name, e in libraries.items()) or "no engine"
+    asked = " and ".join(" ".join(e.installed() or [name]) for name, e in libraries.items()) or "no engine"
     print(f"{study}: {len(cells)} cells, no setting refused; checked with {asked}")
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from workflow_scripts.engines import description
 from workflow_scripts.engines.check import Fault
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.predict import check_study
@@ -44,7 +45,7 @@ def test_what_is_not_installed_or_cannot_be_measured_is_refused_before_its_setti
     monkeypatch.setattr(check_study.importlib.util, "find_spec", lambda name: name)
     for version, status in {"0.10.2": 2, "0.20.0": 0}.items():
         installed = {"vllm": version, "transformers": "5.19.0"}
-        monkeypatch.setattr(check_study.metadata, "version", lambda package, known=installed: known[package])
+        monkeypatch.setattr(description, "installed_version", lambda package, known=installed: known[package])
         assert check_study.main(["--study", "config/studies/demo.yaml"]) == status
         assert (version in capsys.readouterr().err) == (status == 2)
     assert len(asked) == 1
@@ -65,5 +66,5 @@ REFUSED = {"vllm-serve": "0.10.2 0.11.0rc1", "hf-static": "4.56.2", "hf-continuo
 def test_each_engine_has_the_versions_that_it_can_be_measured_with(monkeypatch, versions, refused):
     for engine, of_engine in versions.items():
         for version in of_engine.split():
-            monkeypatch.setattr(check_study.metadata, "version", lambda package, version=version: version)
+            monkeypatch.setattr(description, "installed_version", lambda package, version=version: version)
             assert len([*unsupported([replace(cell(), engine=engine)])]) == refused, (engine, version)
