@@ -24,10 +24,9 @@ from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.engines.adapters import make_engine
 from workflow_scripts.engines.engine import Engine, EngineSetup
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
-from workflow_scripts.measure.cell import find_cell
 from workflow_scripts.measure.trace import sampled
 from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
-from workflow_scripts.study.grid import Cell
+from workflow_scripts.study.grid import Cell, find_cell
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study

@@ -25,12 +25,12 @@ from benchmarks.gpu_host.probe import main as probe
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import run_command
 from workflow_scripts.measure.batch import measure_device
-from workflow_scripts.measure.cell import PARTIAL, WRONG_DEVICE, find_cell
+from workflow_scripts.measure.cell import WRONG_DEVICE
 from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
-from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.grid import Cell, expand, find_cell
 from workflow_scripts.study.outcome import Outcome, is_outcome_of
-from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.paths import PARTIAL, StudyPaths
 from workflow_scripts.study.rounds import CellStart
 from workflow_scripts.study.study import Study, StudyError
 from workflow_scripts.study.study_file import load_study

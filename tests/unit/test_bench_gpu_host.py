@@ -79,7 +79,7 @@ if option("--cell").endswith("seqs1") and not (study / "tried").exists():
     time.sleep(600)
 
 from tests.unit.made_studies import end_cell
-from workflow_scripts.measure.cell import find_cell
+from workflow_scripts.study.grid import find_cell
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import load_study
 

@@ -27,8 +27,8 @@ from workflow_scripts.common.files import write_text
 from workflow_scripts.common.records import Record, read_yaml, validated
 from workflow_scripts.common.wording import allowed_names
 from workflow_scripts.physics.model_facts import ModelFactsError, facts_on
-from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.study import Study, StudyError
+from workflow_scripts.study.grid import Cell, expand, find_cell
+from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 
 SITE = Path("config/site.yaml")
@@ -297,9 +297,7 @@ def _lines(
 )
 def main(args: Namespace) -> None:
     study, site = load_study(args.study), load_site(args.site)
-    cells = [cell for cell in expand(study) if args.cell in (None, cell.id)]
-    if not cells:
-        raise StudyError(f"study {study.name!r} has no cell {args.cell!r}")
+    cells = [find_cell(study, args.cell)] if args.cell else expand(study)
     if args.plan and not args.plan.exists():
         raise InputError(f"{args.plan}: there is no such plan; `snakemake plan` writes it")
     limits_s = predicted_limits_s(args.plan) if args.plan else {}

@@ -18,7 +18,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from itertools import groupby
+from itertools import accumulate, chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Measured
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
-from workflow_scripts.study.study import Study, StudyError
+from workflow_scripts.study.study import Study, StudyError, check_known
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.workloads.request import Request
 
@@ -69,6 +69,10 @@ class CalibrationRunError(RuntimeError):
     """The engine could not be calibrated; the message says why."""
 
 
+class RefusedError(CalibrationRunError):
+    """The engine cannot run with the settings of the cell."""
+
+
 class CalibrationRun:
     """A calibration that is being measured: the input of its engine, and what was measured so far."""
 
@@ -77,7 +81,7 @@ class CalibrationRun:
         self._study, self._paths, self._out = study, paths, paths.calibration(calibration.name)
         self._starts: list[CalibrationStart] = []
         self._device: dict[str, Any] = {}
-        self._failure: str | None = None
+        self._failure, self._may_refuse = "", MAY_REFUSE
         self._use(calibration)
 
     def _use(self, calibration: Calibration) -> None:
@@ -104,99 +108,88 @@ class CalibrationRun:
         """Start the engine for the start of this number, or use that of a `session`, pass over the points, and write
         the record, even if the engine breaks; one that broke before is not started again. `limit_s`: for the passes of
         all starts. Raises as `calibrate` does."""
-        whole, share = self.calibration.starts[number]
-        passes_s, backwards = share * (limit_s or CALIBRATION_S[self.gpu.kind]), number > 1
         if self._failure:
             return
         if self.gpu.kind != "cpu" and number and len(self._starts[0].passes) >= 2 * len(self._points):
             print(f"{self.calibration.name} got through all points twice and needs no second start", flush=True)
             return
-        scratch = self._out.with_suffix(".partial")
-        print(f"calibrating {self.calibration.name}, {'all' if whole else 'half of the'} layers", flush=True)
-        for may_refuse in range(MAY_REFUSE, -1, -1):
+        scratch, others = self._out.with_suffix(".partial"), self.calibration.others
+        try:
             shutil.rmtree(scratch, ignore_errors=True)
-            try:
-                why = self._started(whole, passes_s, backwards, scratch / "evidence", session)
-            except (CalibrationRunError, ModelFactsError, NoEnvironmentError) as e:
-                self._failure = str(e)
-                break
-            finally:
-                shutil.rmtree(scratch, ignore_errors=True)
-            others = self.calibration.others
-            if why is None or session or self._starts or not others or not may_refuse:
-                self._failure = why
-                break
-            print(f"{self.calibration.cell.id}: {why}; the settings of another cell are tried", flush=True)
-            self._use(replace(calibration_of(self._study, others), starts=self.calibration.starts))
-        cell, rates = self.calibration.cell, self._paths.device(self.calibration.cell.gpu)
+            self._serve(number, limit_s or CALIBRATION_S[self.gpu.kind], scratch, session)
+        except RefusedError as e:
+            if others and self._may_refuse and not session and not self._starts:
+                print(f"{self.calibration.cell.id}: {e}; the settings of another cell are tried", flush=True)
+                self._may_refuse -= 1
+                self._use(replace(calibration_of(self._study, others), starts=self.calibration.starts))
+                return self.measure_start(number, limit_s)
+            self._failure = str(e)
+        except (CalibrationRunError, ModelFactsError, NoEnvironmentError) as e:
+            self._failure = str(e)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        definition, rates = self._definition, self._paths.device(self.gpu.name)
         CalibrationRecord(
-            gpu=cell.gpu,
-            engine=cell.engine,
-            environment=cell.environment,
-            engine_version=provenance_of(cell)["engine_version"],
-            model=cell.model,
-            config_sha256=self._definition.model.config_sha256,
+            gpu=definition.gpu,
+            engine=definition.engine,
+            environment=definition.environment,
+            engine_version=provenance_of(definition)["engine_version"],
+            model=definition.model.name,
+            config_sha256=definition.model.config_sha256,
             variant=self.calibration.variant,
-            knobs=self._definition.knobs.set_values(),
+            knobs=definition.knobs.set_values(),
             protocol=PROTOCOL_VERSION,
             host=os.uname().nodename,
             measured_at=now_in_utc(),
             starts=self._starts,
-            failure=self._failure,
+            failure=self._failure or None,
             rates=DeviceRates.read(rates).model_copy(update={"samples": {}}) if rates.exists() else None,
             **self._device,
         ).write(self._out, indent=None)
-        print(f"{sum(len(start.passes) for start in self._starts)} passes", self._failure or "", flush=True)
+        print(f"{sum(len(start.passes) for start in self._starts)} passes", self._failure, flush=True)
 
-    def _started(
-        self, whole: bool, passes_s: float, backwards: bool, evidence: Path, session: Session | None
-    ) -> str | None:
-        """Add a start; if the engine refuses the settings, say why. The device's fields are from the first start."""
+    def _serve(self, number: int, limit_s: float, scratch: Path, session: Session | None) -> None:
+        """Add a start. The device's fields are from the first one. Raises RefusedError if the engine cannot run with
+        the settings, CalibrationRunError for another failure of it, and what `measure_start` says."""
+        whole, share = self.calibration.starts[number]
+        print(f"calibrating {self.calibration.name}, {'all' if whole else 'half of the'} layers", flush=True)
         model_dir, definition = self._model_dir, self._definition
         config = read_json(model_dir / "config.json")
         layers, half, of_half = shallower(config)
         if not whole:
-            model_dir = evidence.with_name("shallow")
+            model_dir = scratch / "shallow"
             shutil.copytree(self._model_dir, model_dir, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*"))
             write_json(model_dir / "config.json", of_half)
             random_weights = definition.model.model_copy(update={"load_format": "dummy"})
             definition = definition.model_copy(update={"model": random_weights})
-        passes = order(range(len(self._points)) if whole else at_half_depth(self._points, self.gpu.kind), backwards)
-        vocabulary, _ = vocabulary_and_context(config)
-        draw = random.Random(0)
-        requests: list[Request] = []
-        indices = []
-        for point in self._points:
-            indices.append(list(range(len(requests), len(requests) + len(point))))
-            requests += [Request([draw.randrange(vocabulary) for _ in range(n)], output) for n, output in point]
-        workload = evidence / "requests_to_serve.jsonl"
-        write_jsonl(workload, (r.as_line(str(i)) for i, r in enumerate(requests)))
+        passes = order(range(len(self._points)) if whole else at_half_depth(self._points, self.gpu.kind), number > 1)
+        draw, (vocabulary, _) = random.Random(0), vocabulary_and_context(config)
+        prompts = (([draw.randrange(vocabulary) for _ in range(n)], output) for n, output in chain(*self._points))
+        write_jsonl(scratch / "requests.jsonl", (Request(*r).as_line(str(i)) for i, r in enumerate(prompts)))
+        ends = [*accumulate(map(len, self._points), initial=0)]
         job = Job(
             definition=definition,
             model_dir=model_dir,
-            workload=workload,
-            evidence=evidence,
-            passes=[indices[point] for point in passes],
-            passes_s=passes_s,
+            workload=scratch / "requests.jsonl",
+            evidence=scratch / "evidence",
+            passes=[[*range(ends[point], ends[point + 1])] for point in passes],
+            passes_s=share * limit_s,
             start_limit_s=START_LIMIT_S,
         )
-        with nullcontext(session) if session else closing(Session(evidence)) as serving:
-            _, measured = serving.serve(job, START_LIMIT_S + 2 * passes_s)
-        if measured is None:
-            raise CalibrationRunError(f"the engine broke:\n{end_of_log(evidence)}")
-        if measured.wrong_device:
-            raise WrongDeviceError(measured.reason or "the wrong device")
-        if measured.outcome != "ok":
-            why = f"{measured.outcome}: {measured.reason}"
-            if measured.outcome == "infeasible":
-                return why
-            raise CalibrationRunError(why)
+        with nullcontext(session) if session else closing(Session(job)) as serving:
+            _, measured = serving.serve(job, START_LIMIT_S + 2 * share * limit_s)
+            if measured is None:
+                raise CalibrationRunError(f"the engine broke:\n{end_of_log(job.evidence)}")
+            if measured.wrong_device:
+                raise WrongDeviceError(measured.reason or "the wrong device")
+            if measured.outcome != "ok":
+                fault = RefusedError if measured.outcome == "infeasible" else CalibrationRunError
+                raise fault(f"{measured.outcome}: {measured.reason}")
+            served = self._passes(measured, job.evidence, passes)
         took, load = measured.effective, {"device": measured.device, "host_load": measured.host_load}
         self._device = self._device or {**load, "dtype": took.get("dtype")}
-        served = self._passes(measured, evidence, passes)
         depth = layers if whole else half
         self._starts.append(CalibrationStart(layers=depth, effective=took, phases_s=measured.phases_s, passes=served))
-        return None
 
     def _passes(self, measured: Measured, evidence: Path, passes: Sequence[int]) -> list[Pass]:
         serves = get_engine(self._definition.engine).serves
@@ -294,9 +287,7 @@ def _known(records: Sequence[dict[str, Any]], name: str, start_s: float | None =
 def main(args: Namespace) -> int:
     study = load_study(args.study)
     cells = expand(study)
-    gpus = {cell.gpu for cell in cells}
-    if unknown := [gpu for gpu in args.gpu if gpu not in gpus]:
-        raise StudyError(f"study {study.name!r} has no device {unknown[0]!r}; it has {', '.join(sorted(gpus))}")
+    check_known(args.gpu, {cell.gpu for cell in cells}, f"study {study.name!r}, --gpu")
     paths = StudyPaths(args.results, study.name)
     calibrations = calibrations_of(study, [cell for cell in cells if cell.gpu in args.gpu])
     later = [wanted.name for wanted in left_to_sessions(study, args.gpu, paths).values()]

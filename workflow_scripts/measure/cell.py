@@ -20,15 +20,14 @@ import shutil
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from workflow_scripts.catalog.environments import is_installed
 from workflow_scripts.catalog.gpus_and_models import load_gpus
@@ -46,6 +45,7 @@ from workflow_scripts.measure.session import MEASURED, Job, NoEnvironmentError, 
 from workflow_scripts.statistics.repeats import best_repeats
 from workflow_scripts.study.calibrations import due_in_session
 from workflow_scripts.study.definition import (
+    Definition,
     cell_definition,
     definition_sha256,
     definitions_sha256,
@@ -54,9 +54,9 @@ from workflow_scripts.study.definition import (
     session_key,
     workload_key,
 )
-from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.outcome import Measured, Outcome, Provenance, Start, is_outcome_of
-from workflow_scripts.study.paths import ENGINE_LOG, JOB, MEASURE_LOG, OUTCOME, PARTIAL, RAW, WARMUP, StudyPaths
+from workflow_scripts.study.grid import Cell, find_cell
+from workflow_scripts.study.outcome import Measured, Observed, Outcome, Provenance, Start, is_outcome_of
+from workflow_scripts.study.paths import ENGINE_LOG, JOB, MEASURE_LOG, OUTCOME, PARTIAL, RAW, StudyPaths
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.study.rounds import ended_starts, last_seen_s, next_start, present_round
 from workflow_scripts.study.study import Study, StudyError
@@ -71,84 +71,23 @@ def _repeats(study: Study, cell: Cell, paths: StudyPaths, start: Start) -> int:
     if study.most_repeats == study.repeats or start.start == 1 or not first.exists():
         return study.repeats
     took = Outcome.read(first)
-    repeats_s = [one.end_monotonic_s - one.start_monotonic_s for one in took.repeats]
-    if not repeats_s:
+    if not took.repeats:
         return study.repeats
+    repeat_s = mean(one.end_monotonic_s - one.start_monotonic_s for one in took.repeats)
     start_s = sum(seconds for phase, seconds in took.phases_s.items() if phase != "measure")
     is_cpu = load_gpus()[cell.gpu].kind == "cpu"
-    return best_repeats(start_s, mean(repeats_s), is_cpu, study.repeats, study.most_repeats)
-
-
-def measure_cells(
-    study: Study, starts: Sequence[tuple[Cell, Start]], paths: StudyPaths, attempt: Attempt, with_logs: bool = False
-) -> int:
-    """Measure cells in one start of their engine, or in a new one after a cell that ended it, and write the folder of
-    each as soon as it has ended; return the highest exit status of a cell. The status is 3 on the wrong device, where
-    the remaining cells are not tried, and 1 if an attempt other than the last reached the time limit. Raises StudyError
-    if a cell's model or workload was not prepared, and ForkServerError if the process that should measure could not be
-    started. With `with_logs`, what is printed about a cell goes to the log in its folder."""
-    all_series = [_Series(study, cell, start, paths, attempt) for cell, start in starts]
-    left, first, statuses = [*all_series], all_series[0], [0]
-    due = due_in_session(study, first.job.definition, paths)
-    # Asked once the engine is up, because its environment may be installed for it.
-    provenance = cache(partial(provenance_of, first.cell, first.job.definition.endpoint))
-    try:
-        with device_lock(load_gpus()[first.cell.gpu], first.cell.knobs.ranks) as idle_before_s:
-            held = {"idle_before_s": idle_before_s, "boot_id": boot_id(), "planned": study.starts.in_words}
-            while left and statuses[-1] != WRONG_DEVICE:
-                for one in left:  # a job that a killed command left would be taken for the next one
-                    shutil.rmtree(one.job.evidence, ignore_errors=True)
-                shared, several = _shared(left), len(left) > 1
-                of_session = {"session": secrets.token_hex(4)} if several else {}
-                with closing(Session(*(one.job.evidence for one in left))) as session:
-                    if due:
-                        run, due = CalibrationRun(study, due, paths), None  # tried once, also on a wrong device
-                        with suppress(WrongDeviceError):  # the session of the cells finds it again
-                            run.measure_start(session=session)
-                        if not session.goes_on:
-                            continue
-                    for place in count(1):
-                        one = left.pop(0)
-                        if with_logs and one is not first:
-                            print_to(one.folder / MEASURE_LOG)
-                        in_session = {**of_session, "place_in_session": place} if several else {}
-                        start = one.start.model_copy(update={**held, **in_session})
-                        job = one.job.model_copy(update=shared)
-                        statuses.append(one.measure(job, session, start, provenance))
-                        if not session.goes_on:
-                            break
-    finally:
-        for one in all_series:
-            shutil.rmtree(one.job.evidence, ignore_errors=True)
-    return max(statuses)
-
-
-def _shared(session: Sequence["_Series"]) -> dict[str, Any]:
-    """What warms an engine up for all cells of a session."""
-    users = [getattr(one.job.definition.knobs, "users", None) for one in session]
-    warmup = dict.fromkeys(one.job.workload.with_name(WARMUP) for one in session)
-    return {"warmup": [*warmup], "users": max(filter(None, users)) if all(users) else None}
-
-
-def print_to(log: Path) -> None:
-    """Let this process and those that it starts print to a file from now on."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with log.open("wb") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+    return best_repeats(start_s, repeat_s, is_cpu, study.repeats, study.most_repeats)
 
 
 class _Series:
-    """A start of a cell that a session measures."""
+    """A start of a cell that a session measures, into `folder`."""
 
-    def __init__(self, study: Study, cell: Cell, start: Start, paths: StudyPaths, attempt: Attempt) -> None:
+    def __init__(
+        self, study: Study, cell: Cell, definition: Definition, start: Start, paths: StudyPaths, attempt: Attempt
+    ) -> None:
         """Raises StudyError if the cell's model or workload was not prepared."""
         self.cell, self.start, self._paths, self._attempt = cell, start, paths, attempt
-        self.folder = folder_of(paths, cell.id, start)
-        definition = cell_definition(study, cell, resolved_models(study))
-        draft = definition.draft_model
+        self.folder, draft = folder_of(paths, cell.id, start), definition.draft_model
         self._limit_s = attempt.time_limit_s(study.cell_time_limit_s)
         self.job = Job(
             definition=definition.model_copy(update={"repeats": _repeats(study, cell, paths, start)}),
@@ -165,9 +104,10 @@ class _Series:
             if not needed.exists():
                 raise StudyError(f"{needed} is not there; `snakemake {paths.outcome(cell)}` prepares and measures")
 
-    def measure(self, job: Job, session: Session, start: Start, provenance: Callable[[], Provenance]) -> int:
+    def measure(self, session: Session, start: Start, provenance: Callable[[], Provenance]) -> int:
         """Write the folder of the start; return the exit status."""
-        job.evidence.mkdir(parents=True, exist_ok=True)
+        evidence, definition = self.job.evidence, self.job.definition
+        evidence.mkdir(parents=True, exist_ok=True)
         print(f"measuring {self.cell.id}" + (f", start {start.start}" if start.start > 1 else ""), flush=True)
         began = time.monotonic()
         try:
@@ -176,70 +116,98 @@ class _Series:
             if tried.exists() and not is_installed(name, kind) and (fault := read_json(tried)["fault"]):
                 raise NoEnvironmentError(f"environment {name} could not be installed: {fault}")
             with suspension() as why_suspended:
-                exit_status, measured = session.serve(job, self._limit_s)
+                exit_status, measured = session.serve(self.job, self._limit_s)
         except NoEnvironmentError as e:
             # As of a cell that never ran: the next call measures it if the environment then works.
             exit_status, measured = 0, Measured(outcome="invalid", reason=str(e))
         if exit_status is None:
             reason = f"not done after {self._limit_s:g} s; the engine and all its processes were killed"
             if (why := why_suspended()) or not self._attempt.last:
-                return self._left_to_the_next(f"{reason}, in which {why}" if why else reason, status=1)
+                return self._left_to_the_next(f"{reason}, in which {why}" if why else reason)
             measured = Measured(outcome="timeout", reason=reason)
         elif measured is None:
-            last = last_line(job.evidence / ENGINE_LOG) or "its log is empty, as on a full disk"
+            last = last_line(evidence / ENGINE_LOG) or "its log is empty, as on a full disk"
             killed, ended = f"was killed by signal {-exit_status}", f"ended with status {exit_status} ({last})"
-            print(end_of_log(job.evidence), file=sys.stderr)
-            return self._left_to_the_next(
-                f"the measuring process {killed if exit_status < 0 else ended}; the end of its log is above", status=1
-            )
-        if measured.wrong_device:
+            print(end_of_log(evidence), file=sys.stderr)
+            how = killed if exit_status < 0 else ended
+            return self._left_to_the_next(f"the measuring process {how}; the end of its log is above")
+        elif measured.wrong_device:
             reason = measured.reason or "the wrong device"
             note_wrong_node(self._paths.wrong_nodes(self.cell.gpu), reason)
             return self._left_to_the_next(reason, status=WRONG_DEVICE)
-        for file in (MEASURED, JOB):
-            (job.evidence / file).unlink(missing_ok=True)
         outcome = Outcome(
             cell_id=self.cell.id,
-            definition=job.definition.as_json(),
-            definition_sha256=definition_sha256(job.definition),
+            definition=definition.as_json(),
+            definition_sha256=definition_sha256(definition),
             start=start,
             provenance={**provenance(), "ended_at": now_in_utc()},
-            **measured.model_dump(exclude={"wrong_device", "log_bytes", "goes_on"}),
+            **measured.model_dump(include={*Observed.model_fields}),
         )
-        _put_in_place(job.evidence, self.folder, outcome)
+        for file in (MEASURED, JOB):
+            (evidence / file).unlink(missing_ok=True)
+        shutil.rmtree(evidence / SCRATCH, ignore_errors=True)  # of an engine that was killed
+        for half in self.folder.glob(f".{OUTCOME}.*"):  # of a command that was killed while it wrote
+            half.unlink()
+        (self.folder / OUTCOME).unlink(missing_ok=True)
+        shutil.rmtree(self.folder / RAW, ignore_errors=True)
+        evidence.replace(self.folder / RAW)
+        outcome.write(self.folder / OUTCOME)
         why_so = f": {outcome.reason}" if outcome.reason else ""
         print(f"{outcome.outcome} after {time.monotonic() - began:.1f} s{why_so}", flush=True)
         return 0
 
-    def _left_to_the_next(self, reason: str, status: int) -> int:
+    def _left_to_the_next(self, reason: str, status: int = 1) -> int:
         attempt = self._attempt
         print(f"{reason}; attempt {attempt.number} of {attempt.of}, and this cell has no outcome yet", file=sys.stderr)
-        shutil.rmtree(self.job.evidence)
         return status
 
 
-def _put_in_place(evidence: Path, folder: Path, outcome: Outcome) -> None:
-    shutil.rmtree(evidence / SCRATCH, ignore_errors=True)  # of an engine that was killed
-    for half in folder.glob(f".{OUTCOME}.*"):  # of a command that was killed while it wrote
-        half.unlink()
-    raw = folder / RAW
-    (folder / OUTCOME).unlink(missing_ok=True)
-    shutil.rmtree(raw, ignore_errors=True)
-    evidence.replace(raw)
-    outcome.write(folder / OUTCOME)
+def measure_series(left: list[_Series], study: Study, paths: StudyPaths, with_logs: bool) -> int:
+    """Measure series in one start of their engine, or in a new one after a cell that ended it, and write the folder of
+    each as soon as it has ended; return the highest exit status of one. The status is 3 on the wrong device, where the
+    remaining ones are not tried, and 1 if an attempt other than the last reached the time limit. Raises ForkServerError
+    if the process that should measure could not be started. With `with_logs`, what is printed about a cell goes to the
+    log in its folder."""
+    first, status = left[0], 0
+    definition = first.job.definition
+    due = due_in_session(study, definition, paths)
+    # Asked once the engine is up, because its environment may be installed for it.
+    provenance = cache(partial(provenance_of, definition))
+    with device_lock(load_gpus()[definition.gpu], definition.knobs.ranks) as idle_before_s:
+        held = {"idle_before_s": idle_before_s, "boot_id": boot_id(), "planned": study.starts.in_words}
+        while left and status != WRONG_DEVICE:
+            several, name = len(left) > 1, secrets.token_hex(4)
+            with closing(Session(*(one.job for one in left))) as session:
+                if due:
+                    run, due = CalibrationRun(study, due, paths), None  # tried once, also on a wrong device
+                    with suppress(WrongDeviceError):  # the session of the cells finds it again
+                        run.measure_start(session=session)
+                    if not session.goes_on:
+                        continue
+                for place in count(1):
+                    one = left.pop(0)
+                    if with_logs and one is not first:
+                        print_to(one.folder / MEASURE_LOG)
+                    in_session = {"session": name, "place_in_session": place} if several else {}
+                    start = one.start.model_copy(update={**held, **in_session})
+                    status = max(status, one.measure(session, start, provenance))
+                    if not session.goes_on:
+                        break
+    return status
+
+
+def print_to(log: Path) -> None:
+    """Let this process and those that it starts print to a file from now on."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
 
 
 def folder_of(paths: StudyPaths, cell: str, start: Start) -> Path:
     return paths.again(cell, start.round) if start.again else paths.start(cell, start.start)
-
-
-def find_cell(study: Study, cell_id: str) -> Cell:
-    """The cell with that id. Raises StudyError if the grid of the study has no such cell."""
-    cells = {cell.id: cell for cell in expand(study)}
-    if cell_id not in cells:
-        some = "\n  ".join(sorted(cells)[:40])
-        raise StudyError(f"study {study.name!r} has no cell {cell_id!r}; it has {len(cells)}, such as:\n  {some}")
-    return cells[cell_id]
 
 
 @command(
@@ -258,9 +226,9 @@ def find_cell(study: Study, cell_id: str) -> Cell:
 )
 def main(args: Namespace) -> int:
     study = load_study(args.study)
-    cells = [find_cell(study, cell) for cell in args.cell]
-    definitions = [cell_definition(study, cell, resolved_models(study)) for cell in cells]
-    if len({session_key(definition) for definition in definitions}) > 1:
+    cells, models = [find_cell(study, cell) for cell in args.cell], resolved_models(study)
+    definitions = [cell_definition(study, cell, models) for cell in cells]
+    if len(set(map(session_key, definitions))) > 1:
         raise StudyError("--cell: these cells differ in more than their workload and load, and cannot share a start")
     paths, numbers = StudyPaths(args.results, study.name), args.start or [None] * len(cells)
     if len(numbers) != len(cells):
@@ -271,9 +239,9 @@ def main(args: Namespace) -> int:
     try:
         with ExitStack() as locks:
             # All processes take the locks in one order, so that no two wait for each other.
-            for cell in sorted(cells, key=lambda cell: cell.id):
-                locks.enter_context(_locked(paths.lock(cell)))
-            starts = []
+            for lock in sorted(map(paths.lock, cells)):
+                locks.enter_context(_held(lock))
+            series = []
             for index, (cell, definition, number) in enumerate(zip(cells, definitions, numbers, strict=True)):
                 round_number = args.round
                 if number is None or round_number is None:
@@ -288,10 +256,9 @@ def main(args: Namespace) -> int:
                 if args.unless_done and is_outcome_of(outcome, definition_sha256(definition)):
                     print(f"{cell.id}, start {number}: it has its outcome already")
                 else:
-                    starts.append((cell, start))
-            if not starts:
-                return 0
-            return measure_cells(study, starts, paths, Attempt(args.attempt, args.attempts), args.with_logs)
+                    attempt = Attempt(args.attempt, args.attempts)
+                    series.append(_Series(study, cell, definition, start, paths, attempt))
+            return measure_series(series, study, paths, args.with_logs) if series else 0
     except (ForkServerError, OSError) as e:
         if isinstance(e, OSError):  # such as a full disk
             print(file=sys.stderr)  # the log may have had no room for the end of its last line
@@ -299,15 +266,11 @@ def main(args: Namespace) -> int:
         return 1
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _held(lock: Path) -> AcquireReturnProxy[FileLock]:
     """Only one process at a time measures a cell, of all jobs on all hosts that share the results."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path, mode=0o666)
-    try:
-        held = lock.acquire(timeout=0)
-    except Timeout:
-        print("waiting: another process measures this cell", flush=True)
-        held = lock.acquire(poll_interval=1)
-    with held:
-        yield
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    file = FileLock(lock, mode=0o666)
+    with suppress(Timeout):
+        return file.acquire(timeout=0)
+    print("waiting: another process measures this cell", flush=True)
+    return file.acquire(poll_interval=1)

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from workflow_scripts import __version__
 from workflow_scripts.catalog.endpoints import Endpoint
-from workflow_scripts.catalog.environments import load_environments, python_of
+from workflow_scripts.catalog.environments import installed_version, load_environments, python_of
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.checkout import CHECKOUT, commit_of
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.device.processor import processor_facts
 from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.registry import get_engine, load_engines
-from workflow_scripts.study.grid import Cell
+from workflow_scripts.study.definition import Definition
 from workflow_scripts.study.outcome import Provenance
 
 _FURTHER_PACKAGES = ("torch", "transformers", "accelerate", "nvidia-ml-py", "snakemake")
@@ -40,9 +40,8 @@ def provenance(engine: str, endpoint: Endpoint | None = None, lock: Path | None 
     that of the commit. `lock` is None in an environment that no lock describes; `lock_sha256` is then the hash of the
     installed packages."""
     described_by = get_engine(engine)
-    if lock is None:
-        locks = (CHECKOUT / "envs" / name for package, name in described_by.locks.items() if _version(package))
-        lock = next(locks, None)
+    locks = (CHECKOUT / "envs" / name for package, name in described_by.locks.items() if installed_version(package))
+    lock = lock or next(locks, None)
     if lock is not None and not is_installed_from(lock):
         lock = None
     commit, dirty = commit_of(CHECKOUT)
@@ -59,7 +58,6 @@ def provenance(engine: str, endpoint: Endpoint | None = None, lock: Path | None 
         "host": socket.gethostname(),
         "processor": processor_facts([])["processor"],
         "job": {name: os.environ[name] for name in _OF_JOB if name in os.environ},
-        "ended_at": now_in_utc(),
     }
 
 
@@ -67,13 +65,13 @@ def now_in_utc() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def provenance_of(cell: Cell, endpoint: Endpoint | None = None) -> Provenance:
+def provenance_of(definition: Definition) -> Provenance:
     """The same for a cell. Another environment than the default one is asked through its own Python; there are no
     versions if that cannot be started."""
-    name, engine = cell.environment, cell.engine
+    name, engine = definition.environment, definition.engine
     if not name:
-        return provenance(engine, endpoint)
-    kind = load_gpus()[cell.gpu].engine_kind
+        return provenance(engine, definition.endpoint)
+    kind = load_gpus()[definition.gpu].engine_kind
     lock = load_environments()[name][kind]
     words = [str(python_of(name, kind)), "-c", _ASK, engine, str(lock)]
     try:
@@ -97,7 +95,7 @@ def is_installed_from(lock: Path) -> bool:
 def _installed() -> dict[str, str]:
     of_engines = [package for engine in load_engines().values() for package in engine.packages]
     names = dict.fromkeys((*of_engines, *_FURTHER_PACKAGES))
-    return {name: version for name in names if (version := _version(name)) is not None}
+    return {name: version for name in names if (version := installed_version(name)) is not None}
 
 
 def installed_sha256() -> str:
@@ -110,11 +108,4 @@ def installed_sha256() -> str:
 def _engine_version(engine: EngineDescription, endpoint: Endpoint | None) -> str | None:
     if endpoint is not None and (endpoint.command or ("",))[0] not in engine.packages:
         return None
-    return next((f"{package} {version}" for package in engine.packages if (version := _version(package))), None)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return " ".join(engine.installed() or ()) or None

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
-from workflow_scripts.common.files import read_jsonl, write_jsonl
+from workflow_scripts.common.files import write_jsonl
 from workflow_scripts.device.device_check import WrongDeviceError, found_device, lost_gpu, use_cores
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.device.host_load import load_by_others
@@ -36,7 +36,7 @@ from workflow_scripts.study.definition import without_load
 from workflow_scripts.study.outcome import Measured, OutcomeKind, Repeat, WarmUp
 from workflow_scripts.study.paths import ENGINE_LOG, TRACE
 from workflow_scripts.study.protocol import SEED
-from workflow_scripts.workloads.request import Request
+from workflow_scripts.workloads.request import Request, read_requests
 from workflow_scripts.workloads.warmup import chosen, is_steady, most_passes, pass_size
 
 
@@ -46,9 +46,7 @@ class _Measured(Measured):
     model_config = ConfigDict(frozen=False)
 
     outcome: OutcomeKind = "ok"
-    requests: list[dict[str, Any]] = Field([], exclude=True)
-    steps: list[dict[str, Any]] = Field([], exclude=True)
-    metrics: list[dict[str, Any]] = Field([], exclude=True)
+    lines: dict[str, list[dict[str, Any]]] = Field({"requests": [], "steps": [], "metrics": []}, exclude=True)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -68,23 +66,23 @@ class _Measured(Measured):
         self.outcome, self.reason = failure
 
     def keep(self, folder: Path) -> None:
-        for name in ("requests", "steps", "metrics"):
-            write_jsonl(folder / f"{name}.jsonl", getattr(self, name))
+        for name, lines in self.lines.items():
+            write_jsonl(folder / f"{name}.jsonl", lines)
         self.write(folder / MEASURED)
 
 
-@dataclass
-class _Engine:
+class _Session:
     """The engine of a session, which starts with the first job, and how it was warmed up. `owed_s`: phases that the
     next job has in its record. `log_bytes`: at the end of the start."""
 
-    host_cores: list[int] = field(default_factory=lambda: sorted(os.sched_getaffinity(0)))
-    adapter: Engine | None = None
-    device: Device = field(default_factory=Device)
-    effective: Effective = field(default_factory=dict)
-    owed_s: dict[str, float] = field(default_factory=dict)
-    log_bytes: int = 0
-    warmup: WarmUp | None = None
+    def __init__(self) -> None:
+        self.host_cores = sorted(os.sched_getaffinity(0))
+        self.engine: Engine | None = None
+        self.device: Device = {}
+        self.effective: Effective = {}
+        self.owed_s: dict[str, float] = {}
+        self.log_bytes = 0
+        self.warmup: WarmUp | None = None
 
     def setup(self, job: Job) -> EngineSetup:
         definition, gpu, device = job.definition, load_gpus()[job.definition.gpu], self.device
@@ -107,93 +105,89 @@ class _Engine:
             keep_answers=definition.workload.keep_answers,
         )
 
+    def goes_on_after(self, job: Job) -> bool:
+        """Measure a job; return whether the engine is up and waits for the next one."""
+        measured, self.owed_s, definition = _Measured(phases_s=self.owed_s), {}, job.definition
+        gpu, ranks = load_gpus()[definition.gpu], definition.knobs.ranks
+        elsewhere = definition.endpoint.base_url if definition.endpoint else None
+        try:
+            if self.engine is None:
+                self.device = {"server": elsewhere} if elsewhere else found_device(gpu, ranks)
+            measured.device = self.device
+            with nullcontext() if elsewhere else sampled(gpu.kind, job.evidence / TRACE, ranks):
+                if gpu.kind == "cpu" and not elsewhere and self.engine is None:
+                    use_cores(self.device["cores"])
+                measured.goes_on = self._serve(job, measured)
+            # An engine's error about a GPU that has failed says nothing about the cell: another node may measure it.
+            on_gpu = gpu.kind == "cuda" and not elsewhere
+            if on_gpu and measured.outcome != "ok" and (lost := lost_gpu(ranks)):
+                raise WrongDeviceError(f"the {gpu.name} was lost while the cell ran: {lost}")
+        except WrongDeviceError as e:
+            measured.outcome, measured.reason, measured.wrong_device = "invalid", str(e), True
+        if not measured.goes_on:
+            shutil.rmtree(job.session / SCRATCH, ignore_errors=True)
+        elif job.passes:  # the first cell has the start of its engine in its record, also after a calibration
+            self.owed_s["start"] = measured.phases_s.pop("start")
+        measured.keep(job.evidence)
+        return measured.goes_on
+
+    def _serve(self, job: Job, measured: _Measured) -> bool:
+        """Serve a job's requests, with a start of the engine if it is not up; return whether it stays up."""
+        requests, setup, log = read_requests(job.workload), self.setup(job), job.session / ENGINE_LOG
+        served = job.passes or [list(range(len(requests)))] * job.definition.repeats
+        if self.engine is None:
+            try:
+                with measured.phase("start"):
+                    self.engine = make_engine(job.definition.engine, setup)
+                    self.effective = self.engine.start()
+            except Exception as e:
+                measured.failed(e, start_failure, log)
+                return False
+            self.log_bytes = since = _size(log)
+        else:
+            since = _size(log)
+            print(f"next: {job.definition.workload_name}, {job.definition.knobs.set_values()}", flush=True)
+            self.engine.use(setup)
+        engine = self.engine
+        measured.effective, measured.log_bytes = self.effective, (self.log_bytes, since)
+        try:
+            if job.passes is None:
+                if self.warmup is None:
+                    with measured.phase("warmup"):
+                        self.warmup = _warm_up(engine, setup, job, self.effective)
+                measured.warmup = self.warmup
+            engine.take_steps()
+            with measured.phase("measure"), load_by_others() as host_load:
+                one_pass = partial(_one_pass, engine, job, measured)
+                if (slo := job.definition.slo) and measured.warmup:
+                    serve = partial(one_pass, requests)
+                    served, measured.search = [], search_load(engine, setup, slo, requests, measured.warmup, serve)
+                end_s = math.inf if job.passes_s is None else time.monotonic() + job.passes_s
+                for repeat, indices in enumerate(served):
+                    if one_pass([requests[i] for i in indices], repeat) is None or time.monotonic() > end_s:
+                        break
+            measured.host_load = host_load
+        except Exception as e:
+            measured.failed(e, run_failure, log)
+        if measured.outcome == "ok" and job.following and hasattr(engine, "use"):
+            return True
+        try:
+            with measured.phase("stop"):
+                engine.stop()
+        except Exception:
+            # The measurement stays valid; the engine's remaining processes end with this process group.
+            traceback.print_exc()
+        return False
+
 
 def measure(job: Job) -> None:
     """Measure a job, and those that follow it until one fails; what was observed until then is written."""
-    engine = _Engine()
-    while _goes_on_after(job, engine):
+    session = _Session()
+    while session.goes_on_after(job):
         assert job.following is not None
         while not job.following.exists():  # this process is killed if none is written
             time.sleep(LOOK_S / 2)
         job = Job.read(job.following)
-
-
-def _goes_on_after(job: Job, engine: _Engine) -> bool:
-    """Measure a job; return whether the engine is up and waits for the next one."""
-    measured, engine.owed_s, definition = _Measured(phases_s=engine.owed_s), {}, job.definition
-    gpu = load_gpus()[definition.gpu]
-    try:
-        elsewhere = definition.endpoint.base_url if definition.endpoint else None
-        ranks = definition.knobs.ranks
-        if engine.adapter is None:
-            engine.device = {"server": elsewhere} if elsewhere else found_device(gpu, ranks)
-        device = measured.device = engine.device
-        with nullcontext() if elsewhere else sampled(gpu.kind, job.evidence / TRACE, ranks):
-            if gpu.kind == "cpu" and not elsewhere and engine.adapter is None:
-                use_cores(device["cores"])
-            measured.goes_on = _run(engine, engine.setup(job), job, measured)
-        # An engine's error about a GPU that has failed says nothing about the cell: another node may measure it.
-        on_gpu = gpu.kind == "cuda" and not elsewhere
-        if on_gpu and measured.outcome != "ok" and (lost := lost_gpu(ranks)):
-            raise WrongDeviceError(f"the {gpu.name} was lost while the cell ran: {lost}")
-    except WrongDeviceError as e:
-        measured.outcome, measured.reason, measured.wrong_device = "invalid", str(e), True
-    if not measured.goes_on:
-        shutil.rmtree(job.session / SCRATCH, ignore_errors=True)
-    elif job.passes:  # the first cell has the start of its engine in its record, also after a calibration
-        engine.owed_s["start"] = measured.phases_s.pop("start")
-    measured.keep(job.evidence)
-    return measured.goes_on
-
-
-def _run(session: _Engine, setup: EngineSetup, job: Job, measured: _Measured) -> bool:
-    """Serve a job's requests, with a start of the engine if it is not up; return whether it stays up."""
-    requests = _read_requests(job.workload)
-    served = job.passes or [list(range(len(requests)))] * job.definition.repeats
-    log = job.session / ENGINE_LOG
-    if session.adapter is None:
-        try:
-            with measured.phase("start"):
-                session.adapter = make_engine(job.definition.engine, setup)
-                session.effective = session.adapter.start()
-        except Exception as e:
-            measured.failed(e, start_failure, log)
-            return False
-        session.log_bytes = since = _size(log)
-    else:
-        since = _size(log)
-        print(f"next: {job.definition.workload_name}, {job.definition.knobs.set_values()}", flush=True)
-        session.adapter.use(setup)
-    measured.effective, measured.log_bytes = session.effective, (session.log_bytes, since)
-    engine = session.adapter
-    try:
-        if job.passes is None:
-            if session.warmup is None:
-                with measured.phase("warmup"):
-                    session.warmup = _warm_up(engine, setup, job, session.effective)
-            measured.warmup = session.warmup
-        engine.take_steps()
-        with measured.phase("measure"), load_by_others() as host_load:
-            if (slo := job.definition.slo) and measured.warmup:
-                serve = partial(_one_pass, engine, requests, measured=measured, job=job)
-                served, measured.search = [], search_load(engine, setup, slo, requests, measured.warmup, serve)
-            end_s = math.inf if job.passes_s is None else time.monotonic() + job.passes_s
-            for repeat, indices in enumerate(served):
-                one_pass = _one_pass(engine, [requests[i] for i in indices], repeat, measured, job)
-                if one_pass is None or time.monotonic() > end_s:
-                    break
-        measured.host_load = host_load
-    except Exception as e:
-        measured.failed(e, run_failure, log)
-    if measured.outcome == "ok" and job.following and hasattr(engine, "use"):
-        return True
-    try:
-        with measured.phase("stop"):
-            engine.stop()
-    except Exception:
-        # The measurement stays valid; the engine's remaining processes end with this process group.
-        traceback.print_exc()
-    return False
 
 
 def _size(log: Path) -> int:
@@ -202,7 +196,7 @@ def _size(log: Path) -> int:
 
 def _warm_up(engine: Engine, setup: EngineSetup, job: Job, effective: Effective) -> WarmUp:
     """Serve requests that do not count until two consecutive passes take equally long, or the pass limit is reached."""
-    requests = [request for path in job.warmup for request in _read_requests(path)]
+    requests = [request for path in job.warmup for request in read_requests(path)]
     requests = [replace(request, request_id=f"{i}") for i, request in enumerate(requests)]
     # How many the engine may serve at once; its own limit is preferred to the study's setting.
     allowed = int(effective.get("max_num_seqs", without_load(job.definition.knobs).max_concurrency))
@@ -225,7 +219,7 @@ def _warm_up(engine: Engine, setup: EngineSetup, job: Job, effective: Effective)
     print(f"warmed up by {len(passes_s)} passes of {count} requests", flush=True)
     return WarmUp(
         requests=count,
-        tokens=sum(len(r.prompt_token_ids) + r.output_tokens for r in some),
+        tokens=sum(r.total_tokens for r in some),
         passes_s=passes_s,
         steady=is_steady(passes_s),
         experts=experts,
@@ -233,7 +227,7 @@ def _warm_up(engine: Engine, setup: EngineSetup, job: Job, effective: Effective)
 
 
 def _one_pass(
-    engine: Engine, requests: Sequence[Request], repeat: int, measured: _Measured, job: Job
+    engine: Engine, job: Job, measured: _Measured, requests: Sequence[Request], repeat: int
 ) -> Sequence[RequestRecord] | None:
     """The records of a pass; None if it failed."""
     engine.reset()
@@ -242,13 +236,14 @@ def _one_pass(
     records = engine.run(requests)
     end_s = time.monotonic()
     after = engine.metrics()
-    timed = Repeat(repeat=repeat, start_unix_s=start_unix_s, start_monotonic_s=start_s, end_monotonic_s=end_s)
-    errors, of = [record.error for record in records], {"repeat": repeat}
     if not job.definition.slo:  # else each pass has another load
+        timed = Repeat(repeat=repeat, start_unix_s=start_unix_s, start_monotonic_s=start_s, end_monotonic_s=end_s)
         measured.repeats.append(timed)
-    measured.requests += (of | asdict(record) for record in with_texts(records, job.model_dir))
-    measured.steps += ({**of, **step} for step in engine.take_steps())
-    measured.metrics.append({**of, "before": before, "after": after})
+    of, lines = {"repeat": repeat}, measured.lines
+    lines["requests"] += (of | asdict(record) for record in with_texts(records, job.model_dir))
+    lines["steps"] += ({**of, **step} for step in engine.take_steps())
+    lines["metrics"].append({**of, "before": before, "after": after})
+    errors = [record.error for record in records]
     if any(errors):
         measured.outcome, measured.reason = request_failures(errors, job.session / ENGINE_LOG)
     elif wrong := _wrong_lengths(requests, records, measured.effective):
@@ -289,10 +284,6 @@ def _wrong_lengths(requests: Sequence[Request], records: Sequence[RequestRecord]
                 f"the engine counted {got[0]} and {got[1]}"
             )
     return None
-
-
-def _read_requests(path: Path) -> list[Request]:
-    return [Request(**line) for line in read_jsonl(path)]
 
 
 def main(argv: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ measures. What a job observed is complete when its `measured.json` is there.
 
 import math
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.forkserver import Child, NotImportedError, begin
 from workflow_scripts.study.definition import Definition
 from workflow_scripts.study.outcome import Measured
-from workflow_scripts.study.paths import ENGINE_LOG, JOB
+from workflow_scripts.study.paths import ENGINE_LOG, JOB, WARMUP
 from workflow_scripts.study.protocol import SEED
 
 # Written last by the process, beside its input: what it observed.
@@ -39,36 +40,44 @@ class NoEnvironmentError(RuntimeError):
 class Job(Record):
     """What an engine has to serve: the cell's definition, and the paths of its inputs and its evidence.
 
-    The engine is warmed up once for all cells of the session: with requests of the files `warmup`, and the highest
-    limit of `users`, if each cell has one. A calibration has `passes` instead of a warm-up and repeats: which requests
-    of the workload each one serves. No pass begins later than `passes_s` after the first, if that is set. The session
-    adds `session`, the folder with the log and the temporary files of the engine, and `following`, the file of the next
-    job, which is written when the session goes on."""
+    A calibration has `passes` instead of a warm-up and repeats: which requests of the workload each one serves. No pass
+    begins later than `passes_s` after the first, if that is set.
+
+    The session adds the rest. The engine is warmed up once for all its cells: with requests of the files `warmup`, and
+    the highest limit of `users`, if each cell has one. `session` is the folder with the log and the temporary files of
+    the engine, and `following` the file of the next job, which is written when the session goes on."""
 
     definition: Definition
     model_dir: Path
     draft_model_dir: Path | None = None
     workload: Path
-    warmup: list[Path] = []
-    users: int | None = None
     evidence: Path
     start_limit_s: float = math.inf
     arrival_seed: int = SEED
     passes: list[list[int]] | None = None
     passes_s: float | None = None
+    warmup: list[Path] = []
+    users: int | None = None
     session: Path = Path()
     following: Path | None = None
 
 
 class Session:
-    """A start of an engine. `cells`: the folders of evidence of those that it serves, in their order. The last one also
-    has the engine's log and temporary files, so it stays in its place until the session has ended."""
+    """A start of an engine, for the `jobs` of cells, in their order. Their folders of evidence are new; what is left of
+    them when the session is closed is removed. The last one also has the engine's log and temporary files, so it stays
+    in its place until then."""
 
-    def __init__(self, *cells: Path) -> None:
-        self._left, self._folder = [*cells], cells[-1]
+    def __init__(self, *jobs: Job) -> None:
+        self._jobs, self._left, self._folder = jobs, [*jobs], jobs[-1].evidence
         self._child: Child | None = None
+        self.close()  # a job that a killed command left would be taken for the next one
 
     def close(self) -> None:
+        self._end()
+        for job in self._jobs:
+            shutil.rmtree(job.evidence, ignore_errors=True)
+
+    def _end(self) -> None:
         """End all processes of the session."""
         child, self._child = self._child, None
         if child:
@@ -84,9 +93,15 @@ class Session:
         process, 0 if it goes on, None if it was killed after `limit_s`; and what it observed, None if it broke. Raises
         as `forkserver.begin` and `Child.wait` do, and NoEnvironmentError if an environment other than the default one
         cannot be installed or started."""
-        self._left = [folder for folder in self._left if folder != job.evidence]
-        following = self._left[0] / JOB if self._left else None
-        job.model_copy(update={"session": self._folder, "following": following}).write(job.evidence / JOB)
+        self._left = [one for one in self._left if one.evidence != job.evidence]
+        users = [getattr(one.definition.knobs, "users", None) for one in self._jobs]
+        of_session = {
+            "warmup": [*dict.fromkeys(one.workload.with_name(WARMUP) for one in self._jobs)],
+            "users": max(filter(None, users)) if all(users) else None,
+            "session": self._folder,
+            "following": self._left[0].evidence / JOB if self._left else None,
+        }
+        job.model_copy(update=of_session).write(job.evidence / JOB)
         self._child = self._child or self._begun(job)
         end_s, measured = time.monotonic() + limit_s, job.evidence / MEASURED
         while (status := self._child.wait(LOOK_S)) is None and time.monotonic() < end_s:
@@ -94,7 +109,7 @@ class Session:
                 status = 0
                 break
         else:
-            self.close()
+            self._end()
         record = Measured.read(measured) if status == 0 and measured.exists() else None
         # With a job stays what the engine logged at its start, and since the job began.
         whole = (self._folder / ENGINE_LOG).read_bytes()

@@ -26,7 +26,7 @@ from workflow_scripts.predict.schedule import RequestLengths, ScheduleError, Ste
 from workflow_scripts.predict.scheduler import check_requests
 from workflow_scripts.predict.speed import CellTask, Task, step_time_of
 from workflow_scripts.predict.step_scheduler import StepScheduler
-from workflow_scripts.study.grid import COORDINATES, Cell, expand
+from workflow_scripts.study.grid import COORDINATES, Cell, find_cell
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study, StudyError
 from workflow_scripts.study.study_file import load_study
@@ -72,10 +72,7 @@ def trace_of_cell(task: Task, cell: CellTask, most: int | None = None) -> pd.Dat
     """The events of a cell, or of its first `most` requests. Raises ScheduleError if it has no schedule of blocks."""
     if not isinstance(task.decides, SchedulerSettings):
         raise ScheduleError(f"{cell.record.engine}: static batches have no KV blocks")
-    requests = task.requests
-    if most is not None:
-        first = {name: values[:most] for name, values in vars(requests).items() if values is not None}
-        requests = replace(requests, **first)
+    requests = task.requests[:most]
     settings = replace(task.decides, num_blocks=cell.record.num_blocks)
     events = trace_blocks(requests, settings, step_time_of(cell, requests))
     of_cell = {name: getattr(cell.record, name) for name in OF_CELL}
@@ -98,10 +95,8 @@ def _table(rows: list[dict[str, object]]) -> pd.DataFrame:
 )
 def main(args: Namespace) -> None:
     study = load_study(args.study)
-    cells = [cell for cell in expand(study) if cell.id == args.cell]
-    if not cells:
-        raise StudyError(f"{args.study}: there is no cell {args.cell!r}; `kvsweep plan` lists all cells in plan.csv")
-    tasks, untraced = tasks_of(study, cells, StudyPaths(args.results, study.name).prepared)
+    cell = find_cell(study, args.cell)
+    tasks, untraced = tasks_of(study, [cell], StudyPaths(args.results, study.name).prepared)
     if untraced:
         raise StudyError(f"cell {args.cell}: {untraced[0].infeasible or untraced[0].unknown}")
     try:

@@ -96,6 +96,15 @@ def expand(study: Study) -> tuple[Cell, ...]:
     return tuple(cells.values())
 
 
+def find_cell(study: Study, cell_id: str) -> Cell:
+    """The cell with that id. Raises StudyError if the grid of the study has no such cell."""
+    cells = {cell.id: cell for cell in expand(study)}
+    if cell_id not in cells:
+        some = "\n  ".join(sorted(cells)[:40])
+        raise StudyError(f"study {study.name!r} has no cell {cell_id!r}; it has {len(cells)}, such as:\n  {some}")
+    return cells[cell_id]
+
+
 def endpoints_of(study: Study) -> Mapping[str, Endpoint]:
     """The servers that a study may name: those of config/endpoints.yaml, and its own, which take precedence."""
     return {**load_endpoints(), **study.endpoints}

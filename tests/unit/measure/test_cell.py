@@ -20,22 +20,23 @@ from workflow_scripts.study.definition import cell_definition, model_key, resolv
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study import Starts
+from workflow_scripts.study.study import Starts, Study
 from workflow_scripts.study.study_file import load_study
 
 DEMO = Path(__file__).parents[3] / "config/studies/demo.yaml"
 
 
-def prepared(results: Path) -> tuple[Cell, StudyPaths]:
-    """A cell of the demo, with the files that measuring asks for, without content."""
-    study = load_study(DEMO)
-    cell, paths = expand(study)[0], StudyPaths(results, study.name)
-    definition = cell_definition(study, cell, resolved_models(study))
-    config = paths.model(cell.model, model_key(definition.model)) / "config.json"
-    for file in (config, paths.workload(cell.model, cell.workload, workload_key(definition))):
-        file.parent.mkdir(parents=True)
-        file.touch()
-    return cell, paths
+def prepared(results: Path, study: Study | None = None, count: int = 1) -> tuple[Cell, StudyPaths]:
+    """A cell of the demo, with the files that measuring asks for, without content; or of a study with more of them."""
+    study = study or load_study(DEMO)
+    paths = StudyPaths(results, study.name)
+    for cell in (cells := expand(study))[:count]:
+        definition = cell_definition(study, cell, resolved_models(study))
+        config = paths.model(cell.model, model_key(definition.model)) / "config.json"
+        for file in (config, paths.workload(cell.model, cell.workload, workload_key(definition))):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+    return cells[0], paths
 
 
 def call(results: Path, cell: Cell, *options: str) -> int:
@@ -80,14 +81,8 @@ def test_cells_that_share_a_start_have_their_own_outcomes_and_logs_and_go_on_aft
     file = write_study(
         tmp_path, {"gpu": "cpu-all", "model": "tiny-llama-57m", "workload": [*workloads]}, workloads=workloads
     )
-    study = load_study(file)
-    cells, paths = expand(study), StudyPaths(tmp_path, study.name)
-    for cell in cells:
-        definition = cell_definition(study, cell, resolved_models(study))
-        model = paths.model(cell.model, model_key(definition.model)) / "config.json"
-        for needed in (model, paths.workload(cell.model, cell.workload, workload_key(definition))):
-            needed.parent.mkdir(parents=True, exist_ok=True)
-            needed.touch()
+    cells = expand(study := load_study(file))
+    _, paths = prepared(tmp_path, study, len(cells))
     left = paths.cell(cells[1]) / "raw.partial/job.json"  # by a command that was killed
     left.parent.mkdir(parents=True)
     left.touch()
@@ -137,8 +132,8 @@ def test_a_calibration_that_ends_its_session_is_not_tried_in_the_next_one(tmp_pa
 def test_a_full_disk_leaves_a_last_line_and_no_half_evidence(tmp_path, monkeypatch, capsys):
     demo_cell, paths = prepared(tmp_path)
 
-    def on_a_full_disk(_: object, job: session.Job, *__: object) -> int:
-        job.evidence.mkdir(parents=True)
+    def on_a_full_disk(series: command._Series, *_: object) -> int:
+        series.job.evidence.mkdir(parents=True)
         print("INFO half a li", end="", file=sys.stderr)
         raise OSError(28, "No space left on device")
 

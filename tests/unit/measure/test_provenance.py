@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from workflow_scripts.catalog.endpoints import Endpoint
+from workflow_scripts.engines import description
 from workflow_scripts.measure import provenance
 
 LOCK = "torch==2.13.0+cpu \\\n    --hash=sha256:0\nvllm-cpu==0.32.0 \\\n    --hash=sha256:1\n"
@@ -17,7 +18,8 @@ def installed(monkeypatch, tmp_path):
     (tmp_path / "envs").mkdir()
     (tmp_path / "envs/cpu.txt").write_text(LOCK, encoding="utf-8")
     monkeypatch.setattr(provenance, "CHECKOUT", tmp_path)
-    monkeypatch.setattr(provenance, "_version", versions.get)
+    for module in (provenance, description):
+        monkeypatch.setattr(module, "installed_version", versions.get)
     return versions
 
 

@@ -21,14 +21,15 @@ from workflow_scripts.study.outcome import WarmUp
 from workflow_scripts.workloads.request import Request
 
 
-def defined(engine: str, knobs: dict[str, Any], repeats: int) -> Definition:
-    """The definition of a cell of this engine on a CPU."""
+def defined(engine: str, knobs: dict[str, Any], **of_study: Any) -> Definition:
+    """The definition of a cell of this engine on a CPU, as of a server that is not elsewhere."""
     study = made_study(
         {"gpu": "cpu-all", "engine": engine, "model": "tiny-llama-57m", "knobs": knobs},
-        repeats=repeats,
         endpoints={"any": {"base_url": "http://127.0.0.1", "served_model": "m"}},
+        **of_study,
     )
-    return cell_definition(study, expand(study)[0], resolved_models(study))
+    definition = cell_definition(study, expand(study)[0], resolved_models(study))
+    return definition.model_copy(update={"endpoint": None})
 
 
 class Unstoppable(Engine):
@@ -36,6 +37,9 @@ class Unstoppable(Engine):
 
     def start(self) -> dict[str, Any]:
         return {"block_size": 32}
+
+    def warm_up(self, requests: Sequence[Request]) -> None:
+        pass
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
         return [
@@ -48,9 +52,6 @@ class Unstoppable(Engine):
 
 class Suspending(Unstoppable):
     """Is stopped and continued with this process while it is timed, and then fails."""
-
-    def warm_up(self, requests: Sequence[Request]) -> None:
-        pass
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
         os.kill(os.getpid(), signal.SIGCONT)
@@ -132,8 +133,7 @@ def test_one_start_serves_jobs_in_turn_after_one_warm_up_for_all_of_them(tmp_pat
         lines = [{"request_id": "warmup-0", "prompt_token_ids": [i] * i, "output_tokens": 3} for i in lengths]
         write_jsonl(of_workload, lines)
     for users in (2, 3, 1):
-        of_job = defined("openai", {"endpoint": "any", "users": users}, repeats=1)
-        definition = of_job.model_copy(update={"endpoint": None})
+        definition = defined("openai", {"endpoint": "any", "users": users}, repeats=1)
         told = {"evidence": tmp_path / str(len(jobs)), "session": tmp_path / "2", "warmup": warmup, "users": 3}
         jobs.append(first.model_copy(update={"definition": definition, "start_limit_s": 9.0, **told}))
     files = [job.evidence / "job.json" for job in jobs]
@@ -161,9 +161,6 @@ def test_the_start_is_in_the_record_of_the_first_cell_unless_a_calibration_ended
     tmp_path, monkeypatch, refused
 ):
     class Calibrated(Unstoppable):
-        def warm_up(self, requests: Sequence[Request]) -> None:
-            pass
-
         def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
             if refused:
                 raise ValueError("no kernel")
@@ -185,9 +182,6 @@ def test_a_job_that_fails_ends_the_session(tmp_path, monkeypatch):
     class Refusing(Unstoppable):
         def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
             return [RequestRecord(r.request_id, len(r.prompt_token_ids), 0, error="no") for r in requests]
-
-        def warm_up(self, requests: Sequence[Request]) -> None:
-            pass
 
     job = job_of(tmp_path, monkeypatch, Refusing)
     run.measure(job.model_copy(update={"following": tmp_path / "never written"}))
@@ -226,9 +220,8 @@ def warmed_up(
     monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: engine.now_s))
     job = job_of(folder, monkeypatch, Unstoppable)
     write_jsonl(job.warmup[0], (Request([1] * (i + 1), 2).as_line("any") for i in range(32)))
-    definition = defined(engine_name, knobs, repeats=3).model_copy(update={"endpoint": None})
-    job = job.model_copy(update={"definition": definition, "users": knobs.get("users")})
-    return engine, run._warm_up(engine, run._Engine().setup(job), job, effective or {})
+    job = job.model_copy(update={"definition": defined(engine_name, knobs, repeats=3), "users": knobs.get("users")})
+    return engine, run._warm_up(engine, run._Session().setup(job), job, effective or {})
 
 
 def test_warm_up_goes_on_until_two_passes_take_equally_long_or_it_took_too_many(tmp_path, monkeypatch):

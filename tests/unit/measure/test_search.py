@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.made_studies import made_study
-from tests.unit.measure.test_run import Unstoppable, job_of
+from tests.unit.measure.test_run import Unstoppable, defined, job_of
 from workflow_scripts.common.files import read_json, read_jsonl, write_jsonl
 from workflow_scripts.engines.engine import EngineSetup, RequestRecord
 from workflow_scripts.measure import run
-from workflow_scripts.study.definition import Definition, cell_definition, resolved_models
-from workflow_scripts.study.grid import expand
+from workflow_scripts.study.definition import Definition
 from workflow_scripts.study.outcome import Measured
 from workflow_scripts.study.study import is_late
 from workflow_scripts.workloads.request import Request
@@ -44,18 +42,10 @@ class Limited(Unstoppable):
                 break
         return records
 
-    def warm_up(self, requests: Sequence[Request]) -> None:
-        pass
 
-
-def defined(find: str) -> Definition:
+def searching(find: str) -> Definition:
     knobs = {"endpoint": "any", "find": find, **({"burstiness": 0.5} if find == "highest_rate" else {})}
-    study = made_study(
-        {"gpu": "cpu-all", "engine": "openai", "model": "tiny-llama-57m", "knobs": knobs},
-        endpoints={"any": {"base_url": "http://127.0.0.1", "served_model": "m"}},
-        slo={"ttft_s": 0.5},
-    )
-    return cell_definition(study, expand(study)[0], resolved_models(study)).model_copy(update={"endpoint": None})
+    return defined("openai", knobs, slo={"ttft_s": 0.5})
 
 
 def searched(
@@ -65,7 +55,7 @@ def searched(
     job = job_of(tmp_path, monkeypatch, lambda setup: Limited(setup, highest, used))
     asked = [{"request_id": str(i), "prompt_token_ids": [1, 2], "output_tokens": 3} for i in range(REQUESTS)]
     write_jsonl(job.workload, asked)
-    run.measure(job.model_copy(update={"definition": defined(find), "arrival_seed": 3}))
+    run.measure(job.model_copy(update={"definition": searching(find), "arrival_seed": 3}))
     return Measured.read(job.evidence / "measured.json"), used, list(read_jsonl(job.evidence / "requests.jsonl"))
 
 
@@ -106,7 +96,7 @@ def test_a_failed_request_ends_the_search(tmp_path, monkeypatch):
             return [replace(record, error="no") for record in super().run(requests)]
 
     job = job_of(tmp_path, monkeypatch, lambda setup: Failing(setup, 20, []))
-    run.measure(job.model_copy(update={"definition": defined("highest_users")}))
+    run.measure(job.model_copy(update={"definition": searching("highest_users")}))
     assert read_json(job.evidence / "measured.json")["outcome"] == "engine_error"
 
 

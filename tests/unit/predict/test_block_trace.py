@@ -90,4 +90,4 @@ def test_the_command_traces_every_request_of_a_cell_or_says_why_not(tmp_path, ca
     assert main([*options, refused]) == 2
     assert "blocks of 8 tokens" in capsys.readouterr().err
     assert main([*options, "no/such/cell"]) == 2
-    assert "there is no cell 'no/such/cell'" in capsys.readouterr().err
+    assert "has no cell 'no/such/cell'" in capsys.readouterr().err
