@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -61,9 +60,28 @@ PREFIX = "cpu-all/vllm/tiny-llama-57m/prefix/bs32-seqs1-len512-pc{}-eager1-cpukv
 TRACE = "cpu-all/vllm/tiny-llama-57m/trace/bs32-seqs2-len512-eager1-cpukv1-pool{}"
 
 
+class Measured:
+    """The cells that one run of snakemake has measured. The evidence is that of the cell that was asked for last."""
+
+    def __init__(self, results: Path) -> None:
+        self.results, self._raw = results, results
+
+    def __call__(self, cell: str, ended: str = "ok") -> Outcome:
+        outcome = Outcome.read(outcome_of(self.results, cell))
+        assert outcome.outcome == ended, outcome.reason
+        self._raw = outcome_of(self.results, cell).parent / "raw"
+        return outcome
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        return list(read_jsonl(self._raw / f"{name}.jsonl"))
+
+    def text(self, name: str) -> str:
+        return (self._raw / name).read_text(encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory, environment, snakemake, write_study):
-    """One run of snakemake over a few cells, none of which listens for other hosts; gives the outcome of each."""
+    """One run of snakemake over a few cells, none of which listens for other hosts."""
     folder = tmp_path_factory.mktemp("measured")
     cells = [SHORT, SHORT.replace("cpu-all", "cpu-1core"), REFUSED]
     cells += [HF + "dynamic", HF + "static", CONTINUOUS, PREFIX.format(1), PREFIX.format(0), RANKS, INT8]
@@ -73,17 +91,7 @@ def measured(tmp_path_factory, environment, snakemake, write_study):
         done = snakemake(write_study(folder), folder / "results", *outcomes)
     assert done.returncode == 0, done.stderr
     assert {ip for ip, _ in listeners.seen} == {"127.0.0.1"}, listeners.seen
-
-    def read(cell: str) -> Outcome:
-        read.folder = outcome_of(folder / "results", cell).parent  # type: ignore[attr-defined]
-        return Outcome.read(outcome_of(folder / "results", cell))
-
-    read.results = folder / "results"  # type: ignore[attr-defined]
-    return read
-
-
-def raw(measured: Callable[[str], Outcome], name: str) -> Path:
-    return measured.folder / "raw" / name  # type: ignore[attr-defined,no-any-return]
+    return Measured(folder / "results")
 
 
 def steps_of(record: CalibrationRecord, effective: dict[str, Any], lengths: list[tuple[int, int]]) -> int:
@@ -94,12 +102,12 @@ def steps_of(record: CalibrationRecord, effective: dict[str, Any], lengths: list
 
 
 def test_a_calibrations_passes_have_the_steps_of_their_schedule(measured, environment):
-    study = measured.results.parent / "small.yaml"  # type: ignore[attr-defined]
-    options = ["--study", study, "--results", measured.results, "--gpu", "cpu-1core", "--seconds", "3"]  # type: ignore[attr-defined]
+    study = measured.results.parent / "small.yaml"
+    options = ["--study", study, "--results", measured.results, "--gpu", "cpu-1core", "--seconds", "3"]
     command = [sys.executable, "-m", "workflow_scripts", "calibrate", *map(str, options)]
     done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    (path,) = (measured.results / "small/prepared/calibrations").rglob("*.json")  # type: ignore[attr-defined]
+    (path,) = (measured.results / "small/prepared/calibrations").rglob("*.json")
     record = CalibrationRecord.read(path)
     assert (path.stem, record.engine, record.model, record.failure) == ("eager1", "vllm", "tiny-llama-57m", None)
     assert [one.layers for one in record.starts] == [8, 4, 8]
@@ -118,7 +126,7 @@ def test_huggingface_runs_the_steps_that_are_predicted(measured, cell):
     record = CalibrationRecord.model_construct(
         gpu=cell.partition("/")[0], engine=told.engine, model=told.model.name, knobs=told.knobs.set_values()
     )
-    steps, requests = (list(read_jsonl(raw(measured, f"{name}.jsonl"))) for name in ("steps", "requests"))
+    steps, requests = (measured.lines(name) for name in ("steps", "requests"))
     lengths = [(r["prompt_tokens"], r["output_tokens"]) for r in requests if r["repeat"] == 0]
     assert len([step for step in steps if step["repeat"] == 0]) == steps_of(record, outcome.effective, lengths)
 
@@ -126,7 +134,6 @@ def test_huggingface_runs_the_steps_that_are_predicted(measured, cell):
 @pytest.mark.parametrize("blocks", [17, 257])
 def test_hits_of_a_trace_are_those_of_the_schedule_with_and_without_evicted_blocks(measured, blocks):
     outcome = measured(TRACE.format(blocks))
-    assert outcome.outcome == "ok", outcome.reason
     workload = load_study(measured.results.parent / "small.yaml").workloads["trace"]
     requests = replace(lengths_of(workload, 24)[0], arrival_s=None)  # all at once
     took = outcome.effective
@@ -134,7 +141,7 @@ def test_hits_of_a_trace_are_those_of_the_schedule_with_and_without_evicted_bloc
     settings = SchedulerSettings(*(took[name] for name in names), took["num_gpu_blocks"], async_scheduling=False)
     schedule = make_schedule(requests, settings)
     assert bool(schedule.evicted_blocks) == (blocks == 17)
-    counted = list(read_jsonl(raw(measured, "metrics.jsonl")))
+    counted = measured.lines("metrics")
     assert len(counted) == 2
     for of in counted:
         names = ("vllm:prefix_cache_hits", "vllm:prefix_cache_queries")
@@ -144,7 +151,6 @@ def test_hits_of_a_trace_are_those_of_the_schedule_with_and_without_evicted_bloc
 
 def test_vllm_serves_every_request_with_the_tokens_it_asked_for(measured):
     outcome = measured(SHORT)
-    assert outcome.outcome == "ok", outcome.reason
     assert [r.repeat for r in outcome.repeats] == [0, 1]
     assert outcome.effective["block_size"] == 32
     assert outcome.effective["max_num_seqs"] == 4
@@ -152,7 +158,7 @@ def test_vllm_serves_every_request_with_the_tokens_it_asked_for(measured):
     assert outcome.warmup.requests == 5  # four run, and one waits
     assert 2 <= len(outcome.warmup.passes_s) <= 6
     job = outcome.definition
-    requests = list(read_jsonl(raw(measured, "requests.jsonl")))
+    requests = measured.lines("requests")
     assert len(requests) == 2 * job["num_prompts"]
     for r in requests:
         start_s, end_s = outcome.repeats[r["repeat"]].start_monotonic_s, outcome.repeats[r["repeat"]].end_monotonic_s
@@ -160,15 +166,15 @@ def test_vllm_serves_every_request_with_the_tokens_it_asked_for(measured):
         assert r["output_tokens"] >= 2
     # Both repeats did the same work.
     assert [r["output_tokens"] for r in requests[:6]] == [r["output_tokens"] for r in requests[6:]]
-    steps = list(read_jsonl(raw(measured, "steps.jsonl")))
+    steps = measured.lines("steps")
     assert max(s["running"] for s in steps) == 4
     assert sum(s["generation_tokens"] for s in steps) == sum(r["output_tokens"] for r in requests)
-    assert "Avg generation throughput" in raw(measured, "engine.log").read_text(encoding="utf-8")
+    assert "Avg generation throughput" in measured.text("engine.log")
 
 
 def test_the_trace_covers_the_timed_window(measured):
     outcome = measured(SHORT)
-    header, *samples = read_jsonl(raw(measured, "device_trace.jsonl"))
+    header, *samples = measured.lines("device_trace")
     assert header["schema"] == "device_trace/1"
     times = [s["time_monotonic_s"] for s in samples]
     assert times[0] < outcome.repeats[0].start_monotonic_s
@@ -194,9 +200,8 @@ def test_provenance_says_what_ran_where(measured):
 
 def test_one_core_means_one_core(measured):
     outcome = measured(SHORT.replace("cpu-all", "cpu-1core"))
-    assert outcome.outcome == "ok", outcome.reason
     assert len(outcome.device["cores"]) == 1
-    _, *samples = read_jsonl(raw(measured, "device_trace.jsonl"))
+    _, *samples = measured.lines("device_trace")
     timed = [
         s["process_cpu_pct"]
         for s in samples
@@ -206,21 +211,19 @@ def test_one_core_means_one_core(measured):
 
 
 def test_a_refused_block_size_is_an_outcome_in_the_engines_own_words(measured):
-    outcome = measured(REFUSED)
-    assert outcome.outcome == "infeasible"
+    outcome = measured(REFUSED, "infeasible")
     assert "No common block size for 16" in str(outcome.reason)
-    assert "No common block size for 16" in raw(measured, "engine.log").read_text(encoding="utf-8")
+    assert "No common block size for 16" in measured.text("engine.log")
     assert outcome.repeats == []
 
 
 def test_ranks_share_the_cores_and_each_holds_a_part_of_the_keys_and_values(measured):
     blocks = measured(SHORT).effective["num_gpu_blocks"]
     outcome = measured(RANKS)
-    assert outcome.outcome == "ok", outcome.reason
     assert outcome.effective["tensor_parallel_size"] == 2
     # As many bytes for each rank, and half the heads in it.
     assert outcome.effective["num_gpu_blocks"] == 2 * blocks
-    log = raw(measured, "engine.log").read_text(encoding="utf-8")
+    log = measured.text("engine.log")
     bound = {
         line.partition("core ids=")[2] for line in log.splitlines() if "local_rank=" in line and "core ids=" in line
     }
@@ -229,7 +232,6 @@ def test_ranks_share_the_cores_and_each_holds_a_part_of_the_keys_and_values(meas
 
 def test_a_backend_that_the_engine_replaces_is_recorded_as_it_is(measured):
     outcome = measured(INT8)
-    assert outcome.outcome == "ok", outcome.reason
     assert outcome.effective["quantization"] == "compressed-tensors"
     assert outcome.definition["knobs"]["attention_backend"] == "FLASH_ATTN"
     assert outcome.effective["attention_backend"] == "CPU_ATTN"
@@ -256,15 +258,11 @@ def test_the_kernels_for_avx2_run_on_every_processor(measured, own_tmpdir, write
     folder = own_tmpdir / "avx2"  # for a fork server of its own
     folder.mkdir()
     study, results = write_study(folder), folder / "results"
-    shutil.copytree(measured.results / "small/prepared", results / "small/prepared")  # type: ignore[attr-defined]
+    shutil.copytree(measured.results / "small/prepared", results / "small/prepared")
     (folder / "sitecustomize.py").write_text(AVX2_OF_VLLM, encoding="utf-8")
     environment = {**os.environ, **AVX2, "TMPDIR": str(folder), "PYTHONPATH": str(folder)}
     for cell in (SHORT, INT8):
-        command = start_cell(study, results, cell, environment)
-        output, _ = command.communicate(timeout=300)
-        assert command.returncode == 0, output
-        outcome = Outcome.read(outcome_of(results, cell))
-        assert outcome.outcome == "ok", outcome.reason
+        measured_alone(study, results, cell, environment)(cell)
     # Loaded once, before the server forks a child for each cell.
     (loaded,) = folder.glob("kvsweep-*/loaded")
     assert set(loaded.read_text(encoding="utf-8").split()) == {"vllm._C_AVX2"}
@@ -273,9 +271,8 @@ def test_the_kernels_for_avx2_run_on_every_processor(measured, own_tmpdir, write
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_hf_static_batches_count_only_what_was_asked_for(measured, cache):
     outcome = measured(HF + cache)
-    assert outcome.outcome == "ok", outcome.reason
-    requests = list(read_jsonl(raw(measured, "requests.jsonl")))
-    steps = list(read_jsonl(raw(measured, "steps.jsonl")))
+    requests = measured.lines("requests")
+    steps = measured.lines("steps")
     assert sum(s["generation_tokens"] for s in steps) == sum(r["output_tokens"] for r in requests)
     assert all(s["kv_slots_reserved"] >= s["kv_tokens_live"] > 0 for s in steps)
     reserved = [s["kv_slots_reserved"] for s in steps if s["repeat"] == 0]
@@ -287,22 +284,21 @@ def test_hf_static_batches_count_only_what_was_asked_for(measured, cache):
 
 def test_hf_continuous_batching_serves_the_same_work(measured):
     outcome = measured(CONTINUOUS)
-    assert outcome.outcome == "ok", outcome.reason
-    hf = list(read_jsonl(raw(measured, "requests.jsonl")))
+    hf = measured.lines("requests")
     for r in hf:
         start_s, end_s = outcome.repeats[r["repeat"]].start_monotonic_s, outcome.repeats[r["repeat"]].end_monotonic_s
         assert start_s <= r["queued_s"] <= r["first_token_s"] <= r["last_token_s"] <= end_s
     measured(SHORT)
-    vllm = list(read_jsonl(raw(measured, "requests.jsonl")))
+    vllm = measured.lines("requests")
     work = ("repeat", "request_id", "prompt_tokens", "output_tokens")
     assert [[r[k] for k in work] for r in hf] == [[r[k] for k in work] for r in vllm]
 
 
 def test_a_shared_prefix_is_found_in_the_cache_and_a_repeat_starts_without_it(measured):
-    assert measured(PREFIX.format(0)).outcome == "ok"
-    without = list(read_jsonl(raw(measured, "requests.jsonl")))
-    assert measured(PREFIX.format(1)).outcome == "ok"
-    cached = list(read_jsonl(raw(measured, "requests.jsonl")))
+    measured(PREFIX.format(0))
+    without = measured.lines("requests")
+    measured(PREFIX.format(1))
+    cached = measured.lines("requests")
     assert [r["cached_prompt_tokens"] for r in without] == [0] * 8
     # One at a time: the first request of each repeat fills the cache with two blocks of 32, the others find them.
     assert [r["cached_prompt_tokens"] for r in cached] == [0, 64, 64, 64] * 2
@@ -357,20 +353,12 @@ def inputs(tmp_path_factory, snakemake, write_study):
 
 
 def test_a_core_in_a_process_of_its_own_is_measured_as_one_in_the_same(inputs, environment):
-    study, results = inputs
-    cell = PREFIX.format(1)
-    command = start_cell(study, results, cell, environment | {LAYOUT: "1"})
-    output, _ = command.communicate(timeout=150)
-    assert command.returncode == 0, output
-    path = outcome_of(results, cell)
-    outcome = Outcome.read(path)
-    assert outcome.outcome == "ok", outcome.reason
+    measured = measured_alone(*inputs, PREFIX.format(1), environment | {LAYOUT: "1"})
+    outcome = measured(PREFIX.format(1))
     assert outcome.effective["multiprocessing"] is True
     assert outcome.effective["num_gpu_blocks"] > 100
-    assert "(EngineCore pid=" in (path.parent / "raw/engine.log").read_text(encoding="utf-8")
-    requests, steps, metrics = (
-        list(read_jsonl(path.parent / "raw" / f"{name}.jsonl")) for name in ("requests", "steps", "metrics")
-    )
+    assert "(EngineCore pid=" in measured.text("engine.log")
+    requests, steps, metrics = map(measured.lines, ("requests", "steps", "metrics"))
     # The cache is emptied over there before each repeat.
     assert [r["cached_prompt_tokens"] for r in requests] == [0, 64, 64, 64] * 2
     for repeat, counted in zip(outcome.repeats, metrics, strict=True):
@@ -427,6 +415,13 @@ def start_cell(study: Path, results: Path, cell: str, environment: dict[str, str
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def measured_alone(study: Path, results: Path, cell: str, environment: dict[str, str]) -> Measured:
+    command = start_cell(study, results, cell, environment)
+    output, _ = command.communicate(timeout=300)
+    assert command.returncode == 0, output
+    return Measured(results)
 
 
 def engine_process(results: Path, timeout_s: float = 120, sign: str = "init engine") -> psutil.Process:
@@ -620,7 +615,7 @@ def test_a_cell_off_the_grid_is_an_error_at_once(tmp_path, snakemake, write_stud
 def test_evidence_is_json_that_any_tool_can_read(measured):
     measured(SHORT)
     for name in ("requests", "steps", "metrics", "device_trace"):
-        for line in raw(measured, f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
+        for line in measured.text(f"{name}.jsonl").splitlines():
             json.loads(line, parse_constant=_no_number)
 
 

@@ -83,9 +83,9 @@ def test_cells_that_share_a_start_have_their_own_outcomes_and_logs_and_go_on_aft
     )
     cells = expand(study := load_study(file))
     _, paths = prepared(tmp_path, study, len(cells))
-    left = paths.cell(cells[1]) / "raw.partial/job.json"  # by a command that was killed
-    left.parent.mkdir(parents=True)
-    left.touch()
+    for left in (paths.cell(cells[1]) / "raw.partial/job.json", paths.cell(cells[0]) / ".outcome.json.ab12cd34"):
+        left.parent.mkdir(parents=True)  # by a command that was killed
+        left.touch()
     Children(monkeypatch, 2, 2)  # the second cell ends the first session
     words = ["--cell", *(cell.id for cell in cells), "--start", *4 * ["1"], "--round", "3", "--position", "5"]
     assert command.main(["--study", str(file), "--results", str(tmp_path), *words]) == 0
@@ -168,20 +168,15 @@ def test_time_that_ran_out_while_the_command_was_suspended_is_no_timeout(tmp_pat
     assert Outcome.read(paths.outcome(cell)).outcome == "timeout"
 
 
-def test_what_a_killed_command_left_half_written_is_gone_after_the_next(tmp_path, monkeypatch):
-    cell, paths = prepared(tmp_path)
-    let_measure(monkeypatch, {"outcome": "ok"})
-    paths.cell(cell).mkdir(parents=True)
-    (paths.cell(cell) / ".outcome.json.ab12cd34").touch()
-    assert call(tmp_path, cell) == 0
-    assert sorted(path.name for path in paths.cell(cell).iterdir()) == ["outcome.json", "raw"]
-
-
 def test_a_further_start_has_a_folder_of_its_own_and_leaves_the_first_as_it_is(tmp_path, monkeypatch):
     cell, paths = prepared(tmp_path)
-    let_measure(monkeypatch, {"outcome": "ok"}, {"outcome": "timeout"})
+    let_measure(monkeypatch, {"outcome": "ok"}, {"outcome": "timeout"}, {"outcome": "ok"})
     first, further = ["--start", "1"], ["--start", "2", "--round", "4", "--position", "7"]
     assert [call(tmp_path, cell, "--unless-done", *of) for of in (first, further, first, further)] == [0] * 4
+    assert call(tmp_path, cell, "--start", "2", "--round", "4", "--position", "9", "--again") == 0
+    # A measurement that shows drift is no start of its cell.
+    drift = Outcome.read(paths.again(cell, 4) / "outcome.json").start
+    assert (drift.round, drift.position, drift.again) == (4, 9, True)
     assert {start: path.relative_to(paths.cell(cell)).as_posix() for start, path in paths.outcomes(cell).items()} == {
         1: "outcome.json",
         2: "start-2/outcome.json",
@@ -221,15 +216,6 @@ def test_a_further_start_has_the_repeats_that_the_first_one_shows_to_be_best(tmp
     repeats = [Outcome.read(path).definition["repeats"] for path in paths.outcomes(cell).values()]
     # A start takes as long as 100 repeats, and varies by 9.1 %, a repeat by 7.1 %.
     assert repeats == [study.repeats, study.repeats, 8]
-
-
-def test_a_measurement_that_shows_drift_is_no_start_of_its_cell(tmp_path, monkeypatch):
-    cell, paths = prepared(tmp_path)
-    let_measure(monkeypatch, {"outcome": "ok"})
-    assert call(tmp_path, cell, "--start", "2", "--round", "4", "--position", "9", "--again") == 0
-    outcome = Outcome.read(paths.again(cell, 4) / "outcome.json")
-    assert (outcome.start.round, outcome.start.position, outcome.start.again) == (4, 9, True)
-    assert paths.outcomes(cell) == {}
 
 
 @pytest.mark.parametrize("node", [None, "n-7"])
