@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from workflow_scripts.catalog.published import times_at_mixes
@@ -235,17 +234,14 @@ def _cells(report: Report) -> Iterator[str]:
 
 
 def _starts(report: Report) -> str:
-    cells = report.tables.rows
-    starts = cells.groupby("cell_id")["start"].nunique()
-    several = starts.max() > 1
-    text = f"{plural(report.study.repeats, 'repeat')} per {'start' if several else 'cell'}"
-    if several:
-        logs = cells[RATE].astype(float).where(cells[RATE] > 0).map(np.log)
-        of_start = logs.groupby([cells["cell_id"], cells["start"]]).mean().groupby("cell_id")
-        apart = 100 * ((of_start.max() - of_start.min()).map(np.exp) - 1)[starts > 1].dropna()
-        text += f", {span(starts[starts > 0])} starts per cell"
-        text += f", which differ by at most {number(apart.max())} %" if len(apart) else ""
-    return text
+    starts = report.tables.rows.groupby("cell_id")["start"].nunique()
+    repeats = plural(report.study.repeats, "repeat")
+    if starts.max() <= 1:
+        return f"{repeats} per cell"
+    text = f"{repeats} per start, {span(starts[starts > 0])} starts per cell"
+    measures = report.tables.get("intervals", "measure", "starts_apart_pct")
+    apart = measures.loc[measures["measure"] == RATE, "starts_apart_pct"].max()
+    return text + (f", which differ by at most {number(apart)} %" if apart > 0 else "")
 
 
 def best_settings(report: Report) -> Table | Fold | None:
@@ -269,8 +265,8 @@ def best_settings(report: Report) -> Table | Fold | None:
     headings = ["Model and workload", "Device and engine", "Fastest setting"]
     headings += [column(RATE).axis, *(column(name).label for name in TIMES), column(ENERGY).axis, "Of ceiling"]
     note = (
-        "Means over starts, of whole repeats; in brackets the 95 % interval, or how many settings, not shown to "
-        "differ, the range is of. First tokens include waiting."
+        "Means over starts, of whole repeats, with the 95 % interval; or the range of several settings, with their "
+        "number, if it is not decided which is the fastest. First tokens include waiting."
     )
     if means_of[ENERGY].isna().all():
         headings, rows = headings[:-2] + headings[-1:], [row[:-2] + row[-1:] for row in rows]
@@ -318,7 +314,7 @@ def best_in_words(members: pd.DataFrame, cells: pd.DataFrame, knobs: Sequence[st
     if len(members) == 1:
         return f"{sentence(settings_in_words(members, varied)[0])} (of {len(cells)})"
     if len(members) == len(cells):
-        return f"No difference shown between {len(cells)} settings"
+        return f"Not decided between {len(cells)} settings"
     fixed = [knob for knob in varied if members[knob].nunique(dropna=False) == 1]
     moving = [knob for knob in varied if knob not in fixed]
     values = members[fixed].astype("string").fillna("").iloc[0]

@@ -35,6 +35,7 @@ SCHEMA = table_schema(
     TEXT("measure", "a column of `cells`"),
     NUMBER("value", "geometric mean over the starts, or as below the median, highest or lowest of the repeats"),
     NUMBER("low high", "95 % interval of a mean; null for a throughput that is the rate of arrivals, and for tails"),
+    NUMBER("starts_apart_pct", "of a mean: how far the highest start (of several cards: card) is above the lowest"),
     INTEGER("repeats", "valid repeats of all starts"),
     TEXT("scope", SCOPE_MEANING),
     notes=" ".join(
@@ -62,9 +63,11 @@ def _of_mean(cells: pd.DataFrame, column: Column) -> pd.DataFrame:
     measure = column.name
     summary, samples = cell_summary(cells, measure)
     (value, low, high), scope = mean_interval(samples)
-    intervals = pd.DataFrame({"value": value, "low": low, "high": high, "scope": scope})
+    highest, lowest = (ends.reduce(samples.log, axis=-1, initial=np.nan) for ends in (np.fmax, np.fmin))
+    apart = 100 * np.expm1(highest - lowest)
+    intervals = pd.DataFrame({"value": value, "starts_apart_pct": apart, "low": low, "high": high, "scope": scope})
     if column.summary == "mean":
-        intervals = intervals[["value"]]
+        intervals = intervals[["value", "starts_apart_pct"]]
     rows = summary[["cell_id", "sample", "repeats"]].join(intervals, on="sample")
     if measure in THROUGHPUT and RATE_OF_ARRIVALS in cells:
         at_a_rate, _ = summarise(comparable_rows(cells[cells[RATE_OF_ARRIVALS].notna()]), IDENTITY, measure)

@@ -21,6 +21,7 @@ from workflow_scripts.questions.knobs.section import ENGINE, largest_changes
 from workflow_scripts.questions.knobs.sequence_limit import drains
 from workflow_scripts.questions.limits.section import reached
 from workflow_scripts.questions.sections import SECTIONS
+from workflow_scripts.tables.cell_intervals import cell_intervals
 from workflow_scripts.tables.results import Tables
 
 KNOBS = ["knob_block_size", "knob_max_num_seqs"]
@@ -92,10 +93,10 @@ def test_the_drain_is_told_with_the_rate_of_whole_repeats_and_the_steady_one(rep
     whole, full = answer(report, "max-num-seqs"), answer(now, "max-num-seqs")
     assert ("(523 to 14,700, while the engine is full)" in full, "(523 to 14,700" in whole) == (True, False)
     ends = told(drains, now)
-    assert {verdict for verdict, _ in ends} == {"25 % drain"}
+    assert {verdict for verdict, _ in ends} == {"25 % not full"}
     for _, text in ends:
-        pairs = re.findall(r"([\d,.]+) output tokens/s over whole repeats, ([\d,.]+) while that many run", text)
-        ratios = [float(b.replace(",", "")) / float(a.replace(",", "")) for a, b in pairs]
+        pairs = re.findall(r"([\d,.]+) output tokens/s while the engine is full, ([\d,.]+) over whole", text)
+        ratios = [float(a.replace(",", "")) / float(b.replace(",", "")) for a, b in pairs]
         assert ratios == pytest.approx([2] * 2, rel=0.01)
 
 
@@ -139,7 +140,7 @@ GRID = pd.DataFrame([(16, 1), (16, 8), (32, 1), (32, 8), (64, 8)], columns=KNOBS
         ([3], "Block size 32, at most 8 sequences (of 5)"),
         ([4, 1, 3], "At most 8 sequences; block size 16, 32 or 64"),
         ([0, 3], "2 settings tied, of 5"),
-        ([0, 1, 2, 3, 4], "No difference shown between 5 settings"),
+        ([0, 1, 2, 3, 4], "Not decided between 5 settings"),
     ],
 )
 def test_settings_that_are_tied_are_said_to_be_in_an_order_that_no_mean_decides(members, words):
@@ -170,7 +171,7 @@ def test_places_without_a_recommendation_or_without_a_rate(report, tmp_path, cel
 def test_the_fastest_without_a_recommendation_is_what_intervals_show_and_a_load_is_no_setting(report, tmp_path, cells):
     nothing, intervals = in_table(report, "recommendations").head(0), in_table(report, "intervals")
     values = intervals.index + 100.0
-    for ends, verdict in (((0.5, 2), "No difference shown"), ((1, 1), "(of ")):
+    for ends, verdict in (((0.5, 2), "Not decided"), ((1, 1), "(of ")):
         now = intervals.assign(value=values, low=values * ends[0], high=values * ends[1])
         rows = best(changed(report, tmp_path / verdict[:2], intervals=now, recommendations=nothing))
         assert verdict in rows["llama-3.1-8b-instruct, chat", "h200"][0]
@@ -193,7 +194,7 @@ def test_changes_are_ranked_and_told_with_interval_margin_and_what_is_undecided(
     assert ranked["about"].iloc[0] == "max_num_seqs"
     assert ENGINE in set(ranked["label"])
     told = answer(now, "knobs")
-    for phrase in ("1,230 times (1,000 to 1,500)", "5 %: share of the memory.", "max-model-len 1.2 times"):
+    for phrase in ("1,230 times (1,000 to 1,500)", "5 %: share of the memory.", "of 1 token instead of 2 1.2 times"):
         assert phrase in told
     # Settings with a section of their own have an answer there.
     assert not any(words in told for words in ("9,000", "block size", "prefix caching"))
@@ -219,7 +220,8 @@ def test_the_line_of_trust_counts_cells_starts_and_versions_and_names_simulated_
     one = table["cell_id"] == table.loc[table["outcome"] == "ok", "cell_id"].iloc[0]
     table.loc[one, "output_tokens_per_s"] = median = table.loc[one, "output_tokens_per_s"].median()
     again = table[one].assign(start=2, output_tokens_per_s=1.1 * median)
-    trust = dict(first_screen(changed(report, tmp_path, cells=pd.concat([table, again]))).trust)
+    both = pd.concat([table, again])
+    trust = dict(first_screen(changed(report, tmp_path, cells=both, intervals=cell_intervals(both))).trust)
     assert next(iter(trust)) == "Simulated"
     assert all(part in trust["Measured"] for part in ("3 repeats", "1 to 2 starts", "10 %"))
 

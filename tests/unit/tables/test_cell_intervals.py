@@ -19,6 +19,7 @@ def test_a_cell_of_three_starts_has_their_geometric_mean_and_an_interval_around_
     assert row["low"] < 98 < 102 < row["high"]
     assert row["low"] * row["high"] == pytest.approx(row["value"] ** 2)
     assert (row["repeats"], row["scope"]) == (3, "between starts on this device")
+    assert row["starts_apart_pct"] == pytest.approx(100 * (102 / 98 - 1))
 
 
 def test_every_engine_and_measure_has_rows_but_not_what_failed_or_arrives_at_a_rate():
