@@ -63,14 +63,14 @@ function limitsTable(cell) {
     shown("ceiling_share", limit.factor),
     limit.exceeds ? `above the limit: ${limit.ceiling_broken ?? ""}` : "within the limit",
   ]);
-  return tableOf("Limits it was checked against", ["Device's rates from", heading("output_tokens_per_s"), "Limited by", heading("ceiling_share"), "Check"], rows);
+  return tableOf("Limits it was checked against", ["Device's rates from", "Ceiling of the output (tokens/s)", "Limited by", heading("ceiling_share"), "Check"], rows, [false, true, false, true]);
 }
 
-// Without calibration there is no band, only the bound from the device's data sheet.
+// Without a band there may be a bound from the device's data sheet.
 function band(row, of) {
   const [low, high] = [row.low ?? null, row.high ?? null];
   if (low !== null && high !== null) return `${of(low)} to ${of(high)}`;
-  return `uncalibrated${high !== null ? `, at most ${of(high)}` : low !== null ? `, at least ${of(low)}` : ""}`;
+  return `none${high !== null ? `, at most ${of(high)}` : low !== null ? `, at least ${of(low)}` : ""}`;
 }
 
 function predictionsTable(cell) {
@@ -126,7 +126,7 @@ async function contentOf(cell, data) {
     ["Model", `${cell.model}${cell.dtype ? `, computed in ${cell.dtype}` : ""}`],
     ["Workload", cell.workload],
     ["Settings", cell.settings],
-    ["Outcome", `${OUTCOMES[cell.outcome] ?? cell.outcome}${cell.comparable === false ? "; measured with a definition other than the study's, so it is not compared" : ""}`],
+    ["Outcome", `${OUTCOMES[cell.outcome] ?? cell.outcome}${cell.comparable === false && cell.outcome !== "missing" ? "; measured with a definition other than the study's, so it is not compared" : ""}`],
   ];
   if (cell.reason) facts.push([REASONS[cell.outcome] ?? "In the engine's words", cell.reason]);
   if (cell.source && cell.source !== "measured") facts.push(["Kind of numbers", cell.source]);

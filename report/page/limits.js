@@ -118,6 +118,7 @@ export function showLimits(panel, store) {
 
   const draw = (candidates, keeps) => {
     const column = axisColumn();
+    inputs.axis.node.querySelector("select").value = axis();
     const hidden = new Set(current().getAll("hide"));
     const points = candidates.flatMap((cell) => {
       if (!cell.statistic(column) || hidden.has(cell.gpu)) return [];

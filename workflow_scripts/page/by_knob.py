@@ -112,12 +112,11 @@ class _Lines:
             else:
                 ax.plot(at.index, at, color=self.colours[str(colour)].color, **PUBLISHED)
         first = rows[rows["colour"] == rows["colour"].iloc[0]].groupby("x")[list(self.published)].median()
-        low = first["published"] * (1 - max(PROMPT_SHARES))
         x, share = first["published_prompt_share"].idxmax(), first["published_prompt_share"].max()
         if share > 0:
-            place, side = ((4, -3), "left") if x < first.index.max() else ((-4, -3), "right")
+            place, side = ((4, -6), "left") if x < first.index.max() else ((-4, -6), "right")
             text = f"possible only if\n{at_least(share)}\nare prompt tokens"
-            ax.annotate(text, (x, low[x]), place, ha=side, **BESIDE)
+            ax.annotate(text, (x, first.at[x, "published"]), place, ha=side, **BESIDE)
 
 
 def plot_by_knob(
@@ -215,7 +214,7 @@ def _draw_line(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineS
     ax.plot(rows["x"], rows[rate], linestyle="none", marker=".", color=mark.color, alpha=0.35, markersize=4)
     ax.vlines(at.index, at[LOW], at[HIGH], color=mark.color, linewidth=1.5)
     cells = rows.drop_duplicates("cell_id")
-    mark_cells(ax, cells["x"], cells[VALUE], cells["cell_id"])
+    mark_cells(ax, cells["x"], cells[VALUE], cells["cell_id"], rate, ends=cells[[LOW, HIGH]].to_numpy())
     ax.plot(at.index, at[VALUE], color=mark.color, marker=mark.marker, linestyle=style)
     if WHOLE in rows:
         whole = rows.groupby("x")[WHOLE].median()

@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -19,7 +20,7 @@ from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator, ScalarFormatter
 
 from workflow_scripts.common.files import write_bytes
 from workflow_scripts.page.style import DARK, GRID, INK, MUTED, PAPER, LineStyle, Mark
@@ -30,8 +31,8 @@ PNG_DPI, PX_PER_PT = 200, 96 / 72
 LINE_IN = 0.2
 # Of how many marks of a figure the page says the cell.
 MOST_MARKS = 100
-# The marks of axes, as x, y and cell.
-_MARKS: WeakKeyDictionary[Axes, list[tuple[float, float, str]]] = WeakKeyDictionary()
+# The marks of axes, as x, y, cell, measure, and value with the ends of its interval, if it has one.
+_MARKS: WeakKeyDictionary[Axes, list[tuple[float, float, str, str, list[float]]]] = WeakKeyDictionary()
 MAX_PANELS = 12
 # A logarithmic axis whose ends differ by a smaller factor has closer ticks.
 SHORT_AXIS = 7
@@ -122,20 +123,34 @@ def hide_y(ax: Axes) -> None:
     ax.spines["left"].set_visible(False)
 
 
-def mark_cells(ax: Axes, x: Iterable[float], y: Iterable[float], cells: Iterable[str]) -> None:
-    """Say of which cells marks are, so that the page names and opens them."""
-    _MARKS.setdefault(ax, []).extend(zip(map(float, x), map(float, y), cells, strict=True))
+def mark_cells(
+    ax: Axes,
+    x: Iterable[float],
+    y: Iterable[float],
+    cells: Iterable[str],
+    measure: str,
+    *,
+    on: Literal["x", "y"] = "y",
+    ends: Iterable[Sequence[float]] | None = None,
+) -> None:
+    """Say of which cells marks are, so that the page names and opens them, and which measure they have on an axis, in
+    the unit that is shown; `ends` are those of its 95 % intervals."""
+    marks = _MARKS.setdefault(ax, [])
+    for across, up, cell, between in zip(x, y, cells, repeat(()) if ends is None else ends, strict=False):
+        told = [float(f"{of:.9g}") for of in (up if on == "y" else across, *between) if math.isfinite(of)]
+        marks.append((float(across), float(up), cell, measure, told))
 
 
-def _marks_of(figure: Any) -> list[tuple[str, float, float]]:
-    """Cells with the places of their marks, as shares of the figure's width and height from the top left."""
+def _marks_of(figure: Any) -> list[tuple[str, str, list[float], float, float]]:
+    """Cells, measures and values of marks, with their places as shares of the figure's width and height from the top
+    left."""
     size = figure.bbox
     found = []
     for ax in figure.get_axes():
-        for x, y, cell in _MARKS.get(ax, ()):
+        for x, y, *told in _MARKS.get(ax, ()):
             across, up = ax.transData.transform((x, y))
             if math.isfinite(across) and math.isfinite(up):
-                found.append((cell, round(across / size.width, 4), round(1 - up / size.height, 4)))
+                found.append((*told, round(across / size.width, 4), round(1 - up / size.height, 4)))
     return found[:MOST_MARKS]
 
 
@@ -194,7 +209,7 @@ def write_label(ax: Axes, y: float, text: str) -> None:
 
 def write_plot(plot: Plot, folder: Path, name: str) -> dict[str, Any]:
     """Write `{name}.svg` and `{name}.png` in page width, and `{name}.column.svg` in column width; return the marks of
-    cells in both widths, and their values, as (cell, x, y)."""
+    cells in both widths."""
     columns = {1: 1, 2: 2, 4: 2}.get(len(plot.drawn), 3)
     wide = _drawn(plot, columns, SINGLE_WIDTH_IN if columns == 1 else PAGE_WIDTH_IN)
     write_bytes(folder / f"{name}.svg", _svg(wide, plot))
@@ -204,9 +219,7 @@ def write_plot(plot: Plot, folder: Path, name: str) -> dict[str, Any]:
     write_bytes(folder / f"{name}.png", png.getvalue())
     narrow = _drawn(plot, 1, COLUMN_WIDTH_IN)
     write_bytes(folder / f"{name}.column.svg", _svg(narrow, plot))
-    placed = [of for ax in wide.get_axes() for of in _MARKS.get(ax, ())]
-    values = [(cell, *(float(f"{at:.9g}") for at in (x, y))) for x, y, cell in placed if math.isfinite(x + y)]
-    marks = {"wide": _marks_of(wide), "narrow": _marks_of(narrow), "values": values}
+    marks = {"wide": _marks_of(wide), "narrow": _marks_of(narrow)}
     plt.close(wide)
     plt.close(narrow)
     return marks
@@ -239,6 +252,9 @@ def _drawn(plot: Plot, columns: int, width_in: float) -> Any:
         ax.set_visible(False)
     for i, (panel, ax) in enumerate(zip(panels, grid.flat, strict=False)):
         panel.draw(ax)
+        for axis in (ax.xaxis, ax.yaxis):
+            if isinstance(axis.get_major_formatter(), ScalarFormatter):
+                axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
         lines = [textwrap.fill(line, int(width_in / columns * 12)) for line in panel.title.split("\n")]
         ax.set_title("\n".join(lines), fontsize=9)
         if i % columns == 0:

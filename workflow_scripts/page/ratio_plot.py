@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from workflow_scripts.common.columns import Column, column
+from workflow_scripts.common.wording import number
 from workflow_scripts.page.plot import (
     LINE_IN,
     Panel,
@@ -30,7 +31,8 @@ from workflow_scripts.tables.results import records
 MOST_LABELS = 14
 MOST_DOTS = 40
 # Ticks of an axis of ratios, in order of preference.
-TICKS = (1, 2, 5, 10, 0.5, 20, 50, 100, 200, 500, 0.2, 0.1, 3, 1.5, 7, 4, 1.2, 0.05, 0.8, 1.1, 0.9, 0.6, 1.4, 1.05)
+TICKS = (1, 2, 5, 10, 0.5, 20, 50, 100, 200, 500, 0.2, 0.1, 3, 1.5, 7, 4, 1.2, 0.05, 0.8, 1.1, 0.9, 0.6, 1.4, 0.7)
+TICKS += (1.05, 0.95, 1.02, 0.98)
 LINES_PER_BAR = 2.0
 MOST_BARS = 12
 DOT: Mapping[str, Any] = {"color": INK, "marker": "o", "markersize": 3, "linestyle": "none"}
@@ -137,7 +139,7 @@ def _draw(
             ax.hlines(dots["y"], dots["ratio_low"], dots["ratio_high"], color=mark.color, linewidth=1.5)
             ax.plot(dots["ratio"], dots["y"], marker=mark.marker, color=mark.color, linestyle="none")
             known = dots.reindex(columns=["ratio", "y", "cell_id"]).dropna(subset="cell_id")
-            mark_cells(ax, known["ratio"], known["y"], known["cell_id"])
+            mark_cells(ax, known["ratio"], known["y"], known["cell_id"], "ratio", on="x")
         if "beside" in part:
             ax.plot(part["beside"], part["y"], marker="x", color=INK, linestyle="none", markersize=4)
         y += thickness
@@ -168,7 +170,8 @@ def _in_words(start: str, rows: pd.DataFrame) -> str:
     for row in records(rows.head(8)):
         about = ", ".join(filter(None, (row["panel"], row["label"], row["name"])))
         low, high = row["ratio_low"], row["ratio_high"]
-        sentences.append(f"{about}: {row['ratio']:.3g}" + ("." if math.isnan(low) else f" ({low:.3g} to {high:.3g})."))
+        ends = "" if math.isnan(low) else f" ({number(low)} to {number(high)})"
+        sentences.append(f"{about}: {number(row['ratio'])}{ends}.")
     if len(rows) > 8:
         sentences.append(f"The table holds {len(rows) - 8} more.")
     return " ".join(sentences)
@@ -231,10 +234,10 @@ def _draw_bars(ax: Axes, rows: pd.DataFrame, name: str, named: Mapping[str, Mark
     bars = _bars(rows, name)
     for i, (label, mean) in enumerate(bars):
         y, part = LINES_PER_BAR * i, rows[rows["label"] == label]
-        write_label(ax, y + 0.5, f"{label}: {mean:,.3g}" if mean < 1000 else f"{label}: {mean:,.0f}")
+        write_label(ax, y + 0.5, f"{label}: {number(mean)}")
         ax.barh(y + 1.3, mean, height=0.6, color=named[part["name"].iloc[0]].color)
         ax.plot(part[name], [y + 1.3] * len(part), **DOT)
-        mark_cells(ax, [mean], [y + 1.3], part["cell_id"].head(1))
+        mark_cells(ax, [mean], [y + 1.3], part["cell_id"].head(1), name, on="x")
     ax.set_ylim(LINES_PER_BAR * len(bars), 0)
     ax.set_xlim(0, 1.08 * float(rows[name].max()))
     ax.locator_params(axis="x", nbins=5)
@@ -242,5 +245,5 @@ def _draw_bars(ax: Axes, rows: pd.DataFrame, name: str, named: Mapping[str, Mark
 
 
 def _bars_in_words(panel: object, rows: pd.DataFrame, measures: Sequence[Column]) -> str:
-    bars = [f"{label} {high:.3g} ({of.axis})" for of in measures for label, high in _bars(rows, of.name)]
+    bars = [f"{label} {number(high)} {of.unit}" for of in measures for label, high in _bars(rows, of.name)]
     return f"{panel}: {', '.join(bars)}"

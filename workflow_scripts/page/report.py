@@ -15,9 +15,9 @@ from urllib.parse import quote
 import pandas as pd
 
 from workflow_scripts.common.checkout import CHECKOUT
-from workflow_scripts.common.columns import column
+from workflow_scripts.common.columns import COLUMNS, column, unit_of
 from workflow_scripts.common.files import read_json
-from workflow_scripts.common.wording import plural
+from workflow_scripts.common.wording import number, plural
 from workflow_scripts.page.blocks import Absent, Block, CellMark, Figure, Fold, Link, table_of
 from workflow_scripts.page.plot import Plot, data_address, size_px
 from workflow_scripts.study.cell_status import status_of_starts
@@ -26,7 +26,7 @@ from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.progress import Progress, may_grow, progress
 from workflow_scripts.study.setting_words import labels
 from workflow_scripts.study.study import Study
-from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require
+from workflow_scripts.tables.results import MissingError, Tables, records, require
 
 REPORT = CHECKOUT / "report"
 
@@ -108,19 +108,14 @@ class Report:
         """A link that opens a cell of the study in the page; its text is the cell's name, unless another is given."""
         return Link(f"#view=report&cell={quote(cell_id)}", text or self.names[cell_id])
 
-    def cell_mark(self, cell_id: str, x: float, y: float) -> CellMark:
-        """The mark of a cell in a figure, with the cell's name and its output rate."""
-        text = self.names.get(cell_id, cell_id)
-        if cell_id in self.rates.index:
-            value, low, high = map(float, self.rates.loc[cell_id].to_numpy())
-            rate = column(RATE)
-            interval = f" ({rate.text(low, high)}, 95 %)" if low == low else ""
-            text += f": {rate.text(value)}{interval}"
+    def cell_mark(self, cell_id: str, measure: str, told: Sequence[float], x: float, y: float) -> CellMark:
+        """The mark of a cell in a figure, with the cell's name and what the figure shows of it: the value of a measure
+        with the ends of its interval."""
+        value, *ends = map(number, told)
+        words = f"{column(measure).in_words} " if measure in COLUMNS else ""
+        interval = f" (95 % interval {' to '.join(ends)})" if ends else ""
+        text = f"{self.names.get(cell_id, cell_id)}: {words}{value} {unit_of(measure)[0] or 'times'}{interval}"
         return CellMark(self.cell_link(cell_id, text).href, text, round(x, 1), round(y, 1))
-
-    @cached_property
-    def rates(self) -> pd.DataFrame:
-        return self.tables.intervals_of(RATE)
 
     @cached_property
     def progress(self) -> Progress | None:
@@ -195,8 +190,8 @@ class FigurePart:
         sizes = {"wide": size_px(wide), "narrow": size_px(narrow)}
         marks = {
             of: [
-                report.cell_mark(cell, x * size[0], y * size[1])
-                for cell, x, y in sorted(facts.get("marks", {}).get(of, ()), key=itemgetter(1))
+                report.cell_mark(cell, measure, told, x * size[0], y * size[1])
+                for cell, measure, told, x, y in sorted(facts.get("marks", {}).get(of, ()), key=itemgetter(3))
             ]
             for of, size in sizes.items()
         }
@@ -250,7 +245,7 @@ class TablePart:
             if self.optional:
                 return
             raise
-        few = f"{MOST_ROWS} of {len(rows)} rows; the file holds all." if len(rows) > MOST_ROWS else ""
+        few = f"{MOST_ROWS} of {len(rows):,} rows; the file holds all." if len(rows) > MOST_ROWS else ""
         whole = report.link(report.tables.folder / f"{self.source}.csv", f"{self.source}.csv")
         note = " ".join(filter(None, (few, self.note)))
         shown = table_of(report.named(rows.head(MOST_ROWS)), self.columns, self.caption, note, whole)

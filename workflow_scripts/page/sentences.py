@@ -114,10 +114,12 @@ def without_effect(rows: pd.DataFrame) -> Iterator[str]:
         margin = number(rows["margin_pct"].max())
         yield f"No difference of more than {margin} %: {listed(map(knob_name, flat[flat].index))}."
     if not flat.all():
-        first = rows[~rows["about"].map(flat)].drop_duplicates("about")[["about", "ratio", "ratio_low", "ratio_high"]]
+        first = rows[~rows["about"].map(flat)].drop_duplicates("about")
         named = (
-            f"{knob_name(about)} {interval_text(ratio, low, high, ' times')}"
-            for about, ratio, low, high in first.to_numpy()
+            f"{instead_of(about, value, baseline)} {interval_text(ratio, low, high, ' times')}"
+            for about, value, baseline, ratio, low, high in first[
+                ["about", "value", "baseline", "ratio", "ratio_low", "ratio_high"]
+            ].to_numpy()
         )
         yield f"{sentence(NOT_DECIDED)} over all comparisons: {listed(named)}."
 
@@ -128,7 +130,9 @@ def overall(effects: pd.DataFrame) -> pd.DataFrame:
     bound_by = rows["bound_by"].map(
         lambda names: ", ".join(_BOUND_BY.get(name, name) for name in names.split(", ")), na_action="ignore"
     )
-    return rows.assign(held=rows["held"].map(held_in_words), knob=rows["knob"].map(knob_name), bound_by=bound_by)
+    switched = {"true": "on", "false": "off", "false, true": "off, on"}
+    rows = rows.assign(held=rows["held"].map(held_in_words), knob=rows["knob"].map(knob_name), bound_by=bound_by)
+    return rows.replace(dict.fromkeys(("value", "baseline", "values"), switched))
 
 
 def effects_of(knob: str) -> TablePart:

@@ -19,6 +19,7 @@ _NAMES = {
     "gpu_memory_utilization": "share of the memory",
     "num_speculative_tokens": "number of drafted tokens",
     "kv_cache_dtype": "KV-cache type",
+    "num_gpu_blocks_override": "number of KV blocks",
 }
 _UNITS = {"max_num_seqs": " (sequences)", "block_size": " (tokens)"}
 
@@ -93,18 +94,18 @@ def instead_of(knob: str, value: Any, baseline: Any) -> str:
 
 @lru_cache(maxsize=10_000, typed=True)
 def shortly(knob: str, value: Any, beside: Any) -> str:
-    """A setting beside another one of its knob: only what differs, if both begin with the same words.
+    """A setting beside another one of its knob: only what differs, if both begin with the same words or a number.
 
     >>> shortly("max_num_seqs", 4, 16), shortly("gpu_memory_utilization", 0.5, 0.9)
-    ('4', '50 % of the memory')
+    ('4', '50 %')
     """
     words, others = setting_phrase(knob, value).split(), setting_phrase(knob, beside).split()
-    if words[0] != others[0]:
+    if words[0] != others[0] and not words[0][0].isdecimal():
         return " ".join(words)
     while len(words) > 1 and len(others) > 1 and words[0] == others[0]:
         words, others = words[1:], others[1:]
     # "1 sequence" beside "16 sequences": the number tells.
-    while len(words) > 1 and len(others) > 1 and words[-1].rstrip("s") == others[-1].rstrip("s"):
+    while len(words) > 1 and len(others) > 1 and words[-1].rstrip("s") == others[-1].rstrip("s") != "%":
         words, others = words[:-1], others[:-1]
     return " ".join(words)
 
@@ -141,17 +142,18 @@ def settings_in_words(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
 
 
 def labels(rows: pd.DataFrame, knobs: Sequence[str]) -> "pd.Series[str]":
-    """For each row the settings in words that differ among the cells of its engine, model and workload; all of them if
-    none differs.
+    """For each row the settings in words that differ among the cells of its engine, model and workload; if none does,
+    those that differ between any cells of one engine; else all.
 
     >>> rows = pd.DataFrame({"engine": "a", "model": "m", "workload": ["v", "v", "w"]})
-    >>> list(labels(rows.assign(knob_x=[1, 2, 1], knob_y=[3, 3, 4]), ["knob_x", "knob_y"]))
-    ['x 1', 'x 2', 'x 1, y 4']
+    >>> list(labels(rows.assign(knob_x=[1, 2, 1], knob_y=[3, 3, 3]), ["knob_x", "knob_y"]))
+    ['x 1', 'x 2', 'x 1']
     """
     words = pd.Series("", index=rows.index, dtype=object)
+    anywhere = knobs_that_differ(rows, knobs)
     for _, cells in rows.groupby(["engine", "model", "workload"], sort=False):
         differing = knobs_that_differ(cells, knobs)
         tell = cells[differing].notna().any(axis=1)
-        short, whole = settings_in_words(cells, differing), settings_in_words(cells, knobs)
-        words[cells.index] = np.where(tell, short, whole)
+        told = anywhere if cells[anywhere].notna().any(axis=None) else knobs
+        words[cells.index] = np.where(tell, settings_in_words(cells, differing), settings_in_words(cells, told))
     return words

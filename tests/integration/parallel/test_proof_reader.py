@@ -3,7 +3,7 @@
 import json
 import re
 from html.parser import HTMLParser
-from itertools import product
+from itertools import chain, product
 from urllib.parse import unquote
 
 import numpy as np
@@ -75,17 +75,6 @@ DIGITS = range(2, 7)
 
 # No two cells of the last one can be compared.
 STUDIES = ("two_gpus", "h200_later", ONE_OF_A_KIND := "slurm_h100")
-ENERGY, KV_USED = "energy_j_per_output_token", "kv_bytes_used_mean"
-# Figure -> which coordinate of a cell's mark is a value, and of what: measures of the table `intervals`.
-DRAWN: dict[str, tuple[int, tuple[str, ...]]] = {
-    **dict.fromkeys(("throughput", "output_by_max_num_seqs", "speed_per_user"), (1, (RATE, f"steady_{RATE}"))),
-    **dict.fromkeys(("output_by_block_size", "predicted_by_max_num_seqs"), (1, (RATE,))),
-    "energy": (1, (ENERGY,)),
-    "engines": (0, (RATE,)),
-    "prefix_caching": (0, (RATE, KV_USED, ENERGY)),
-    "serving_latency": (1, ("ttft_s_p50", "ttft_s_p99", "tpot_s_p50")),
-    "serving_throughput": (1, ("requests_per_s", "goodput_requests_per_s")),
-}
 
 
 class Page(HTMLParser):
@@ -241,7 +230,8 @@ def test_every_interval_of_a_finding_is_one_of_the_tables(folder, tables, page):
                 for a, b in table[[low, high]].dropna().drop_duplicates().to_numpy(float):
                     for pair in [(a, b), *([(1 / b, 1 / a)] if a > 0 else [])]:
                         ends.add(tuple(number(end * factor) for end in pair))
-    intervals = [(found, text) for text in page.findings for found in INTERVAL.findall(text)]
+    texts = [*page.findings, *chain(*page.marks.values())]
+    intervals = [(found, text) for text in texts for found in INTERVAL.findall(text)]
     assert len(intervals) > 3 or folder.name == ONE_OF_A_KIND
     assert [of for of in intervals if of[0] not in ends] == []
 
@@ -293,28 +283,25 @@ def test_the_mark_of_a_cell_in_a_figure_is_the_value_that_tables_and_sentences_s
     engines = tables["engines"]["improvement_ratio"].dropna()
     checked = set()
     for name, figure in json.loads((folder / "figures/figures.json").read_text()).items():
-        marks = figure.get("marks", {}).get("values", ())
-        checked |= {name} if marks else set()
-        for cell, *at in marks:
-            if name in DRAWN:
-                axis, measures = DRAWN[name]
-                stated = [column(of).scaled(values.at[cell, of]) for of in measures if of in values]
+        for cell, measure, (value, *_), *_ in figure.get("marks", {}).get("wide", ()):
+            checked.add(name)
+            if measure in values:
+                stated = [column(measure).scaled(values.at[cell, measure])]
+            elif measure == "driver_idle_share":
+                stated = list(idle[cell])
+            elif measure == "flop_per_s":
+                stated = list(limits[limits["cell_id"] == cell].groupby("rates")["at"].median())
             elif name == "spread":
-                axis, stated = 0, [rate / values.at[cell, RATE] for rate in measured[cell]]
+                stated = [rate / values.at[cell, RATE] for rate in measured[cell]]
             elif name == "prediction_errors":
-                axis, stated = 0, [errors[cell]]
-            elif name == "waiting_by_repeat":
-                axis, stated = 0, list(idle[cell])
-            elif name == "roofline":
-                of_rates = limits[limits["cell_id"] == cell].groupby("rates")["at"]
-                axis, stated = 1, list(of_rates.median())
+                stated = [errors[cell]]
             else:
-                axis = {"effects": 0, "device_ratios": 1}[name]
                 stated = [*ratios.loc[ratios["cell_id"] == cell, "ratio"], *(engines if name == "effects" else ())]
-            assert any(np.isclose(at[axis], number, rtol=1e-6) for number in stated), (name, cell, at, stated)
+            assert any(np.isclose(value, number, rtol=1e-6) for number in stated), (name, cell, measure, value, stated)
     assert {"roofline", "waiting_by_repeat", "prediction_errors", "spread"} <= checked or folder.name not in STUDIES
     if folder.name == "two_gpus":
-        assert set(DRAWN) - checked == {"serving_latency", "serving_throughput"}
+        assert {"throughput", "speed_per_user", "output_by_block_size", "energy", "engines"} <= checked
+        assert {"predicted_by_max_num_seqs", "prefix_caching", "effects", "device_ratios"} <= checked
 
 
 def test_a_cell_has_one_value_of_a_measure_in_every_table_of_the_page_and_in_its_views(folder, tables, page):

@@ -85,7 +85,7 @@ def test_the_memory_that_a_shared_prefix_saves_is_told_beside_what_it_takes_with
     off = cells.assign(cell_id=cells["cell_id"] + "-off", prefix_cache_hits=0.0, kv_bytes_used_mean=8000.0 * 2**20)
     # The first pair found nothing in the cache, so nothing is shared.
     ((verdict, sentence),) = told(memory_saved, written(report, knobs=effects, cells=pd.concat([cells, off])))
-    assert verdict == "87.5 % less memory"
+    assert verdict == "7.81 to 0.977 GiB"
     assert all(size in sentence for size in ("0.977 GiB", "7.81 GiB"))
     none = pd.concat([cells.assign(prefix_cache_hits=0.0), off])
     assert told(memory_saved, written(report, cells=none)) == []
@@ -145,7 +145,7 @@ def test_capacity_says_how_many_cells_were_predicted_how_well(report):
     report = with_capacity(report, *measured, ("published", 100, 12.5, 110.0))
     # The third tells no requests, so its tokens do not stand beside those of the others.
     ((verdict, sentence),) = told(prediction_errors, report)
-    assert verdict == "at most 12 % off"
+    assert verdict == "at most 12.3 % off"
     assert all(part in sentence for part in ("1 of 2", "12.3 %", "80 to 100", "10 to 12.5", "1 more"))
     report = with_capacity(report, ("measured", 100, nan, 0.0), given=1.0)
     assert told(prediction_errors, report) == []  # a note says that it is only arithmetic

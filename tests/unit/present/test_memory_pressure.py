@@ -75,7 +75,7 @@ def pools(folder: Path, predicted_preemptions: float = 7, further: Sequence[dict
 def test_users_in_the_same_memory_are_counted_in_blocks_and_contiguously(tmp_path):
     report = pools(tmp_path)
     users, blocks, predicted = told(users_in_the_same_memory, report)
-    assert [verdict for verdict, _ in (users, blocks, predicted)] == ["5 times the users", "block size", "5 of 5 exact"]
+    assert [verdict for verdict, _ in (users, blocks, predicted)] == ["4 to 20 requests", "block size", "5 of 5 exact"]
     assert all(part in users[1] for part in ("1,024 tokens", "4 requests", "256 tokens; 20 in", "8 in blocks of 128"))
     assert all(number in blocks[1] for number in ("128 instead of 32", "8 requests", "80 output", "instead of 200"))
     assert all(number in predicted[1] for number in ("5 of 5", "at most 7"))
@@ -101,7 +101,7 @@ def test_caches_of_transformers_are_compared_in_the_same_memory(tmp_path, axes_o
     what_if = [row | {"source": "predicted", "waste_pct": 90.0} for row in waste]
     whole("fragmentation", pd.DataFrame([*waste, *what_if])).to_parquet(tmp_path / "fragmentation.parquet")
     verdict, sentence = told(users_in_the_same_memory, report)[0]
-    assert (verdict, sentence.count("80 %")) == ("5 times the users", 3)
+    assert (verdict, sentence.count("80 %")) == ("4 to 20 requests", 3)
     rows = same_memory(report.tables)
     small = rows[rows["pool_tokens"] == 1024]
     assert small["times"].tolist() == [5, 4.5, 2, 1.5, 1.25, 1]

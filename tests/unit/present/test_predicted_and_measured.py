@@ -50,9 +50,16 @@ def test_findings_name_accuracy_and_flags(results):
         text = sentences[f"{error:.3g} % off"]
         assert all(part in text for part in (gpu, engine, f" is off by {error:.3g} % "))
     assert "outside the band" in sentences["flagged"]
-    errors_of = {"gpu": "h200", "engine": "vllm", "predicted": 9.0, "measured": 10.0, "error_pct": -10.0}
+    errors_of = {
+        "gpu": "h200",
+        "engine": "vllm",
+        "predicted": 9.0,
+        "measured": 10.0,
+        "error_pct": -10.0,
+        "speed_source": "calibrated",
+    }
     (finding,) = _accuracy(pd.DataFrame([errors_of | {"low": 8.0}, errors_of | {"low": None}]))
-    assert all(part in finding.sentence for part in ("by 10 %", "(1 uncalibrated)"))
+    assert all(part in finding.sentence for part in ("by 10 %", "(1 without a band)"))
     # Of few cells the largest error is told, not a percentile that none of them has.
     for cells, told_of in ((2, "at most 2 %"), (11, "10 % at the 90th percentile")):
         of_cells = [errors_of | {"low": 8.0, "error_pct": float(i)} for i in range(1, cells + 1)]

@@ -111,7 +111,7 @@ def test_a_server_that_was_never_or_always_saturated_has_one_bound(tmp_path, loa
         sustained(tmp_path, rate(64, 9.0, saturated=True, limited_by="client,server"))
 
 
-def test_every_load_is_among_the_findings_and_one_that_needs_a_warning_first(tmp_path):
+def test_every_load_that_was_not_kept_up_with_is_a_finding_and_one_that_needs_a_warning_first(tmp_path):
     """That a closed loop or a short run saturates is not known."""
     loads = [(None, "server"), (None, "unknown"), (False, "load"), (True, "server"), (None, "client,server")]
     rows = pd.DataFrame(loads, columns=["saturated", "limited_by"]).assign(**LOAD, knobs="bs16")
@@ -120,7 +120,7 @@ def test_every_load_is_among_the_findings_and_one_that_needs_a_warning_first(tmp
     cells = rows[["cell_id", "gpu", "engine", "model", "workload", "knobs"]].assign(outcome="ok", knob_block_size=16)
     report = written(report_of(tmp_path), serving_summary=rows, cells=cells)
     verdicts = [verdict for verdict, _ in told(serving.load_findings, report)]
-    assert verdicts == ["saturated", "limited by client and server", "limited by server", "not decided", "kept up"]
+    assert verdicts == ["saturated", "limited by client and server", "limited by server", "not decided"]
 
 
 def test_servers_settings_ramps_and_users_are_told_apart(tmp_path):

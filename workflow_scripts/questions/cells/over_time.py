@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from workflow_scripts.common.columns import column
+from workflow_scripts.common.wording import number
 from workflow_scripts.page.plot import Panel, Plot, key
 from workflow_scripts.page.report import FigurePart, Subject
 from workflow_scripts.page.series import cell_titles, repeats_of
@@ -49,7 +50,7 @@ def _plot(tables: Tables, rows: pd.DataFrame, what: str, y_label: str, columns: 
         which = "for each device and engine, those that may run the most and the fewest sequences at once"
         notes.append(f"{len(cells)} of {measured} measured cells are drawn: {which}")
     peaks = rows.groupby("cell_id")[next(iter(columns))].max()
-    highest = [f"{cell}: {peak:.3g}" for cell, peak in peaks.items()]
+    highest = [f"{', '.join(titles[str(cell)].splitlines())}: {number(peak)}" for cell, peak in peaks.items()]
     return Plot(
         title=f"{what} over the time of a repeat",
         alt=f"{y_label}, highest of each cell, measured: {'; '.join(highest)}.",

@@ -11,6 +11,7 @@ from matplotlib.ticker import PercentFormatter
 
 from workflow_scripts.common.columns import column
 from workflow_scripts.common.files import read_json
+from workflow_scripts.common.wording import number
 from workflow_scripts.page.blocks import Absent, Block, shown, table_of
 from workflow_scripts.page.plot import Panel, Plot, key, plain_log_axis
 from workflow_scripts.page.report import FigurePart, Report, Subject
@@ -72,7 +73,7 @@ def workload_arrivals(tables: Tables) -> Plot:
     notes = ["the first repeat of each cell"]
     if len(shown) < len(arriving):
         notes.append(f"{len(shown)} of {len(arriving)} cells are drawn, from the slowest to the fastest arrivals")
-    rates = [f"{cell}: {per_s:.3g}" for cell, per_s in shown["per_s"].items()]
+    rates = [f"{', '.join(titles[str(cell)].splitlines())}: {number(per_s)}" for cell, per_s in shown["per_s"].items()]
     return Plot(
         title="Arrivals of requests over the time of a repeat",
         alt=f"Requests per second, measured: {'; '.join(rates)}.",
@@ -131,7 +132,7 @@ def workloads(report: Report) -> Iterator[Block]:
         counts = served.get(name, [asked])
         prompt = getattr(workload, "prompt_tokens", None)
         if prefix := getattr(workload, "prefix_tokens", 0):
-            prompt = f"{prefix} shared and {prompt}"
+            prompt = f"{prefix:,} shared and {prompt}"
         rows.append(
             {
                 "Workload": name,
@@ -158,9 +159,9 @@ def _length(manifest: dict[str, Any] | None, field: str, asked: Any) -> str | No
         return f"{shown(lengths['min'])} to {shown(lengths['max'])}, median {shown(lengths['median'])}"
     if isinstance(asked, LengthDistribution):
         if asked.minimum == asked.maximum:
-            return str(asked.minimum)
-        return f"{asked.minimum} to {asked.maximum}, median about {asked.median:g}"
-    return None if asked is None else str(asked)
+            return f"{asked.minimum:,}"
+        return f"{asked.minimum:,} to {asked.maximum:,}, median about {asked.median:,.6g}"
+    return None if asked is None else shown(asked)
 
 
 SUBJECT = Subject(

@@ -118,7 +118,7 @@ def power_limit(tables: Tables) -> Plot:
             title = f"{group.title * (len(groups) > 1)}\n{what}".strip()
             panels.append(Panel(title, partial(draw, columns=columns, top=top)))
         last = group.rows.iloc[-1]
-        clocks += [f"{last[f'gpu_{side}']}: {last[f'sm_clock_mhz_min_{side}']:,.0f} MHz at least." for side in "ab"]
+        clocks += [f"{last[f'gpu_{side}']}: lowest {last[f'sm_clock_mhz_min_{side}']:,.0f} MHz." for side in "ab"]
     return Plot(
         title="How often the power limit lowers the clocks, and how far",
         alt=" ".join(clocks),
@@ -142,7 +142,8 @@ def _draw_ratios(ax: Axes, rows: pd.DataFrame, references: Iterable[Reference]) 
         drawn += [low, high]
     ax.vlines(rows["x"], rows["ratio_low"], rows["ratio_high"], color=INK, linewidth=1.5)
     ax.plot(rows["x"], rows["ratio"], color=INK, marker="o")
-    mark_cells(ax, rows["x"], rows["ratio"], rows["cell_id"])
+    ends = rows[["ratio_low", "ratio_high"]].to_numpy()
+    mark_cells(ax, rows["x"], rows["ratio"], rows["cell_id"], "ratio", ends=ends)
     if rows["device_ratio"].notna().any():
         ax.plot(rows["x"], rows["device_ratio"], color=INK, **_WITHOUT_WAITING)
     log2_axis(ax, rows["x"].unique())

@@ -24,7 +24,7 @@ SUBJECT = Subject(
         TablePart(
             "intervals",
             {**CELL, **dict.fromkeys(POWER, "")},
-            "Power and energy of each cell, over all its repeats",
+            "Power and energy of a repeat, cell by cell",
             rows=lambda tables: tables.cells[["cell_id", *CELL]].merge(
                 tables.values.reindex(columns=list(POWER)).dropna(subset="energy_j"), on="cell_id"
             ),

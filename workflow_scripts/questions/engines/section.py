@@ -6,15 +6,22 @@ from typing import Any
 import pandas as pd
 
 from workflow_scripts.common.columns import column
-from workflow_scripts.common.wording import number
 from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.plot import Plot
 from workflow_scripts.page.ratio_plot import plot_bars
 from workflow_scripts.page.report import PLACE_HEADINGS, FigurePart, Report, Subject, TablePart
-from workflow_scripts.page.sentences import MOST_SENTENCES, claims_on, place, some, with_interval
+from workflow_scripts.page.sentences import (
+    MOST_SENTENCES,
+    NOT_DECIDED,
+    claims_on,
+    place,
+    ratio_finding,
+    some,
+    with_interval,
+)
 from workflow_scripts.page.series import PLACES
 from workflow_scripts.page.style import marks
-from workflow_scripts.study.setting_words import knobs_that_differ, settings_in_words
+from workflow_scripts.study.setting_words import labels
 from workflow_scripts.tables.results import RATE, Tables, records, require
 
 # Step from single HuggingFace requests to vLLM -> what it replaces.
@@ -31,7 +38,7 @@ def engines(tables: Tables) -> Plot:
     both = [pairs[PLACES].assign(knobs=pairs[knobs]) for knobs in ("vllm_knobs", "hf_knobs")]
     rows = tables.measured.merge(pd.concat(both).drop_duplicates()).dropna(subset=RATE)
     keys = [place_name for place_name in PLACES if rows[place_name].nunique() > 1] or ["workload"]
-    settings = settings_in_words(rows, knobs_that_differ(rows, tables.knobs))
+    settings = labels(rows, tables.knobs)
     return plot_bars(
         rows.assign(
             panel=rows[keys].agg(" · ".join, axis=1), label=rows["engine"] + " · " + settings, name=rows["engine"]
@@ -54,7 +61,8 @@ def equal_work(tables: Tables) -> pd.DataFrame:
 
 def fastest_of_both(report: Report) -> Iterator[Block]:
     fastest = equal_work(report.tables).drop_duplicates(PLACES)
-    yield from some([_pair(report, row) for row in records(fastest)], "engines")
+    fastest = fastest.rename(columns=lambda name: name.removeprefix("improvement_"))
+    yield from some([_finding(row, _pair(report, row)) for row in records(fastest)], "engines")
 
 
 def steps_between(report: Report) -> Iterator[Block]:
@@ -63,21 +71,22 @@ def steps_between(report: Report) -> Iterator[Block]:
     most = factors.groupby(PLACES)["vllm_max_num_seqs"].transform("max")
     rows = factors[(factors["vllm_max_num_seqs"] == most) & factors["ratio"].notna()]
     rows = rows.drop_duplicates([*PLACES, "factor"])
-    yield from some([_step(row) for row in records(rows)], "engine_decomposition", 4 * MOST_SENTENCES)
+    findings = [_finding(row, STEPS[row["factor"]]) for row in records(rows)]
+    yield from some(findings, "engine_decomposition", 4 * MOST_SENTENCES)
 
 
-def _pair(report: Report, row: Mapping[str, Any]) -> Finding:
-    ratio = with_interval(row, "improvement_ratio", " times the output tokens/s")
+def _pair(report: Report, row: Mapping[str, Any]) -> str:
     vllm, hf = (report.setting_of(row, row[name]) for name in ("vllm_knobs", "hf_knobs"))
-    words = f"{place(row)}: vLLM ({vllm}) against HuggingFace {row['hf_kind']} ({hf}): {ratio}."
-    return Finding(f"{number(row['improvement_ratio'])} times", words)
+    return f"vLLM ({vllm}) against HuggingFace {row['hf_kind']} ({hf})"
 
 
-def _step(row: Mapping[str, Any]) -> Finding:
-    ratio = with_interval(row, "ratio", " times the output tokens/s")
-    ties = " Other continuous batching is not shown to be slower." if isinstance(row["ties"], str) else ""
-    words = f"{place(row)}: {STEPS[row['factor']]}: {ratio}.{ties}"
-    return Finding(f"{number(row['ratio'])} times", words)
+def _finding(row: Mapping[str, Any], words: str) -> Finding:
+    text = f"{place(row)}: {words}: {with_interval(row, 'ratio', ' times the output tokens/s')}"
+    if row["verdict"] == NOT_DECIDED:
+        alone = row["ratio_low"] > 1 or row["ratio_high"] < 1
+        text += f", {NOT_DECIDED}{' together with all other comparisons' * alone}"
+    ties = " Other continuous batching is not shown to be slower." if isinstance(row.get("ties"), str) else ""
+    return ratio_finding(row["ratio"], row["verdict"], f"{text}.{ties}")
 
 
 SUBJECT = Subject(

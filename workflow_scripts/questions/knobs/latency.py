@@ -85,7 +85,7 @@ def _curve(ax: Axes, rows: pd.DataFrame, rate: str, named_as: Mapping[str, Mark]
     for (gpu, part), (place, side) in zip(rows.groupby("gpu", sort=False), sides, strict=False):
         mark = named_as[str(gpu)]
         ax.plot(part[PER_USER], part[rate], color=mark.color, marker=mark.marker)
-        mark_cells(ax, part[PER_USER], part[rate], part["cell_id"])
+        mark_cells(ax, part[PER_USER], part[rate], part["cell_id"], rate)
         for x, speed, at in part[["x", PER_USER, rate]].itertuples(index=False):
             ax.annotate(f"{x:g}", (speed, at), place, textcoords="offset points", ha=side, fontsize=8)
     plain_log_axis(ax, "x", rows[PER_USER].min() / 1.3, rows[PER_USER].max() * 1.3, most=6)

@@ -79,7 +79,7 @@ def memory_saved(report: Report) -> Iterator[Block]:
     text = column(_MEMORY).text
     findings = [
         Finding(
-            f"{100 * (1 - 1 / row['saving']):.3g} % less memory",
+            text(row["alone"], row["cached"]),
             f"{place(row)}: the tokens of running requests take {text(row['cached'])} of keys and values with prefix "
             f"caching, and {text(row['alone'])} without, because requests share the blocks of a prefix.",
             "good",

@@ -99,11 +99,11 @@ def drains(report: Report) -> Iterator[Block]:
         rates = of_one.droplevel("gpu")
         drain, rates[DRAIN] = rates[DRAIN], 100 * rates[DRAIN]
         rates_in_words = [
-            f"{setting_phrase(knob, x)}: {number(whole)} output tokens/s over whole repeats, {number(steady)} while"
-            f" that many run; in the last {drain_pct:.0f} % of the time fewer run"
+            f"with {setting_phrase(knob, x)}, {number(steady)} output tokens/s while the engine is full, "
+            f"{number(whole)} over whole repeats, because it is not full in the last {drain_pct:.0f} % of the time"
             for x, whole, steady, drain_pct in rates.loc[sorted({drain.idxmax(), drain.index[-1]})].itertuples()
         ]
-        yield Finding(f"{100 * drain.max():.0f} % drain", f"{gpu}: {'; '.join(rates_in_words)}.")
+        yield Finding(f"{100 * drain.max():.0f} % not full", f"{gpu}: {'; '.join(rates_in_words)}.")
 
 
 @cache

@@ -29,6 +29,7 @@ STEPS_BOUND_BY = {
     "longest_request": "longest request",
     "kv_blocks": column("num_gpu_blocks").label,
 }
+RATES = {"datasheet": "data sheet", "measured": "measured rates"}
 _UNIT, _SHOWN = unit_of("flop_per_s")
 
 
@@ -76,7 +77,7 @@ def _draw_roofline(ax: Axes, points: pd.DataFrame, roofs: pd.DataFrame, named: M
     for gpu, part in points.groupby("gpu", sort=False):
         mark = named[str(gpu)]
         ax.plot(part["x"], part["y"], color=mark.color, marker=mark.marker, linestyle="none", alpha=0.8)
-        mark_cells(ax, part["x"], part["y"], map(str, part.index))
+        mark_cells(ax, part["x"], part["y"], map(str, part.index), "flop_per_s")
     if "value" in points:
         last = points[points["gpu"] == points["gpu"].iloc[-1]].dropna(subset="value")
         for row in records(last.drop_duplicates("value")):
@@ -91,7 +92,9 @@ def preferred(limits: pd.DataFrame) -> pd.DataFrame:
 
 
 def closest(tables: Tables) -> pd.DataFrame:
-    limits = tables.limits.assign(ceiling_share=lambda of: of["factor"]).replace({"steps_bound_by": STEPS_BOUND_BY})
+    limits = tables.limits.assign(ceiling_share=lambda of: of["factor"]).replace(
+        {"steps_bound_by": STEPS_BOUND_BY, "rates": RATES}
+    )
     return limits.sort_values("factor", ascending=False, kind="stable")
 
 

@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow_scripts.common.columns import column, unit_of
+from workflow_scripts.common.wording import number
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.page.blocks import Block, Finding, Text, shown
 from workflow_scripts.page.by_knob import compared, plot_by_knob
@@ -44,9 +45,10 @@ MOST_WORKLOADS = 3
 PAGED, WHATIF = "paged", "block_size_whatif"
 # Layouts without blocks -> name, colour and style of their horizontal line: solid if measured, broken if predicted.
 LEVEL: Mapping[str, tuple[str, str, LineStyle]] = {
-    "contiguous_max_model_len": ("contiguous, max-model-len (predicted)", COLOURS[1], (0, (5, 1.5))),
+    # The dashes of these two alternate, because they are often at the same height.
+    "contiguous_max_model_len": ("contiguous, max-model-len (predicted)", COLOURS[1], (0, (5, 5))),
     "contiguous_request_length": ("contiguous, own length (predicted)", COLOURS[3], (0, (5, 1.5))),
-    "padded_batch": ("padded static batch (predicted)", COLOURS[4], (0, (5, 1.5))),
+    "padded_batch": ("padded static batch (predicted)", COLOURS[4], (5, (5, 5))),
     "paged_own_pages": ("paged, pages of each layer's own (predicted)", COLOURS[5], (0, (1, 1))),
     "paged_every_token": ("paged, every layer keeps all (predicted)", COLOURS[6], (0, (5, 1.5))),
     "hf_dynamic_cache": ("HF dynamic cache (measured)", COLOURS[2], "-"),
@@ -162,7 +164,7 @@ def prediction_errors(report: Report) -> Iterator[Block]:
     held = [" to ".join(dict.fromkeys([shown(whole[name].min()), shown(whole[name].max())])) for name in names]
     sentence = (
         f"The predicted KV cache is within {WITHIN_PCT:g} % of the measured tokens in {within} of {len(error_pct)} "
-        f"cells; the largest error is {error_pct.max():.3g} %."
+        f"cells; the largest error is {number(error_pct.max())} %."
     )
     if len(whole):
         sentence += f" Measured KV caches hold {held[0]} tokens, or {held[1]} requests of full length."
@@ -177,7 +179,7 @@ def prediction_errors(report: Report) -> Iterator[Block]:
         yield Text(sentence)
     else:
         tone = "good" if within == len(error_pct) else "neutral"
-        yield Finding(f"at most {error_pct.max():.2g} % off", sentence, tone)
+        yield Finding(f"at most {number(error_pct.max())} % off", sentence, tone)
 
 
 def why_predictions_missed(report: Report) -> Iterator[Block]:

@@ -150,16 +150,16 @@ def _users(rows: pd.DataFrame) -> Iterator[Finding]:
         of_pool = part[part["pool_tokens"] == pools.index[-1]]
         whole = records(of_pool[of_pool["contiguous"]])[0]
         ways = [
-            f"{row['users']:.3g} in {row['layout']}"
+            f"{number(row['users'])} in {row['layout']}"
             + (" (all requests)" if row["users"] >= row["num_requests"] else "")
             + _filled(row)
             for row in records(of_pool[~of_pool["contiguous"]])
         ]
         if ways:
             yield Finding(
-                f"{of_pool['times'].max():.3g} times the users",
+                f"{number(whole['users'])} to {number(of_pool['users'].max())} requests",
                 f"{gpu}, {model}, {workload}: a KV cache of {whole['pool_tokens']:,.0f} tokens holds "
-                f"{whole['users']:.3g} requests at once if each reserves {whole['max_model_len_effective']:,.0f} "
+                f"{number(whole['users'])} requests at once if each reserves {whole['max_model_len_effective']:,.0f} "
                 f"tokens{_filled(whole)}; {'; '.join(ways)}. All values are measured.",
                 "good",
             )
@@ -179,8 +179,8 @@ def _block_sizes(rows: pd.DataFrame) -> Iterator[Finding]:
         if ends["min"] == ends["max"] or not pools:
             continue
         comparisons = [
-            f"with {pool:,.0f} tokens of KV cache, {large.at[pool, 'users']:.3g} requests run at once instead of "
-            f"{small.at[pool, 'users']:.3g}, with {number(large.at[pool, RATE])} output tokens/s "
+            f"with {pool:,.0f} tokens of KV cache, {number(large.at[pool, 'users'])} requests run at once instead of "
+            f"{number(small.at[pool, 'users'])}, with {number(large.at[pool, RATE])} output tokens/s "
             f"instead of {number(small.at[pool, RATE])}"
             for pool in dict.fromkeys([pools[0], pools[-1]])
         ]
@@ -196,10 +196,11 @@ def _exactness(rows: pd.DataFrame) -> Iterator[Finding]:
         return
     right = (both[names].to_numpy() == both[predicted].to_numpy()).all(axis=1)
     most, expected = both[["preemptions", "preemptions_predicted"]].max()
-    seen = f"at most {most:g} preemptions were measured, and {expected:g} predicted" if most else "none was preempted"
+    at_most = "at most " * (len(both) > 1)
+    seen = f"{at_most}{most:g} preemptions were measured and {expected:g} predicted" if most else "none was preempted"
     yield Finding(
         f"{int(right.sum())} of {len(both)} exact",
-        "The preemptions and the tokens computed again are exactly those that the schedule predicts in "
+        "The preemptions and the tokens computed again are exactly as predicted from the schedule in "
         f"{int(right.sum())} of {plural(len(both), 'cell')}; {seen}.",
         "good" if right.all() else "neutral",
     )
@@ -214,7 +215,9 @@ def users_by_cache(tables: Tables) -> Plot:
     measured = tables.measured
     predicted = rows["users_predicted"].notna().any()
     handles = [key("measured", COLOURS[0], linewidth=7)] + ([key("predicted", **PREDICTED)] if predicted else [])
-    users = [f"{row['pool_tokens']:g} tokens, {row['layout']}: {row['users']:.3g}" for row in records(rows.head(12))]
+    users = [
+        f"{row['pool_tokens']:g} tokens, {row['layout']}: {number(row['users'])}" for row in records(rows.head(12))
+    ]
     return Plot(
         title="Requests at once in the same memory, by the way their KV cache is kept",
         alt=f"Requests at once, measured: {'; '.join(users)}.",
@@ -235,7 +238,7 @@ def users_by_cache(tables: Tables) -> Plot:
 def _draw_users(ax: Axes, rows: pd.DataFrame, most: float, lines: float) -> None:
     for i, row in enumerate(records(rows)):
         y = LINES_PER_LAYOUT * i
-        write_label(ax, y + 0.5, f"{row['layout']}: {row['users']:.3g}")
+        write_label(ax, y + 0.5, f"{row['layout']}: {number(row['users'])}")
         ax.barh(y + 1.3, row["users"], height=0.6, color=COLOURS[0])
         ax.plot(row["users_predicted"], y + 1.3, color=INK, **PREDICTED)
     ax.set_ylim(lines, 0)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from workflow_scripts.catalog.published import PROMPT_SHARES
 from workflow_scripts.common.columns import column, heading
-from workflow_scripts.common.wording import number, plural
+from workflow_scripts.common.wording import listed, number, plural
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.by_knob import draw_published, published_handles
@@ -31,6 +31,13 @@ LINES: Sequence[Mapping[str, Any]] = [
 MEASURED: Mapping[str, Any] = {"color": COLOURS[0], "marker": "o", "linestyle": "none"}
 # Of fewer cells, the largest error is told instead of the 90th percentile, which none of them may have.
 FEW_CELLS = 10
+# What a prediction is made from, in words.
+SOURCES: Mapping[str, str] = {
+    "calibrated": "this study's calibration",
+    "project file": "the project's calibration",
+    "measured rates": "measured rates of the device",
+    "data sheet": "the data sheet",
+}
 PUBLISHED: Mapping[str, Any] = {"color": INK, "marker": "x", "linestyle": ":", "linewidth": 1.0}
 
 
@@ -116,7 +123,7 @@ def _draw_sweep(ax: Axes, part: pd.DataFrame, styles: Mapping[str, Mapping[str, 
         ax.fill_between(by.index, by["low"], by["high"], color=style["color"], alpha=0.1, linewidth=0)
         ax.plot(by.index, by["predicted"], **style)
         ax.plot(by.index, by["measured"], **MEASURED)
-        mark_cells(ax, by.index, by["measured"], by["cell_id"])
+        mark_cells(ax, by.index, by["measured"], by["cell_id"], RATE)
     published = part.groupby("knob_max_num_seqs")["published"].median().dropna()
     if len(published):
         draw_published(ax, published, **PUBLISHED)
@@ -138,14 +145,14 @@ def _accuracy(rows: pd.DataFrame) -> Iterator[Finding]:
     for (gpu, engine), part in compared.groupby(["gpu", "engine"], sort=False):
         size = part["error_pct"].abs()
         kind = "good" if size.median() <= 10 else "neutral"
-        without = int(part["low"].isna().sum())
         cells = plural(len(part), f"{engine} cell")
-        cells += f" ({without} uncalibrated)" if without else ""
+        cells += f" ({without} without a band)" if (without := int(part["low"].isna().sum())) else ""
+        source = listed(part["speed_source"].map(SOURCES).dropna().unique())
         most = f" and at most {number(size.max())} %" if len(part) < FEW_CELLS else ""
         most = most or f" and {number(float(size.quantile(0.9)))} % at the 90th percentile"
         worst = f" in the median{most}" if len(part) > 1 else ""
         off = f"{number(size.median())} %"
-        sentence = f"On {gpu}, the prediction of {column(RATE).in_words} is off by {off}{worst}, in {cells}."
+        sentence = f"On {gpu}, {column(RATE).in_words} predicted from {source} is off by {off}{worst}, in {cells}."
         yield Finding(f"{off} off", sentence, kind)
 
 
@@ -153,8 +160,12 @@ def _flags(rows: pd.DataFrame, report: Report) -> Iterator[Finding]:
     flagged = rows[rows["flagged"].eq(True)]
     if len(flagged):
         first = records(flagged)[0]
-        example = f"{report.names.get(first['cell_id'], first['cell_id'])}: {first['why']}"
-        yield Finding("flagged", f"{len(flagged)} of {len(rows)} cells, for example {example}.", "bad")
+        words = f"{report.names.get(first['cell_id'], first['cell_id'])}: {first['why']}"
+        if pd.notna(first["measured"]) and pd.notna(first["low"]):
+            predicted, low, high, measured = (number(first[of]) for of in ("predicted", "low", "high", "measured"))
+            words += f"; {predicted} output tokens/s predicted ({low} to {high}), {measured} measured"
+        example = ", for example " if len(flagged) > 1 else ": "
+        yield Finding("flagged", f"{len(flagged)} of {plural(len(rows), 'cell')}{example}{words}.", "bad")
 
 
 def _with_ceilings(predictions: pd.DataFrame) -> pd.DataFrame:
@@ -163,7 +174,12 @@ def _with_ceilings(predictions: pd.DataFrame) -> pd.DataFrame:
     rows = predictions[(predictions["quantity"] == RATE) & predictions["predicted"].notna()]
     has_band = rows["low"].notna()
     flagged = rows["flagged"].astype(object).where(rows["measured"].notna(), None)
-    return rows.assign(ceiling=rows["high"].mask(has_band), high=rows["high"].where(has_band), flagged=flagged)
+    return rows.assign(
+        ceiling=rows["high"].mask(has_band),
+        high=rows["high"].where(has_band),
+        flagged=flagged,
+        speed_source=rows["speed_source"].map(SOURCES),
+    )
 
 
 SUBJECT = Subject(
@@ -178,15 +194,15 @@ SUBJECT = Subject(
             {
                 **CELL,
                 "predicted": heading(RATE, "Predicted"),
-                "low": "Band from",
-                "high": "Band to",
-                "ceiling": "Without a band: at most, by the data sheet",
+                "low": heading(RATE, "Band from"),
+                "high": heading(RATE, "to"),
+                "ceiling": heading(RATE, "Without a band: at most"),
                 "measured": heading(RATE, "Measured"),
                 "error_pct": "Error",
                 "flagged": "Differs from its prediction",
                 "running_peak_predicted": "Sequences at once, predicted",
                 "running_peak_measured": "Sequences at once, measured",
-                "speed_source": "Source of the device's speed",
+                "speed_source": "Predicted from",
             },
             f"{column(RATE).label} of every cell, predicted and measured",
             _with_ceilings,

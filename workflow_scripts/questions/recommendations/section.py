@@ -43,12 +43,13 @@ def _why(report: Report, row: Mapping[str, Any]) -> str:
     """Among which settings it was chosen, its rate, and which are not shown to be slower."""
     if not row["eligible"]:
         bound = row["latency_bound"] if isinstance(row["latency_bound"], str) else "a latency, because none is known"
-        return f"none of {row['compared']:g} settings keeps {bound}."
+        settings = f"of {row['compared']:g} settings" if row["compared"] > 1 else "(one setting was measured)"
+        return f"none {settings} keeps {bound}."
     rate = with_interval(row, "output_tokens_per_s", " output tokens/s")
     if row["compared"] == 1:
         return f"{rate}, the only setting that was measured."
     some = f"{row['eligible']:g} of " if row["eligible"] < row["compared"] else ""
-    of = f"of {some}{row['compared']:g} settings"
+    of = f"of {some}{row['compared']:g} measured settings"
     if row["role"] == "smallest_within_margin":
         return f"the smallest {of} that are shown to be within {row['margin_pct']:g} % of the fastest."
     bound = f" that keep {row['latency_bound']}" if row["role"] == "best_within_latency" else ""

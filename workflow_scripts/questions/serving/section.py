@@ -28,7 +28,7 @@ LATENCIES: Mapping[str, LineStyle] = {"ttft_s_p50": "-", "ttft_s_p99": (0, (5, 1
 RATES: Mapping[str, LineStyle] = {"requests_per_s": "-", "goodput_requests_per_s": (0, (5, 1.5))}
 OFFERED: LineStyle = (0, (1, 1.2))
 # Words for what the table says limited a load.
-LIMITED: Mapping[str, str] = {"load": "kept up", "client,load": "kept up, slow client", "unknown": NOT_DECIDED}
+LIMITED: Mapping[str, str] = {"client,load": "kept up, slow client", "unknown": NOT_DECIDED}
 SATURATED_LABEL = "more load than the server sustains"
 # A table of max-num-seqs by rate for each of these, with a sign at loads that were too high.
 SEQUENCES, ARRIVALS, TOO_HIGH = "knob_max_num_seqs", "knob_request_rate_per_s", "*"
@@ -141,7 +141,8 @@ def _draw(
             ax.plot(dots["x"], dots[name], linestyle="none", marker=".", color=mark.color, alpha=0.35, markersize=4)
             ax.vlines(at["x"], at[f"{name}_low"], at[f"{name}_high"], color=mark.color, linewidth=1.5)
             ax.plot(at["x"], at[name], color=mark.color, marker=mark.marker, linestyle=style)
-            mark_cells(ax, at["x"], at[name], at["cell_id"])
+            ends = at[[f"{name}_low", f"{name}_high"]].to_numpy()
+            mark_cells(ax, at["x"], at[name], at["cell_id"], name, ends=ends)
             if len(at) == 1:
                 # A single load makes no line; a short stroke in its style shows which quantity the mark is.
                 ax.hlines(at[name], at["x"] / 1.2, at["x"] * 1.2, color=mark.color, linestyle=style)
@@ -213,8 +214,10 @@ def _users_see(row: Mapping[str, Any]) -> str:
 
 
 def load_findings(report: Report) -> Iterator[Block]:
-    """What limited each load, with its rates; warnings come first."""
+    """What limited each load that the server did not simply keep up with, with its rates; warnings come first."""
     rows = report.tables.need("serving_summary")
+    # What a server that keeps up answers is told by `sustained`.
+    rows = rows[rows["saturated"].eq(True) | rows["limited_by"].ne("load")]
     warned = rows["saturated"].eq(True) | rows["limited_by"].str.contains("client|users")
     findings = [_finding(row, report.labels) for row in records(pd.concat([rows[warned], rows[~warned]]))]
     yield from some(findings, "serving_summary", MOST_FINDINGS)
@@ -230,6 +233,8 @@ def _finding(row: Mapping[str, Any], labels: Mapping[str, str]) -> Finding:
     words = f"{place}: {arrived}{number(row['requests_per_s'])} requests/s were answered"
     if saturated:
         words += f", and {number(row['queue_growth_per_s'])} more were unanswered each second"
+    if row["limited_by"] == "unknown":
+        words += "; the run is too short to say whether the server keeps up"
     if slow_client:
         late = column("client_lag_s_p99").text(row["client_lag_s_p99"])
         words += f"; 1 % of the requests left the client {late} late or later"

@@ -89,7 +89,7 @@ def _draw(ax: Axes, cells: Sequence[tuple[str, pd.DataFrame]]) -> None:
             left += width
         by_driver = 100 * rows["driver_idle_share"].to_numpy(dtype=float)
         ax.plot(by_driver, y, marker="|", color=INK, linestyle="none")
-        mark_cells(ax, by_driver, y, rows["cell_id"])
+        mark_cells(ax, by_driver, y, rows["cell_id"], "driver_idle_share", on="x")
         top = y[-1] + 0.5
     ax.set_ylim(top, 0)
     ax.set_xlim(left=0)
