@@ -31,8 +31,10 @@ from workflow_scripts.tables.results import records
 MOST_LABELS = 14
 MOST_DOTS = 40
 # Ticks of an axis of ratios, in order of preference.
-TICKS = (1, 2, 5, 10, 0.5, 20, 50, 100, 200, 500, 0.2, 0.1, 3, 1.5, 7, 4, 1.2, 0.05, 0.8, 1.1, 0.9, 0.6, 1.4, 0.7)
-TICKS += (1.05, 0.95, 1.02, 0.98)
+TICKS = (
+    *(1, 2, 5, 10, 0.5, 20, 50, 100, 200, 500, 0.2, 0.1, 3, 1.5, 7, 4, 1.2, 0.05, 0.8, 1.1, 0.9, 0.6, 1.4, 0.7),
+    *(1.05, 0.95, 1.02, 0.98),
+)
 LINES_PER_BAR = 2.0
 MOST_BARS = 12
 DOT: Mapping[str, Any] = {"color": INK, "marker": "o", "markersize": 3, "linestyle": "none"}

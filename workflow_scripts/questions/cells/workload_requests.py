@@ -156,12 +156,12 @@ def workloads(report: Report) -> Iterator[Block]:
 def _length(manifest: dict[str, Any] | None, field: str, asked: Any) -> str | None:
     if manifest is not None:
         lengths = manifest[field]
-        return f"{shown(lengths['min'])} to {shown(lengths['max'])}, median {shown(lengths['median'])}"
-    if isinstance(asked, LengthDistribution):
-        if asked.minimum == asked.maximum:
-            return f"{asked.minimum:,}"
-        return f"{asked.minimum:,} to {asked.maximum:,}, median about {asked.median:,.6g}"
-    return None if asked is None else shown(asked)
+        least, most, median = (shown(lengths[of]) for of in ("min", "max", "median"))
+    elif isinstance(asked, LengthDistribution):
+        least, most, median = f"{asked.minimum:,}", f"{asked.maximum:,}", f"about {asked.median:,.6g}"
+    else:
+        return None if asked is None else shown(asked)
+    return least if least == most else f"{least} to {most}, median {median}"
 
 
 SUBJECT = Subject(
