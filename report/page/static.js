@@ -8,7 +8,7 @@ function sortBy(table, heading, column) {
   const number = (row) => parseFloat(text(row).replaceAll(",", ""));
   const order = (a, b) => {
     const difference = number(a) - number(b);
-    return Number.isNaN(difference) ? text(a).localeCompare(text(b)) : difference;
+    return Number.isNaN(difference) ? text(a).localeCompare(text(b), "en", { numeric: true }) : difference;
   };
   const rows = [...table.tBodies[0].rows].sort(order);
   table.tBodies[0].append(...(down ? rows.reverse() : rows));

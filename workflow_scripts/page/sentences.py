@@ -116,10 +116,8 @@ def without_effect(rows: pd.DataFrame) -> Iterator[str]:
     if not flat.all():
         first = rows[~rows["about"].map(flat)].drop_duplicates("about")
         named = (
-            f"{instead_of(about, value, baseline)} {interval_text(ratio, low, high, ' times')}"
-            for about, value, baseline, ratio, low, high in first[
-                ["about", "value", "baseline", "ratio", "ratio_low", "ratio_high"]
-            ].to_numpy()
+            f"{instead_of(row['about'], row['value'], row['baseline'])}, {with_interval(row, 'ratio', ' times')}"
+            for row in records(first.assign(scope=None))
         )
         yield f"{sentence(NOT_DECIDED)} over all comparisons: {listed(named)}."
 

@@ -254,6 +254,21 @@ def test_a_verdict_is_a_number_or_one_of_few_words(page):
     assert {of for of in page.verdicts if not re.search(r"\d", of)} <= VERDICTS
 
 
+def test_a_ratio_is_a_badge_only_if_a_test_decides_it(folder, tables, page):
+    by_verdict = {True: set(), False: set()}
+    for name in ("knobs", "latencies", "engines", "engine_decomposition", "environments"):
+        rows = tables.get(name, pd.DataFrame(columns=["verdict"])).dropna(subset="verdict")
+        for row in rows.rename(columns=lambda of: of.removeprefix("improvement_")).itertuples():
+            ratio = tuple(number(of) for of in (row.ratio, row.ratio_low, row.ratio_high))
+            by_verdict[row.verdict != "not decided"].add(ratio)
+    badges = [
+        (found[1], INTERVAL.search(text)) for text in page.findings if (found := re.match(rf"({NUMBER}) times ", text))
+    ]
+    ratios = [(ratio, *interval.groups()) for ratio, interval in badges if interval]
+    assert ratios or folder.name == ONE_OF_A_KIND
+    assert not set(ratios) & (by_verdict[False] - by_verdict[True])
+
+
 def test_a_figure_has_the_cells_of_the_sentences_of_its_section(folder, page):
     waiting = {name for text in page.findings for name in WAITING.findall(text)}
     assert waiting or folder.name != "two_gpus"
@@ -379,6 +394,8 @@ def test_the_first_line_answers_what_the_study_asks_first_and_no_text_has_the_sh
     html = (folder / "report.html").read_text(encoding="utf-8")
     if asked := {"two_gpus": "devices", "h200_later": "predictions"}.get(folder.name):
         assert f'href="#{asked}"' in html.partition('<ul class="findings lines">')[2].partition("</li>")[0]
-    texts = re.sub(r"<(script|style|template)\b.*?</\1>|<[^>]*>", " ", html, flags=re.DOTALL)
+    texts = " ".join(re.findall(r'alt="([^"]*)"', html))
+    texts += re.sub(r"<(script|style|template)\b.*?</\1>|<[^>]*>", " ", html, flags=re.DOTALL)
+    assert not re.search(r"\de[+-]\d", texts)
     assert not [name for name in tables["cells"]["knobs"] if "-" in name and name in texts]
     assert not re.search(r"Published by \S+:", texts)

@@ -38,6 +38,12 @@ def test_a_filter_and_the_legend_act_on_chart_and_table_and_are_in_the_address(t
     known = [float(rate.replace(",", "")) for rate in rates if rate != "–"]
     assert known == sorted(known)
     assert len(known) > 10
+    # Names with numbers sort by these.
+    tab.evaluate("document.querySelectorAll('#view-explore thead button')[0].click()")
+    names = tab.evaluate("[...document.querySelectorAll('#view-explore tbody th')].map((name) => name.textContent)")
+    sequences = [int(re.search(r"at most (\d+)", name)[1]) for name in names if name.startswith("l40s: block size 16,")]
+    assert sequences == sorted(sequences)
+    assert len(sequences) > 2
     clear = "[...document.querySelectorAll('#view-explore .plain')].find((b) => b.textContent === 'Clear the filter')"
     tab.evaluate(f"{clear}.click()")
     assert cells_shown(tab).startswith("80 cells: ")
@@ -130,7 +136,7 @@ def test_a_cell_opens_from_the_tables_of_the_report_and_tells_what_was_measured(
     assert not tab.evaluate("document.getElementById('view-report').hidden")
     settings = tab.evaluate("document.querySelector('dialog h2').textContent")
     mark = "document.querySelector('#figure-throughput .marks.wide a')"
-    assert re.search(r"tokens/s \(.* 95 %\)$", tab.evaluate(f"{mark}.querySelector('title').textContent"))
+    assert re.search(r"tokens/s \(95 % interval .*\)$", tab.evaluate(f"{mark}.querySelector('title').textContent"))
     assert set(named.partition(": ")[2].split(", ")) <= set(settings.partition(": ")[2].split(", "))
     tab.press("Escape")
     tab.wait("!document.querySelector('dialog').open")
@@ -146,6 +152,10 @@ def test_a_cell_opens_from_the_tables_of_the_report_and_tells_what_was_measured(
     tab.wait("document.querySelector('dialog').open")
     tab.press("Escape")
     tab.wait("!document.querySelector('dialog').open")
+    tab.open(report, "#view=report&cell=a100-sxm-80gb/vllm/llama-3.1-8b-instruct/chat/bs64-seqs256-len4096")
+    tab.wait("document.querySelector('dialog')?.open")
+    told = tab.evaluate("document.querySelector('dialog .facts').innerText")
+    assert ("not run" in told, "definition" in told) == (True, False)
     tab.open(report, "#view=report&cell=l40s/vllm/llama-3.1-8b-instruct/chat/bs8-seqs1-len4096")
     tab.wait("document.querySelector('dialog')?.open")
     log = tab.evaluate("document.querySelector('dialog a').href").removeprefix("file://")

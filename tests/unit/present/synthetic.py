@@ -123,6 +123,7 @@ def cells_table(study: Study) -> pd.DataFrame:
         asked |= {"lock_sha256": ("a" if cell.gpu == "h200" else "b") * 64}
         outcome, reason = outcome_of(asked)
         asked |= {"outcome": outcome, "reason": reason, "start": None if outcome == "missing" else 1}
+        asked |= {"comparable": outcome != "missing"}
         if outcome in ("ok", "invalid"):
             rows += [asked | measured_of(asked, repeat, rng) for repeat in range(study.repeats)]
         else:

@@ -194,7 +194,7 @@ def test_changes_are_ranked_and_told_with_interval_margin_and_what_is_undecided(
     assert ranked["about"].iloc[0] == "max_num_seqs"
     assert ENGINE in set(ranked["label"])
     told = answer(now, "knobs")
-    for phrase in ("1,230 times (1,000 to 1,500)", "5 %: share of the memory.", "of 1 token instead of 2 1.2 times"):
+    for phrase in ("1,230 times (1,000 to 1,500)", "5 %: share of the memory.", "of 1 token instead of 2, 1.2 times"):
         assert phrase in told
     # Settings with a section of their own have an answer there.
     assert not any(words in told for words in ("9,000", "block size", "prefix caching"))

@@ -6,6 +6,7 @@ from itertools import product
 from operator import attrgetter
 
 import numpy as np
+import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import resolve
 from workflow_scripts.catalog.published import Claim, Stated, times_at_mixes
@@ -133,6 +134,8 @@ def throughput_flat_over_max_num_seqs(claim: Claim, tables: StudyTables) -> Iter
     place = attrgetter("gpu", "model", "workload")
     for cell, times, rate, sequences in highest(beside, lambda of: of[1], lambda of: place(of[0])):
         at = f"{_while_full(cell):,.0f} output tokens/s while full, with {setting_phrase('max_num_seqs', sequences)}"
+        if pd.notna(cached := getattr(cell, "knob_enable_prefix_caching", None)):
+            at += f", {setting_phrase('enable_prefix_caching', cached)}"
         yield measured(claim, cell, f"{at}; {rate}, {times_at_mixes(times)}.")
 
 

@@ -147,7 +147,7 @@ def _accuracy(rows: pd.DataFrame) -> Iterator[Finding]:
         kind = "good" if size.median() <= 10 else "neutral"
         cells = plural(len(part), f"{engine} cell")
         cells += f" ({without} without a band)" if (without := int(part["low"].isna().sum())) else ""
-        source = listed(part["speed_source"].map(SOURCES).dropna().unique())
+        source = listed(part["speed_source"].map(SOURCES).fillna("an unknown source").unique())
         most = f" and at most {number(size.max())} %" if len(part) < FEW_CELLS else ""
         most = most or f" and {number(float(size.quantile(0.9)))} % at the 90th percentile"
         worst = f" in the median{most}" if len(part) > 1 else ""
@@ -161,9 +161,9 @@ def _flags(rows: pd.DataFrame, report: Report) -> Iterator[Finding]:
     if len(flagged):
         first = records(flagged)[0]
         words = f"{report.names.get(first['cell_id'], first['cell_id'])}: {first['why']}"
-        if pd.notna(first["measured"]) and pd.notna(first["low"]):
+        if first["why"] == "outside the band":
             predicted, low, high, measured = (number(first[of]) for of in ("predicted", "low", "high", "measured"))
-            words += f"; {predicted} output tokens/s predicted ({low} to {high}), {measured} measured"
+            words += f" of {low} to {high} output tokens/s ({predicted} predicted, {measured} measured)"
         example = ", for example " if len(flagged) > 1 else ": "
         yield Finding("flagged", f"{len(flagged)} of {plural(len(rows), 'cell')}{example}{words}.", "bad")
 
