@@ -20,7 +20,7 @@ from workflow_scripts.page.style import COLOURS, INK, MUTED, OUTCOMES, LineStyle
 from workflow_scripts.physics.rate_ceiling import at_least
 from workflow_scripts.study.setting_words import knob_axis, knob_name
 from workflow_scripts.tables.parsed_facts import REPEAT
-from workflow_scripts.tables.results import RATE, Tables, require
+from workflow_scripts.tables.results import RATE, STEADY, Tables, require
 
 LINE_STYLES: Sequence[LineStyle] = ("-", (0, (5, 1.5)), (0, (4, 1.5, 1, 1.5)))
 # Rates from which a ceiling is computed -> style and name of its line.
@@ -213,8 +213,8 @@ def _draw_line(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineS
     at = rows.groupby("x")[[*ENDS]].median()
     ax.plot(rows["x"], rows[rate], linestyle="none", marker=".", color=mark.color, alpha=0.35, markersize=4)
     ax.vlines(at.index, at[LOW], at[HIGH], color=mark.color, linewidth=1.5)
-    cells = rows.drop_duplicates("cell_id")
-    mark_cells(ax, cells["x"], cells[VALUE], cells["cell_id"], rate, ends=cells[[LOW, HIGH]].to_numpy())
+    cells, measure = rows.drop_duplicates("cell_id"), STEADY if WHOLE in rows else rate
+    mark_cells(ax, cells["x"], cells[VALUE], cells["cell_id"], measure, ends=cells[[LOW, HIGH]].to_numpy())
     ax.plot(at.index, at[VALUE], color=mark.color, marker=mark.marker, linestyle=style)
     if WHOLE in rows:
         whole = rows.groupby("x")[WHOLE].median()

@@ -269,6 +269,14 @@ def test_a_ratio_is_a_badge_only_if_a_test_decides_it(folder, tables, page):
     assert not set(ratios) & (by_verdict[False] - by_verdict[True])
 
 
+def test_the_errors_of_predictions_are_told_of_every_device_and_engine(folder, tables, page):
+    compared = tables["predictions"].dropna(subset=["predicted", "measured"]).query("quantity == 'tpot_s_p50'")
+    told = [text for text in page.findings if " predicted from " in text]
+    for gpu, engine in compared[["gpu", "engine"]].drop_duplicates().to_numpy():
+        assert any(f"On {gpu}, " in text and f" {engine} cell" in text for text in told), (gpu, engine)
+    assert len(compared) or folder.name not in STUDIES
+
+
 def test_a_figure_has_the_cells_of_the_sentences_of_its_section(folder, page):
     waiting = {name for text in page.findings for name in WAITING.findall(text)}
     assert waiting or folder.name != "two_gpus"

@@ -31,6 +31,7 @@ LINES: Sequence[Mapping[str, Any]] = [
 MEASURED: Mapping[str, Any] = {"color": COLOURS[0], "marker": "o", "linestyle": "none"}
 # Of fewer cells, the largest error is told instead of the 90th percentile, which none of them may have.
 FEW_CELLS = 10
+LATENCIES = ("ttft_s_p50", "tpot_s_p50")
 # What a prediction is made from, in words.
 SOURCES: Mapping[str, str] = {
     "calibrated": "this study's calibration",
@@ -133,14 +134,15 @@ def _draw_sweep(ax: Axes, part: pd.DataFrame, styles: Mapping[str, Mapping[str, 
 
 
 def prediction_findings(report: Report) -> Iterator[Block]:
-    table = report.tables.need("predictions")
-    rows = table[table["quantity"] == RATE]
-    cells = report.tables.cells
+    """The errors of rates, or where a rate follows from the load, of latencies."""
+    rows, cells = report.tables.need("predictions"), report.tables.cells
     loaded = rows["cell_id"].isin(cells.loc[under_load(cells), "cell_id"])
-    yield from (*_accuracy(rows[~loaded]), *_flags(rows, report))
+    for quantity in (RATE, *LATENCIES):
+        yield from _accuracy(rows[(rows["quantity"] == quantity) & (loaded == (quantity != RATE))], quantity)
+    yield from _flags(rows[rows["quantity"] == RATE], report)
 
 
-def _accuracy(rows: pd.DataFrame) -> Iterator[Finding]:
+def _accuracy(rows: pd.DataFrame, quantity: str = RATE) -> Iterator[Finding]:
     compared = rows.dropna(subset=["measured", "predicted"])
     for (gpu, engine), part in compared.groupby(["gpu", "engine"], sort=False):
         size = part["error_pct"].abs()
@@ -152,7 +154,7 @@ def _accuracy(rows: pd.DataFrame) -> Iterator[Finding]:
         most = most or f" and {number(float(size.quantile(0.9)))} % at the 90th percentile"
         worst = f" in the median{most}" if len(part) > 1 else ""
         off = f"{number(size.median())} %"
-        sentence = f"On {gpu}, {column(RATE).in_words} predicted from {source} is off by {off}{worst}, in {cells}."
+        sentence = f"On {gpu}, {column(quantity).in_words} predicted from {source} is off by {off}{worst}, in {cells}."
         yield Finding(f"{off} off", sentence, kind)
 
 
@@ -195,7 +197,7 @@ SUBJECT = Subject(
                 **CELL,
                 "predicted": heading(RATE, "Predicted"),
                 "low": heading(RATE, "Band from"),
-                "high": heading(RATE, "to"),
+                "high": heading(RATE, "Band to"),
                 "ceiling": heading(RATE, "Without a band: at most"),
                 "measured": heading(RATE, "Measured"),
                 "error_pct": "Error",

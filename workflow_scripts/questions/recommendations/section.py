@@ -43,8 +43,9 @@ def _why(report: Report, row: Mapping[str, Any]) -> str:
     """Among which settings it was chosen, its rate, and which are not shown to be slower."""
     if not row["eligible"]:
         bound = row["latency_bound"] if isinstance(row["latency_bound"], str) else "a latency, because none is known"
-        settings = f"of {row['compared']:g} settings" if row["compared"] > 1 else "(one setting was measured)"
-        return f"none {settings} keeps {bound}."
+        if row["compared"] == 1:
+            return f"the only setting that was measured does not keep {bound}."
+        return f"none of {row['compared']:g} measured settings keeps {bound}."
     rate = with_interval(row, "output_tokens_per_s", " output tokens/s")
     if row["compared"] == 1:
         return f"{rate}, the only setting that was measured."
