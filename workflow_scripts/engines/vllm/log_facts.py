@@ -319,7 +319,7 @@ def find_readings(lines: Sequence[Line]) -> ReadingsByRow:
 
 
 def _engine_of(match: re.Match[str], line: Line) -> str | None:
-    process = re.search(r"\bEngineCore_DP(\d{1,5})\b", line.rank or "")
+    process = re.search(r"\bEngineCore_(?:DP)?(\d{1,5})\b", line.rank or "")  # without DP up to 0.10
     return match.groupdict().get("of__engine") or (process[1] if process else None)
 
 

@@ -170,8 +170,9 @@ def test_several_lines(log, expected):
     assert {name: getattr(facts, name) for name in expected} == expected
 
 
-def test_tokens_of_data_parallel_engines_are_added():
-    core = "(EngineCore_DP{} pid=1{}) INFO 09-03 00:40:55 [kv_cache_utils.py:849] "
+@pytest.mark.parametrize("process", ["EngineCore_DP", "EngineCore_"])
+def test_tokens_of_data_parallel_engines_are_added(process):
+    core = f"({process}{{}} pid=1{{}}) INFO 09-03 00:40:55 [kv_cache_utils.py:849] "
     line = f"{core}GPU KV cache size: {{:,}} tokens\n{core}Maximum concurrency for 10,000 tokens per request: {{}}x\n"
     sizes = ((0, 160_000), (0, 150_000), (1, 140_000))
     facts = parse_engine_log("".join(line.format(n, n, tokens, n, n, tokens / 10_000) for n, tokens in sizes))
