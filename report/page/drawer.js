@@ -63,7 +63,7 @@ function limitsTable(cell) {
     shown("ceiling_share", limit.factor),
     limit.exceeds ? `above the limit: ${limit.ceiling_broken ?? ""}` : "within the limit",
   ]);
-  return tableOf("Limits it was checked against", ["Device's rates from", "Ceiling of the output (tokens/s)", "Limited by", heading("ceiling_share"), "Check"], rows, [false, true, false, true]);
+  return tableOf("Limits it was checked against", ["Device's rates from", `Ceiling: ${heading("output_tokens_per_s")}`, "Limited by", heading("ceiling_share"), "Check"], rows, [false, true, false, true]);
 }
 
 // Without a band there may be a bound from the device's data sheet.
