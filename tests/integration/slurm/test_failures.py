@@ -147,10 +147,11 @@ def test_a_hang_slurms_time_limit_a_full_disk_and_killed_processes_cost_no_other
 
     assert snakemake.returncode != 0  # of the cell on the full disk alone
     ended = {gpu: [(j["JobState"], j["TimeLimit"]) for j in jobs_of(lab, f"lab-{gpu}", known)] for gpu in GPU_TYPES}
+    # On a slow machine, the other cell of this device may also be left to the second job, which then has more time.
+    assert [state for state, _ in ended.pop("a100")] == ["FAILED", "FAILED"]
     assert ended == {
         "h200": [("FAILED", "00:06:00"), ("COMPLETED", "00:07:00")],
         "h100": [("TIMEOUT", "00:01:00"), ("COMPLETED", "00:07:00")],
-        "a100": [("FAILED", "00:07:00"), ("FAILED", "00:07:00")],
         "l40s": [("FAILED", "00:06:00"), ("COMPLETED", "00:07:00")],
     }
     assert checkout.outcome(hung).outcome == "timeout"
