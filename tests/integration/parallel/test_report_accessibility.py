@@ -37,7 +37,8 @@ def test_axe_core_is_the_file_that_was_published():
     assert hashlib.sha256(AXE.read_bytes()).hexdigest() in told
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 400])
 def test_axe_finds_no_violation_in_any_view(tab, report, width, dark):
     tab.open(report, width=width, dark=dark)
     tab.evaluate(AXE.read_text(encoding="utf-8"))
