@@ -48,8 +48,9 @@ SCHEMA = table_schema(
 def cell_intervals(cells: pd.DataFrame) -> pd.DataFrame:
     """The intervals table, from the cells table."""
     known = [measure for measure in COLUMNS.values() if measure.name in cells]
-    parts = [_of_mean(cells, measure) for measure in known if measure.summary in ("interval", "mean")]
-    others = {measure.name: measure.summary for measure in known if measure.summary not in ("interval", "mean")}
+    means = [measure for measure in known if measure.summary in ("interval", "mean")]
+    parts = [_of_mean(cells, measure) for measure in means if cells[measure.name].notna().any()]
+    others = {measure.name: measure.summary for measure in known if measure not in means}
     groups = comparable_rows(cells).groupby("cell_id", sort=False)[list(others)]
     values, repeats = groups.agg(others), groups.count()
     parts += [
