@@ -60,7 +60,7 @@ function limitsTable(cell) {
     rates[limit.rates] ?? limit.rates,
     shown("output_tokens_per_s", limit.output_tokens_per_s_ceiling),
     (limit.bound_by ?? limit.steps_bound_by ?? "–").replaceAll("_", " "),
-    shown("ceiling_share", limit.factor),
+    shown("ceiling_share", limit.ceiling_share),
     limit.exceeds ? `above the limit: ${limit.ceiling_broken ?? ""}` : "within the limit",
   ]);
   return tableOf("Limits it was checked against", ["Device's rates from", `Ceiling: ${heading("output_tokens_per_s")}`, "Limited by", heading("ceiling_share"), "Check"], rows, [false, true, false, true]);

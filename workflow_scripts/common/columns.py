@@ -135,6 +135,7 @@ LATENCIES = tuple(
     for quantile, words in {"p50": "Median", "p90": "P90", "p99": "P99"}.items()
 )
 _RATE = "over `wall_s`; total includes prompts"
+_OF_ALL_GPUS = "all GPUs of the cell, by the energy counter, else by sampled power"
 COLUMNS = {
     column.name: column
     for column in (
@@ -165,8 +166,8 @@ COLUMNS = {
             more=False,
             summary="interval",
         ),
-        Column("energy_j", "Energy", "all GPUs of the cell, by the energy counter, else by sampled power", more=False),
-        Column("power_w_mean", "Mean power", "all GPUs of the cell, by the energy counter, else by sampled power"),
+        Column("energy_j", "Energy", _OF_ALL_GPUS, more=False, summary="mean"),
+        Column("power_w_mean", "Mean power", _OF_ALL_GPUS, summary="mean"),
         Column(
             "power_cap_share", "Samples at the power limit", "share of samples in which the limit lowered the clocks"
         ),
@@ -223,7 +224,7 @@ COLUMNS = {
         _count("num_requests", "Requests", "requests of the repeat"),
         _count("prompt_tokens", "Prompt tokens", "tokens of the repeat"),
         _count("output_tokens", "Output tokens", "tokens of the repeat"),
-        Column("wall_s", "Duration", "from the submission of the first request to the end of the last"),
+        Column("wall_s", "Duration", "from the submission of the first request to the end of the last", summary="mean"),
         Column("cpu_others_pct", "CPU time of others", "CPU time of other processes, of all cores"),
         # Samples of the trace and steps of the schedule.
         Column("time_s", "Time since the repeat began"),

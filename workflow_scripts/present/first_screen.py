@@ -107,11 +107,13 @@ def first_screen(report: Report) -> FirstScreen:
 
 
 def _without_comparison(report: Report) -> Answer:
-    """How many cells were measured if no two can be compared, with the rates of the first ones."""
+    """How many cells were measured if no two differ in one setting alone, with the rates of the first ones."""
     cells = report.grid["cell_id"][report.grid["outcome"].eq("ok")]
     rates = report.tables.value(RATE).reindex(cells).dropna().head(MOST_RATES)
     named = "; ".join(f"{report.names[str(cell)]}: {column(RATE).text(rate)}" for cell, rate in rates.items())
-    said = f"No two measured cells can be compared. {named}" if len(cells) else "Nothing has been measured yet"
+    said = (
+        f"No two measured cells differ in one setting alone. {named}" if len(cells) else "Nothing has been measured yet"
+    )
     return Answer("cells", [f"{said.removesuffix('. ')}."], None, f"{len(cells)} of {plural(len(report.grid), 'cell')}")
 
 
@@ -334,6 +336,6 @@ def _side_by_side(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
 
 
 def _of_limit(tables: Tables, members: pd.DataFrame) -> str:
-    shares = tables.share_of_ceiling.reindex(members["cell_id"]).dropna()
+    shares = tables.value("ceiling_share").reindex(members["cell_id"]).dropna()
     text = f"{span(100 * shares)} %" if len(shares) else UNKNOWN
     return f"{text}, {NOT_DECIDED}" if shares.max() > 1 else text

@@ -28,7 +28,7 @@ from workflow_scripts.page.style import COLOURS
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, settings_in_words
 from workflow_scripts.tables.parsed_facts import REPEAT
-from workflow_scripts.tables.results import MissingError, Tables, medians_by_cell
+from workflow_scripts.tables.results import MissingError, Tables
 
 MEASURES = tuple(COLUMNS)
 # The serving table has these too, with further percentiles.
@@ -41,7 +41,7 @@ OF_CELLS = (
 )
 OF_PAGE = ("scope", "settings", "label", "log", "log_file", "output_tokens_per_device_hour")
 LIMITS = (
-    *("output_tokens_per_s_ceiling", "total_tokens_per_s_ceiling", "wall_s_min", "mbu", "mfu", "factor"),
+    *("output_tokens_per_s_ceiling", "total_tokens_per_s_ceiling", "wall_s_min", "mbu", "mfu", "ceiling_share"),
     *("bound_by", "steps_bound_by", "exceeds", "ceiling_broken"),
 )
 PREDICTIONS = ("quantity", "predicted", "low", "high", "measured", "error_pct", "flagged", "why", "speed_source")
@@ -92,7 +92,6 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
         scope=scopes,
         output_tokens_per_device_hour=values["output_tokens_per_s"] * 3600 / _devices(grid),
     )
-    limits = medians_by_cell(report.tables.get("limits", *REPEAT, "rates", *LIMITS), "rates")
     return {
         "version": 1,
         "study": {
@@ -112,7 +111,7 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
         "values": columns_of(values, MEASURES),
         "repeats": columns_of(repeats, ["cell", "start", "repeat", "started_at", *MEASURES]),
         # One row per cell and source of the device's rates.
-        "limits": columns_of(_of_cells(limits, place), ["cell", "rates", *LIMITS]),
+        "limits": columns_of(_of_cells(report.tables.limits, place), ["cell", "rates", *LIMITS]),
         "predictions": columns_of(
             _of_cells(report.tables.get("predictions", "cell_id"), place), ["cell", *PREDICTIONS]
         ),

@@ -8,7 +8,7 @@ import pandas as pd
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.statistics.summary import knob_columns, numbers
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
-from workflow_scripts.study.grid import Cell
+from workflow_scripts.study.grid import COORDINATES, Cell
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.derived import derived, kv_memory, not_as_asked, predicted_hit_rate, without_drafts
 from workflow_scripts.tables.imported_cells import with_imported
@@ -26,7 +26,8 @@ from workflow_scripts.tables.timeline import (
 
 
 def grid_rows(study: Study, cells: Sequence[Cell]) -> pd.DataFrame:
-    """What the study asks for: one row per cell, indexed by `cell_id`."""
+    """What the study asks for: one row per cell, indexed by `cell_id`; those of one device, engine, model and workload
+    together, in the order of their settings' values, those that the study does not set first."""
     models = resolved_models(study)
     rows = [
         {
@@ -45,7 +46,10 @@ def grid_rows(study: Study, cells: Sequence[Cell]) -> pd.DataFrame:
         }
         for cell in cells
     ]
-    return pd.DataFrame(rows).convert_dtypes().set_index("cell_id")
+    grid = pd.DataFrame(rows).convert_dtypes().set_index("cell_id")
+    in_order = ["place", *knob_columns(grid)]
+    grid = grid.assign(place=grid.groupby(COORDINATES, sort=False).ngroup())
+    return grid.sort_values(in_order, na_position="first").drop(columns="place")
 
 
 def measured_rows(study: Study, cells: Sequence[Cell], parsed: Path, imported: Path | None = None) -> pd.DataFrame:

@@ -168,9 +168,11 @@ class Tables:
 
     @cached_property
     def values(self) -> pd.DataFrame:
-        """The value of each measure (column) of each measured cell (index), as the table `intervals` has it."""
+        """The value of each measure (column) of each measured cell (index), as the table `intervals` has it, and the
+        shares of `limits`; where two rates of the device are known, those of the data sheet."""
         rows = self.get("intervals", "cell_id", "measure", "value").drop_duplicates(["cell_id", "measure"])
-        return rows.pivot(index="cell_id", columns="measure", values="value")
+        shares = self.limits.groupby("cell_id")[["ceiling_share", "mbu", "mfu"]].first()
+        return rows.pivot(index="cell_id", columns="measure", values="value").join(shares)
 
     def value(self, measure: str) -> "pd.Series[float]":
         """The value of a measure by `cell_id`; empty if no cell has one."""
@@ -185,19 +187,15 @@ class Tables:
 
     @cached_property
     def limits(self) -> pd.DataFrame:
-        """One row per cell and source of the device's rates, that of the data sheet first: medians over the repeats.
-
-        Raises:
-            MissingError: no ceiling is known.
-        """
-        return medians_by_cell(self.need("limits").sort_values("rates", kind="stable"), "rates")
-
-    @cached_property
-    def share_of_ceiling(self) -> "pd.Series[float]":
-        """By `cell_id` the rate over its ceiling, that of the data sheet where two are known; empty if none is."""
-        with suppress(MissingError):
-            return self.limits.drop_duplicates("cell_id").set_index("cell_id")["factor"].dropna()
-        return pd.Series(dtype=float)
+        """One row per cell and source of the device's rates, that of the data sheet first: `ceiling_share`, `mbu` and
+        `mfu` at the cell's rate, and of all else the medians over the repeats."""
+        limits = self.get("limits", "cell_id", "rates", "factor", "mbu", "mfu", f"{RATE}_ceiling")
+        rows = medians_by_cell(limits.sort_values("rates", kind="stable"), "rates")
+        share = rows["cell_id"].map(self.intervals_of(RATE)["value"]) / rows[f"{RATE}_ceiling"]
+        # A cell that failed a check has no rate; its repeats do.
+        rows = rows.assign(ceiling_share=share.fillna(rows["factor"]))
+        at_rate = rows["ceiling_share"] / rows["factor"]
+        return rows.assign(mbu=rows["mbu"] * at_rate, mfu=rows["mfu"] * at_rate)
 
     @cached_property
     def waste_pct(self) -> "pd.Series[float]":

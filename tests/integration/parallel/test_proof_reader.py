@@ -3,7 +3,7 @@
 import json
 import re
 from html.parser import HTMLParser
-from itertools import chain, product
+from itertools import chain, pairwise, product
 from urllib.parse import unquote
 
 import numpy as np
@@ -30,45 +30,11 @@ RATIO = re.compile(rf"({NUMBER}) times[^(]*\((?:95 % interval )?({NUMBER} to {NU
 WAITING = re.compile(r"(?:%|GPU) ([^:]+: [^:]+): the GPU waits for its host")
 # Verdicts without a number: one word for one thing.
 VERDICTS = {
-    "flat",
-    "not decided",
-    "changes",
-    "possible",
-    "impossible",
-    "infeasible",
-    "timeout",
-    "engine error",
-    "invalid",
-}
-VERDICTS |= {
-    "failed start",
-    "flagged",
-    "kept up",
-    "kept up, slow client",
-    "saturated",
-    "predicted",
-    "quiet host",
-    "busy GPU",
-}
-VERDICTS |= {
-    "limited by server",
-    "limited by client and server",
-    "not steady",
-    "other settings",
-    "same answers",
-    "block size",
-}
-VERDICTS |= {
-    "decided",
-    "simulated",
-    "published",
-    "remote code",
-    "by itself",
-    "ramp",
-    "cannot show",
-    "missed",
-    "loaded host",
-    "slowed GPU",
+    *("flat", "not decided", "changes", "possible", "impossible", "infeasible", "timeout", "engine error", "invalid"),
+    *("failed start", "flagged", "kept up", "kept up, slow client", "saturated", "predicted", "quiet host", "busy GPU"),
+    *("limited by server", "limited by client and server", "not steady", "other settings", "same answers"),
+    *("block size", "decided", "simulated", "published", "remote code", "by itself", "ramp", "cannot show", "missed"),
+    *("loaded host", "slowed GPU"),
 }
 DIGITS = range(2, 7)
 
@@ -178,6 +144,40 @@ def test_tables_state_one_value_of_a_cell_and_one_interval_of_a_pair(folder, tab
         assert of["ratio"].to_numpy(float) == pytest.approx(a / b, rel=1e-9)
     together = pd.concat(pairs)[[*CELLS, "metric", "ratio_low", "ratio_high"]].round(9).drop_duplicates()
     assert not together.duplicated([*CELLS, "metric"]).any()
+
+
+def test_a_pair_of_cells_has_one_verdict(tables):
+    engines, steps = with_cell_ids(tables["engines"]), tables["engine_decomposition"]
+    for of, name in zip(CELLS, ("numerator", "denominator"), strict=True):
+        ends = steps[name].str.partition("/")
+        steps = steps.assign(**{of: cell_ids(steps.assign(engine=ends[0], knobs=ends[2]))})
+    rows = pd.concat([engines, steps]).dropna(subset="verdict").drop_duplicates([*CELLS, "verdict"])
+    assert not rows.duplicated([*CELLS]).any()
+    changes = tables["knobs"].query("comparison == 'pair' and metric == @RATE and verdict == 'changes'")
+    pairs = {frozenset(of) for of in changes[[*CELLS]].to_numpy()}
+    ids = tables["cells"].set_index(["gpu", "engine", "model", "workload", "knobs"])["cell_id"]
+    for row in tables["recommendations"].dropna(subset="ties").itertuples():
+        for knobs in row.ties.split(", "):
+            assert frozenset((row.cell_id, ids[row.gpu, "vllm", row.model, row.workload, knobs])) not in pairs
+
+
+def test_numbers_of_a_row_that_follow_from_each_other_do(tables):
+    """Energy per token is power over rate, and energy and duration are those of all tokens, as readers divide."""
+    of = values_of(tables).dropna(subset=["power_w_mean", "energy_j_per_output_token"])
+    tokens, energy_j = of["wall_s"] * of[RATE], of["power_w_mean"] * of["wall_s"]
+    told = {"output_tokens": tokens, "energy_j": energy_j, "energy_j_per_output_token": energy_j / tokens}
+    for name, follows in told.items():
+        assert of[name].to_numpy() == pytest.approx(follows.to_numpy(), rel=0.003), name
+
+
+def test_rows_of_a_place_are_in_the_order_of_their_settings(tables, page):
+    knobs = [of for of in tables["cells"] if of.startswith("knob_")]
+    place = tables["cells"].set_index("cell_id")[["gpu", "engine", "model", "workload"]].agg("/".join, axis=1)
+    order = tables["cells"].sort_values(knobs, na_position="first")["cell_id"].tolist()
+    for (caption, _), cells in zip(page.tables, page.cells, strict=True):
+        for a, b in pairwise([of for of in cells[1:] if of in order]):
+            by_value = caption.startswith(("Cells closest", "Shares of the time"))
+            assert by_value or place[a] != place[b] or order.index(a) < order.index(b), (caption, a, b)
 
 
 def known(tables):
@@ -301,7 +301,8 @@ def test_the_mark_of_a_cell_in_a_figure_is_the_value_that_tables_and_sentences_s
     predictions = tables["predictions"].query("quantity == @RATE").set_index("cell_id")
     errors = predictions["predicted"] / predictions["measured"]
     idle = tables["waiting"].groupby("cell_id")["driver_idle_share"].apply(lambda of: 100 * of)
-    limits = tables["limits"].assign(at=lambda of: of["mfu"] * of["flop_per_s"] / 1e12)
+    at_ceiling = tables["limits"]["mfu"] * tables["limits"]["flop_per_s"] / tables["limits"]["factor"]
+    limits = tables["limits"].assign(at=at_ceiling / 1e12 / tables["limits"][f"{RATE}_ceiling"])
     ratios = pd.concat([tables["knobs"], tables["devices"].assign(cell_id=cell_ids(tables["devices"], "gpu_a"))])
     engines = tables["engines"]["improvement_ratio"].dropna()
     checked = set()
@@ -313,7 +314,7 @@ def test_the_mark_of_a_cell_in_a_figure_is_the_value_that_tables_and_sentences_s
             elif measure == "driver_idle_share":
                 stated = list(idle[cell])
             elif measure == "flop_per_s":
-                stated = list(limits[limits["cell_id"] == cell].groupby("rates")["at"].median())
+                stated = list(limits[limits["cell_id"] == cell].groupby("rates")["at"].median() * values.at[cell, RATE])
             elif name == "spread":
                 stated = [rate / values.at[cell, RATE] for rate in measured[cell]]
             elif name == "prediction_errors":
@@ -388,6 +389,25 @@ def test_each_line_of_the_first_screen_has_a_number_and_no_ratio_is_told_twice(f
     assert [line for line in lines if not re.search(r"\d", line)] == []
     ratios = [of for line in lines for of in RATIO.findall(line)]
     assert len(ratios) == len(set(ratios))
+
+
+def test_a_share_of_the_ceiling_is_the_rate_beside_it_over_the_ceiling(tables, page):
+    rates = tables["intervals"].query("measure == @RATE").set_index("cell_id")["value"]
+    ceilings = (
+        tables["limits"].groupby(["cell_id", "rates"])[f"{RATE}_ceiling"].median().reset_index("rates", drop=True)
+    )
+    shares = (100 * rates / ceilings).dropna()
+    texts = {number(share, digits) for share in shares for digits in DIGITS}
+    stated = [of for text in page.findings if "share of the ceiling" in text for of in re.findall(r"([\d.]+) %", text)]
+    for (_, (headings, *rows)), cells in zip(page.tables, page.cells, strict=True):
+        if "Of ceiling" in headings:
+            stated += [of for row in rows for of in re.findall(NUMBER, row[headings.index("Of ceiling")])]
+        elif column("ceiling_share").axis in headings:
+            at = headings.index(column("ceiling_share").axis)
+            shown = [(cell, row[at]) for row, cell in zip(rows, cells[1:], strict=True) if cell in shares]
+            assert [of for of in shown if of[1] not in {number(n, TABLE_DIGITS) for n in shares.loc[[of[0]]]}] == []
+            assert shown
+    assert [of for of in stated if of not in texts] == []
 
 
 def test_a_share_above_the_ceiling_is_impossible_or_not_decided(page):

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from workflow_scripts.predict.capacity_of_cells import predict_study
-from workflow_scripts.questions.devices.section import misses_pct, speedups
+from workflow_scripts.questions.devices.section import speedups
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.measurements import read_measurements
@@ -94,10 +94,8 @@ def test_ratios_fall_from_the_bandwidths_to_the_operations(two_gpus):
     assert sentence.startswith("h200 over h100-sxm: 1.33 times at 1 sequence")
     assert "1.14 at 256" in sentence
     # A model fitted to one GPU expects the ratio; that of the bandwidths does not explain it.
-    assert misses_pct(chat, "predicted_ratio") < 3
-    assert misses_pct(chat.assign(ratio=chat["device_ratio"]), "predicted_ratio") < 2.5
-    assert misses_pct(chat, "own_predicted_ratio") < 5
-    assert misses_pct(chat, "measured_bandwidth_ratio") > 10
+    off = chat[[f"{of}_ratio_error_pct" for of in ("predicted", "own_predicted", "measured_bandwidth")]].abs().max()
+    assert off.tolist() == pytest.approx([4.2, 5.4, 24.7], abs=1)
     assert chat["predicted_ratio"].tolist() == pytest.approx([1.32, 1.29, 1.29, 1.21, 1.14], abs=0.03)
     shares = ["weights_share_b", "kv_share_b", "operations_share_b", "fixed_share_b", "launch_share_b"]
     assert chat[shares].sum(axis=1).tolist() == pytest.approx([1] * 5)

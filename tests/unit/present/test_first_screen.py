@@ -19,7 +19,6 @@ from workflow_scripts.present.page import _lines
 from workflow_scripts.questions.knobs import sequence_limit
 from workflow_scripts.questions.knobs.section import ENGINE, largest_changes
 from workflow_scripts.questions.knobs.sequence_limit import drains
-from workflow_scripts.questions.limits.section import reached
 from workflow_scripts.questions.sections import SECTIONS
 from workflow_scripts.tables.cell_intervals import cell_intervals
 from workflow_scripts.tables.results import Tables
@@ -98,17 +97,6 @@ def test_the_drain_is_told_with_the_rate_of_whole_repeats_and_the_steady_one(rep
         pairs = re.findall(r"([\d,.]+) output tokens/s while the engine is full, ([\d,.]+) over whole", text)
         ratios = [float(a.replace(",", "")) / float(b.replace(",", "")) for a, b in pairs]
         assert ratios == pytest.approx([2] * 2, rel=0.01)
-
-
-def test_the_share_of_the_ceiling_is_that_of_the_table_at_both_ends(report):
-    limits = report.tables.need("limits")
-    sheet = limits[limits["rates"] == "datasheet"].groupby("cell_id")["factor"].median()
-    cells = report.tables.measured.drop_duplicates("cell_id")
-    for badge, text in told(reached, report):
-        shares = [number(100 * share) for share in sheet[sheet.index.isin(cells["cell_id"])]]
-        ends = badge.removesuffix(" %").split(" to ")
-        assert set(ends) <= set(shares)
-        assert all(f"{end} % with" in text for end in ends)
 
 
 def test_the_row_of_a_recommendation_has_its_numbers(report, tmp_path):

@@ -71,11 +71,10 @@ CANDIDATES = {
     "kv_tokens_ratio": "kv_capacity",
     "predicted_ratio": PREDICTED,
 }
+# Ratios that are held against the observed one.
+EXPECTED = ("predicted_ratio", "measured_bandwidth_ratio", "own_predicted_ratio")
 # Columns of the cells table, and how their values over the repeats are reduced, as in the table `intervals`.
-CLOCKS = {
-    name: column(name).summary
-    for name in ("sm_clock_mhz_median", "sm_clock_mhz_min", "power_cap_share", "power_w_mean")
-}
+CLOCKS = {name: column(name).summary for name in ("sm_clock_mhz_median", "sm_clock_mhz_min", "power_cap_share")}
 SCHEMA = table_schema(
     "devices",
     "Speed-up of one device over another with the same setting, beside the ratios that may explain it. "
@@ -102,6 +101,7 @@ SCHEMA = table_schema(
         "predicted_ratio_low predicted_ratio_high",
         "range of the ratios predicted from `gpu_a`, from `gpu_b` and from both; not an interval",
     ),
+    NUMBER([f"{of}_error_pct" for of in EXPECTED], "this ratio over the measured one, minus 1"),
     NUMBER([f"{share}_{side}" for share in SHARES for side in "ab"], "as in `predictions`"),
     NUMBER([f"{name}_{side}" for name in CLOCKS for side in "ab"], "as in `repeats`"),
     NUMBER("bandwidth_ratio", "of the data sheets' memory bandwidths"),
@@ -152,7 +152,9 @@ def device_ratios(
         row | explain(row["ratio"], row["ratio_low"], row["ratio_high"], of, dict(zip(of, p_of, strict=True)))
         for row, of, p_of in zip(rows, candidates, p.tolist(), strict=True)
     ]
-    return pd.DataFrame(explained, columns=list(SCHEMA.columns))
+    table = pd.DataFrame(explained)
+    errors = {f"{of}_error_pct": 100 * (table[of] / table["ratio"] - 1) for of in EXPECTED}
+    return table.assign(**errors).reindex(columns=list(SCHEMA.columns))
 
 
 def _pairs(cells: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, Comparisons]:

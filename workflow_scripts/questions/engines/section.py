@@ -24,9 +24,8 @@ from workflow_scripts.page.style import marks
 from workflow_scripts.study.setting_words import labels
 from workflow_scripts.tables.results import RATE, Tables, records, require
 
-# Step from single HuggingFace requests to vLLM -> what it replaces.
+# Step from single HuggingFace requests to vLLM -> what it replaces; the size of a static batch is one of all settings.
 STEPS: Mapping[str, str] = {
-    "static_batching": "HuggingFace in static batches instead of on single requests",
     "continuous_batching": "HuggingFace with continuous batching over a paged cache instead of static batches",
     "engine": "vLLM instead of HuggingFace with continuous batching",
     "total": "vLLM instead of HuggingFace on single requests",
@@ -69,7 +68,7 @@ def steps_between(report: Report) -> Iterator[Block]:
     """Steps from single HuggingFace requests to vLLM at the highest max-num-seqs of a device, model and workload."""
     factors = report.tables.need("engine_decomposition")
     most = factors.groupby(PLACES)["vllm_max_num_seqs"].transform("max")
-    rows = factors[(factors["vllm_max_num_seqs"] == most) & factors["ratio"].notna()]
+    rows = factors[(factors["vllm_max_num_seqs"] == most) & factors["ratio"].notna() & factors["factor"].isin(STEPS)]
     rows = rows.drop_duplicates([*PLACES, "factor"])
     findings = [_finding(row, STEPS[row["factor"]]) for row in records(rows)]
     yield from some(findings, "engine_decomposition", 4 * MOST_SENTENCES)

@@ -26,7 +26,10 @@ from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, ta
 
 BATCH_1, STATIC_BATCH, CONTINUOUS = "batch 1", "static batch", "continuous batching"
 
-_VERDICT_MEANING = "`faster` or `slower` with an error of at most 5 % for all rows together, else `not decided`"
+_VERDICT_MEANING = (
+    "`faster` or `slower` with an error of at most 5 % for all pairs of `engines` and `engine_decomposition` together, "
+    "else `not decided`"
+)
 
 SCHEMA = table_schema(
     "engines",
@@ -77,7 +80,8 @@ _UNEQUAL = {f"knob_{name}": knob.neutral for name, knob in every_knob().items() 
 
 
 def engine_tables(cells: pd.DataFrame, looks: Looks = ONE_LOOK) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The tables `engines` and `engine_decomposition`; each has the error of the study's present plan of `looks`.
+    """The tables `engines` and `engine_decomposition`; together they have the error of the study's present plan of
+    `looks`, in which a pair that is in both counts once.
 
     Compared cells did equal work: the same requests with the same numbers of tokens, in every repeat.
     """
@@ -86,7 +90,12 @@ def engine_tables(cells: pd.DataFrame, looks: Looks = ONE_LOOK) -> tuple[pd.Data
     observed = dict.fromkeys(WORK, "min") | dict.fromkeys(most, "max")
     columns = dict.fromkeys([*cells.columns, *_UNEQUAL, "knob_batch_size", "knob_cache_implementation"])
     rows, samples = cell_summary(cells.reindex(columns=list(columns)).assign(**most), RATE, observed)
-    return _improvements(rows, samples, looks), _decompositions(rows, samples, looks)
+    pairs, steps = _pairs(rows), _steps(rows, samples)
+    together = pd.concat([pairs[["a", "b"]], steps[["a", "b"]]]).drop_duplicates(ignore_index=True)
+    compared = together.join(_compared(rows, samples, together["a"], together["b"], looks))
+    pairs, steps = (of.merge(compared, how="left", on=["a", "b"]) for of in (pairs, steps))
+    pairs = pairs.rename(columns=lambda name: f"improvement_{name}" if name.startswith("ratio") else name)
+    return pairs[list(SCHEMA.columns)], _decompositions(rows, steps)
 
 
 def with_cell_ids(engines: pd.DataFrame) -> pd.DataFrame:
@@ -149,7 +158,8 @@ def _compared(rows: pd.DataFrame, samples: Samples, a: pd.Series, b: pd.Series, 
     return shown.assign(comparable=comparable, reason=why_not)
 
 
-def _improvements(rows: pd.DataFrame, samples: Samples, looks: Looks) -> pd.DataFrame:
+def _pairs(rows: pd.DataFrame) -> pd.DataFrame:
+    """Each vLLM cell `a` beside each HuggingFace cell `b` of its place."""
     cells = rows.assign(
         row=np.arange(len(rows)),
         output_tokens_per_s=np.exp(rows["log_mean"]),
@@ -158,15 +168,14 @@ def _improvements(rows: pd.DataFrame, samples: Samples, looks: Looks) -> pd.Data
     ).set_index(list(PLACE))
     vllm = cells[cells["engine"] == VLLM.name].add_prefix("vllm_").reset_index()
     hf = cells[cells["engine"].isin([HF_STATIC.name, HF_CONTINUOUS.name])].add_prefix("hf_").reset_index()
-    pairs = vllm.merge(hf, on=list(PLACE))
-    ratios = _compared(rows, samples, pairs["vllm_row"], pairs["hf_row"], looks)
+    pairs = vllm.merge(hf, on=list(PLACE)).rename(columns={"vllm_row": "a", "hf_row": "b"})
     is_kind = [pairs["hf_engine"].eq(HF_CONTINUOUS.name), pairs["hf_batch_size"].eq(1)]
     kind = np.select([of.to_numpy(dtype=bool, na_value=False) for of in is_kind], [CONTINUOUS, BATCH_1], STATIC_BATCH)
-    ratios = ratios.rename(columns=lambda name: f"improvement_{name}" if name.startswith("ratio") else name)
-    return pairs.join(ratios).assign(hf_kind=kind)[list(SCHEMA.columns)]
+    return pairs.assign(hf_kind=kind)
 
 
-def _decompositions(rows: pd.DataFrame, samples: Samples, looks: Looks) -> pd.DataFrame:
+def _steps(rows: pd.DataFrame, samples: Samples) -> pd.DataFrame:
+    """The steps to each batching vLLM cell `last`, from cell `b` to cell `a`."""
     steps: list[tuple[int, str, int, int, str | None]] = []
     for _, place in rows.reset_index(names="row").groupby(list(PLACE), sort=False):
         continuous, ties = _fastest(place[place["engine"] == HF_CONTINUOUS.name], samples)
@@ -182,8 +191,10 @@ def _decompositions(rows: pd.DataFrame, samples: Samples, looks: Looks) -> pd.Da
                     (row, ENGINE, row, continuous, ties),
                     (row, TOTAL, row, single, None),
                 ]
-    factors = pd.DataFrame(steps, columns=["last", "factor", "a", "b", "ties"])
-    factors = factors.join(_compared(rows, samples, factors["a"], factors["b"], looks))
+    return pd.DataFrame(steps, columns=["last", "factor", "a", "b", "ties"])
+
+
+def _decompositions(rows: pd.DataFrame, factors: pd.DataFrame) -> pd.DataFrame:
     vllm = rows.iloc[factors["last"].astype(int)].reset_index(drop=True)
     names = (rows["engine"] + "/" + rows["knobs"]).to_dict()
     # The shares of the steps add up to 100 %.

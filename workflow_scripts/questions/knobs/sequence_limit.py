@@ -63,18 +63,13 @@ def _while_full(tables: Tables, groups: list[Group], knob: str, published: pd.Da
     return plot_by_knob(tables, shown, knob, RATE, ceilings, NOTHING_PUBLISHED if published is None else published)
 
 
-def at_both_ends(
-    measure: str,
-    badge: Callable[[float, float], str] | None = None,
-    of: Callable[[Tables], "pd.Series[float]"] | None = None,
-) -> Part:
-    """A measure at the lowest and the highest value of the knob that matters most, for each device; `of` gives its
-    values by cell, if not the table `intervals` has them. Both values are the badge, because no test compares them.
-    """
+def at_both_ends(measure: str, badge: Callable[[float, float], str] | None = None) -> Part:
+    """A measure at the lowest and the highest value of the knob that matters most, for each device. Both values are the
+    badge, because no test compares them."""
     shown = column(measure)
 
     def part(report: Report) -> Iterator[Block]:
-        values = report.tables.value(measure) if of is None else of(report.tables)
+        values = report.tables.value(measure)
         knob, group = most_important_group(report.tables)
         rows = group.rows[["cell_id", "gpu", "x"]].drop_duplicates().assign(value=lambda r: r["cell_id"].map(values))
         # Of several cells the middle one, so that the number is that of a cell.

@@ -18,9 +18,7 @@ from workflow_scripts.page.sentences import NOT_DECIDED, some, span
 from workflow_scripts.page.series import device_marks, repeats_of
 from workflow_scripts.page.style import Mark
 from workflow_scripts.questions.knobs.sequence_limit import at_both_ends, most_important_group
-from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name
-from workflow_scripts.tables.parsed_facts import REPEAT
 from workflow_scripts.tables.results import MissingError, Tables, records, require
 
 # What prevents fewer steps, in words.
@@ -31,20 +29,21 @@ STEPS_BOUND_BY = {
 }
 RATES = {"datasheet": "data sheet", "measured": "measured rates"}
 _UNIT, _SHOWN = unit_of("flop_per_s")
+_WORK = ("read_bytes", "flops", "mfu", "memory_bandwidth_bytes_per_s", "flop_per_s")
 
 
 def roofline(tables: Tables) -> Plot:
-    limits = tables.need("limits").dropna(subset=["read_bytes", "flops", "mfu", "memory_bandwidth_bytes_per_s"])
-    cells = tables.measured[[*REPEAT, *COORDINATES]]
-    rows = require(cells.merge(preferred(limits), on=REPEAT), "the work of no measured cell is known")
-    notes = ["a mark is the median of a cell; operations and bytes are computed from its schedule"]
-    rows = rows.assign(x=rows["flops"] / rows["read_bytes"], y=rows["mfu"] * rows["flop_per_s"] * _SHOWN)
-    points = rows.groupby("cell_id", sort=False).agg({"gpu": "first", "x": "median", "y": "median"})
+    limits = tables.limits.reindex(columns=["cell_id", "rates", *_WORK]).dropna()
+    rows = limits.merge(tables.measured.drop_duplicates("cell_id")[["cell_id", "gpu"]])
+    require(rows, "the work of no measured cell is known")
+    notes = ["a mark is a cell at its rate; operations and bytes are computed from its schedule"]
+    points = rows.drop_duplicates("cell_id").set_index("cell_id")
+    points = points.assign(x=points["flops"] / points["read_bytes"], y=points["mfu"] * points["flop_per_s"] * _SHOWN)
     with suppress(MissingError):
         knob, group = most_important_group(tables)
         points["value"] = group.rows.drop_duplicates("cell_id").set_index("cell_id")["x"]
         notes.append(f"numbers are {knob_name(knob)}, for the cells of the figure of throughput")
-    roofs = limits.merge(cells[[*REPEAT, "gpu"]], on=REPEAT).drop_duplicates(["gpu", "rates"])
+    roofs = rows.drop_duplicates(["gpu", "rates"])
     named = device_marks(tables, points)
     handles = mark_handles(named, linestyle="none")
     roof_lines = [CEILINGS[rates] for rates in CEILINGS if rates in set(roofs["rates"])]
@@ -61,7 +60,7 @@ def roofline(tables: Tables) -> Plot:
         x_label="Operations per byte read",
         y_label=heading("flop_per_s", "Operations"),
         handles=handles,
-        repeats=repeats_of(rows),
+        repeats=repeats_of(tables.measured.merge(points[[]], on="cell_id")),
         notes=notes,
         panel_height_in=3.6,
     )
@@ -86,16 +85,9 @@ def _draw_roofline(ax: Axes, points: pd.DataFrame, roofs: pd.DataFrame, named: M
     plain_log_axis(ax, "y", points["y"].min() / 2, 1.6 * roofs["flop_per_s"].max() * _SHOWN, most=8)
 
 
-def preferred(limits: pd.DataFrame) -> pd.DataFrame:
-    """One row per repeat: if a device's rates have two sources, that of the data sheet."""
-    return limits.sort_values("rates").drop_duplicates(REPEAT)
-
-
 def closest(tables: Tables) -> pd.DataFrame:
-    limits = tables.limits.assign(ceiling_share=lambda of: of["factor"]).replace(
-        {"steps_bound_by": STEPS_BOUND_BY, "rates": RATES}
-    )
-    return limits.sort_values("factor", ascending=False, kind="stable")
+    limits = tables.limits.replace({"steps_bound_by": STEPS_BOUND_BY, "rates": RATES})
+    return limits.sort_values("ceiling_share", ascending=False, kind="stable")
 
 
 def _badge(first: float, last: float) -> str:
@@ -103,7 +95,7 @@ def _badge(first: float, last: float) -> str:
     return column("ceiling_share").text(first, last) if max(first, last) <= 1 else NOT_DECIDED
 
 
-reached = at_both_ends("ceiling_share", _badge, lambda tables: tables.share_of_ceiling)
+reached = at_both_ends("ceiling_share", _badge)
 
 
 def above_ceilings(report: Report) -> Iterator[Block]:
@@ -122,8 +114,8 @@ def above_ceilings(report: Report) -> Iterator[Block]:
         if tolerance == np.inf:
             why = "others loaded the host while these rates were measured, so the ceiling may be too low"
         sentence = (
-            f"In {rows['cell_id'].nunique()} of {cells} cells the rate is up to {rows['factor'].max():.3g} times a "
-            f"ceiling from measured rates of the device; {why}."
+            f"In {rows['cell_id'].nunique()} of {cells} cells the rate of a repeat is up to {rows['factor'].max():.3g} "
+            f"times a ceiling from measured rates of the device; {why}."
         )
         findings.append(Finding(NOT_DECIDED, sentence))
     if not findings:
@@ -151,7 +143,7 @@ SUBJECT = Subject(
                 "decode_bound_by": "Decoding limited by",
                 "steps_bound_by": "Steps limited by",
             },
-            "Cells closest to their ceilings, medians over repeats",
+            "Cells closest to their ceilings",
             rows=closest,
         ),
     ],

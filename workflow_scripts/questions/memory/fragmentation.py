@@ -78,7 +78,8 @@ def waste_table(cells: pd.DataFrame, parsed: Path, texts: Texts) -> pd.DataFrame
             steps = read_parsed(parsed, str(gpu), "steps", [*REPEAT, "time_s", "generation_tokens"])
             parts += layouts(timeline(rows, requests, texts, steps))
     table = pd.concat([part for part in parts if len(part)] or parts)
-    return table.reindex(columns=list(SCHEMA.columns)).sort_values([*REPEAT, "layout", "block_size"], kind="stable")
+    table = table.reindex(columns=list(SCHEMA.columns)).sort_values([*REPEAT, "layout", "block_size"], kind="stable")
+    return table.sort_values("cell_id", kind="stable", key=pd.Index(cells["cell_id"].unique()).get_indexer)
 
 
 def timeline(

@@ -142,8 +142,8 @@ def predictions_table(
     table["graph_tokens"] = table["measured_max_cudagraph_capture_size"].fillna(table["graph_tokens"])
     parts = [_of_quantity(table, quantity) for quantity in QUANTITIES]
     whole = pd.concat(parts).assign(source="predicted")
-    order = {cell: number for number, cell in enumerate(plan["cell_id"])}
-    return whole.sort_values("cell_id", key=lambda ids: ids.map(order), kind="stable")[list(SCHEMA.columns)]
+    order = pd.Index(cells["cell_id"].unique()).get_indexer
+    return whole.sort_values("cell_id", key=order, kind="stable")[list(SCHEMA.columns)]
 
 
 def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:

@@ -49,12 +49,13 @@ def _why(report: Report, row: Mapping[str, Any]) -> str:
     rate = with_interval(row, "output_tokens_per_s", " output tokens/s")
     if row["compared"] == 1:
         return f"{rate}, the only setting that was measured."
-    some = f"{row['eligible']:g} of " if row["eligible"] < row["compared"] else ""
+    alone = row["eligible"] == 1
+    some = f"{row['eligible']:g} of " if not alone and row["eligible"] < row["compared"] else ""
     of = f"of {some}{row['compared']:g} measured settings"
     if row["role"] == "smallest_within_margin":
         return f"the smallest {of} that are shown to be within {row['margin_pct']:g} % of the fastest."
-    bound = f" that keep {row['latency_bound']}" if row["role"] == "best_within_latency" else ""
-    words = f"{rate}, the highest {of}{bound}."
+    bound = f" that keep{'s' * alone} {row['latency_bound']}" if row["role"] == "best_within_latency" else ""
+    words = f"{rate}, the {'only one' if alone else 'highest'} {of}{bound}."
     if row["chosen_among_ties"] is True:
         words = f"{rate}, one {of}{bound}. {CHOSEN}"
     elif isinstance(row["ties"], str):
