@@ -155,9 +155,11 @@ COLUMNS = {
         Column("slo_attainment", "Requests within the SLO", "share of requests within all bounds", more=True),
         *_PER_REQUEST,
         *LATENCIES,
-        Column("queue_s_p50", "Median wait until scheduled", "from being queued to being scheduled first", more=False),
-        Column(
-            "prefill_s_p50", "Median time from there to the first token", "from then to the first token", more=False
+        _quantile(
+            Column("queue_s", "Wait until scheduled", "from being queued to being scheduled first"), "p50", "Median"
+        ),
+        _quantile(
+            Column("prefill_s", "Time from there to the first token", "from then to the first token"), "p50", "Median"
         ),
         Column(
             "energy_j_per_output_token",

@@ -62,12 +62,7 @@ def latency(tables: Tables) -> Plot:
         title="What the first token waits for",
         alt=_ends(values, "queue_s_p50", column("queue_s_p50").axis, name),
         sources=sorted(rows["source"].unique()),
-        panels=[
-            Panel(
-                f"Medians of the parts ({column(TTFT).unit}) against {name}",
-                partial(_first, rows=values, named_as=named_as),
-            )
-        ],
+        panels=[Panel(f"Medians ({column(TTFT).unit}) by {name}", partial(_first, rows=values, named_as=named_as))],
         handles=mark_handles(named_as) + [key(label, linestyle=style) for style, label in FIRST.values()],
         repeats=repeats_of(rows),
         notes=["the cells had different numbers of requests, and more of them wait longer"]
