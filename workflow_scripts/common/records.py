@@ -11,6 +11,7 @@ from typing import Annotated, Any, NotRequired, Self, TypeVar, Union, get_args, 
 import yaml
 from pydantic import BaseModel, ConfigDict, GetPydanticSchema, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # that of `typing` does not do for pydantic before Python 3.12
+from yaml.composer import Composer
 
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import parse_json, read_bytes, read_text, write_text
@@ -82,9 +83,13 @@ def validated(
     return result
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(Composer, yaml.CSafeLoader):
     """YAML that refuses duplicate keys in a mapping, of which YAML itself would silently take the last one, and short
-    texts that stand for large contents."""
+    texts that stand for large contents. libyaml only scans the text: its composer crashes at a deep one."""
+
+    def __init__(self, text: str) -> None:
+        yaml.CSafeLoader.__init__(self, text)
+        Composer.__init__(self)
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)

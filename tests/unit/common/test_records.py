@@ -125,7 +125,7 @@ MERGES = "a: &a {x: 1, y: 2}\n" + "".join(
         ("a: !!float x", ""),
         ("a: !!python/object:os.system x", "could not determine a constructor"),
         ("? [a]\n: b", "unhashable"),
-        ("\0", "special characters"),
+        ("\0", "control characters"),
     ],
 )
 def test_yaml_that_is_not_plain_or_too_large_is_one_fault(tmp_path, text, said):
