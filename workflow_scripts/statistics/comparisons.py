@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 
 from workflow_scripts.statistics.samples import IntArray, Samples
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, around_mean, mean_of
@@ -302,12 +301,16 @@ def _further_rounds(
 
 def _p(distance: FloatArray, squared_error: FloatArray, df: FloatArray) -> FloatArray:
     """P values of two-sided t tests whether a distance is 0; above 1 if it is negative."""
+    from scipy import special  # takes as long to import as a small table
+
     error = np.sqrt(squared_error)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(error == 0, np.where(distance > 0, 0.0, 2.0), 2 * special.stdtr(df, -distance / error))
 
 
 def half_width(squared_error: FloatArray, df: FloatArray, confidence: float | FloatArray) -> FloatArray:
+    from scipy import special
+
     # If starts agree to the last digit, the interval has no width, and Welch's degrees of freedom are 0/0.
     df = np.where(squared_error == 0, 1.0, df)
     half: FloatArray = special.stdtrit(df, (1 + np.asarray(confidence)) / 2) * np.sqrt(squared_error)

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -152,6 +151,8 @@ def around_mean(values: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 def _alike(own: FloatArray, df: FloatArray) -> BoolArray:
     """Cells whose variance does not stand out above that of the others, found one after another. [Cochran]"""
+    from scipy import special  # takes as long to import as a small table
+
     alike = ~(np.isnan(own) & (df > 0))
     cells = own.shape[-1]
     value = np.nan_to_num(own)

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import read_yaml
@@ -105,6 +104,8 @@ def variation(
         record: the fields of `Known` for each cell, along the first axis.
         repeats: the squared error of the mean of a start's repeats; a start varies at least as much. NaN if not known.
     """
+    from scipy import special  # takes as long to import as a small table
+
     ms, ms_df = of_rounds(spread)
     shape = spread.own.shape
     s0, s0_df, rounds, rounds_df = (np.zeros(shape) for _ in range(4))
@@ -147,6 +148,8 @@ def variation(
 def _alike_df(own: FloatArray, df: FloatArray, alike: BoolArray, of_few: FloatArray) -> FloatArray:
     """Degrees of freedom of the true variances of cells: those that make the logarithms of the variances `own` differ
     as much as they do, at most _MOST_ALIKE_DF [Smyth]; `of_few` if the cells are too few to show it."""
+    from scipy import special
+
     # A single cell that stands out says nothing about the others.
     shown = (alike | ((~alike).sum(axis=-1, keepdims=True) > 1)) & (df > 0) & (own > 0)
     half = np.where(shown, df / 2, np.nan)
