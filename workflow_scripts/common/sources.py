@@ -49,7 +49,6 @@ def _imported(file: Path) -> list[Path]:
     return [path for name in names | parents if (path := _file(name)) is not None] + figures
 
 
-@cache
 def _file(module: str) -> Path | None:
     place = PACKAGE.parent.joinpath(*module.split("."))
     return next((file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()), None)
