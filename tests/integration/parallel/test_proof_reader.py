@@ -149,8 +149,8 @@ def test_tables_state_one_value_of_a_cell_and_one_interval_of_a_pair(folder, tab
 def test_a_pair_of_cells_has_one_verdict(tables):
     engines, steps = with_cell_ids(tables["engines"]), tables["engine_decomposition"]
     for of, name in zip(CELLS, ("numerator", "denominator"), strict=True):
-        ends = steps[name].str.partition("/")
-        steps = steps.assign(**{of: cell_ids(steps.assign(engine=ends[0], knobs=ends[2]))})
+        ends = steps[name].str.split("/").str
+        steps = steps.assign(**{of: cell_ids(steps.assign(engine=ends[0], knobs=ends[1]))})
     rows = pd.concat([engines, steps]).dropna(subset="verdict").drop_duplicates([*CELLS, "verdict"])
     assert not rows.duplicated([*CELLS]).any()
     changes = tables["knobs"].query("comparison == 'pair' and metric == @RATE and verdict == 'changes'")
