@@ -7,7 +7,7 @@ cancels the failure; of the remaining failures, the first one that names a cause
 
 import itertools
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,10 +17,14 @@ from workflow_scripts.logs.engine_log_text import NARROWEST_TERMINAL, Line, what
 
 # Of a statement that a traceback shows; the texts in it are searched for again after each quotation mark.
 _MOST_STATEMENT = 4000
-# Lines that may go on with a message, and around it those whose words are known.
-_MOST_PIECES, _NEAR = 8, 50
-_ENDS = re.compile(r"[.!?)\]}'\"`]\s*$")
-_GOES_ON = re.compile(r"(?!\w+: )[a-z\d(),.;:'\"`]|\s(?=\S)")
+_MOST_PIECES = 8  # lines that may go on with a message
+_USUAL_WIDTHS = (72, 80, 100, 120, 132, 160, 200)
+# What stands at a break: of the longest line of a log, of one that may be a sentence, and between words.
+_MAY_GO_ON = re.compile(r"[^.!?]\n|\n[\s\d]")
+_GOES_ON = re.compile(r"[^.!?)\]}'\"`\s]\s?\n(?:(?!\w+: )[a-z\d(),.;:'\"`-]|\s(?=\S))")
+_BETWEEN = re.compile(r"[\w,;:!?)\]}`'\"]\n[\w`'\"(\[{<-]")
+_WORD = re.compile(r"[A-Za-z_]{3,}|(?<= )\w\w(?= )")
+_WORDS = {word for sign in vars(signs).values() for word in _WORD.findall(getattr(sign, "pattern", ""))}
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ class _Stream:
 
 def _failures(lines: Sequence[Line]) -> Iterator[_Failure]:
     streams: dict[str | None, _Stream] = defaultdict(_Stream)
+    width = max((len(line.text) for line in lines), default=0)
     for index, line in enumerate(lines):
         body, stream = line.body, streams[line.rank]
         if line.level in ("DEBUG", "INFO", "WARNING") or not body.strip() or signs.BOXED.match(body):
@@ -150,7 +155,7 @@ def _failures(lines: Sequence[Line]) -> Iterator[_Failure]:
         else:
             raised, chained = stream.raising, stream.chained
             stream.raising = stream.chained = False
-            if not (raised and stream.survives) and (failure := _failure(lines, index, raised, chained)):
+            if not (raised and stream.survives) and (failure := _failure(lines, index, width, raised, chained)):
                 yield failure
     if lines and signs.ENGINES_ERROR.search(lines[-1].text) and not any(stream.raising for stream in streams.values()):
         yield _Failure(len(lines) - 1, None, "error", harmless=True)
@@ -189,7 +194,7 @@ def _cut_off(lines: Sequence[Line], index: int, statement: str) -> _Failure:
     return _Failure(index, message, status or "error", certain=status is not None, harmless=harmless)
 
 
-def _failure(lines: Sequence[Line], index: int, raised: bool, chained: bool) -> _Failure | None:
+def _failure(lines: Sequence[Line], index: int, width: int, raised: bool, chained: bool) -> _Failure | None:
     """Read one line as a failure; `raised`: the line ends a traceback."""
     line = lines[index]
     body = line.body.strip()
@@ -201,7 +206,7 @@ def _failure(lines: Sequence[Line], index: int, raised: bool, chained: bool) -> 
     raised = raised or bool(signs.EXCEPTION.match(body)) or (not logged and bool(signs.NAMELESS.match(body)))
     quoted = signs.REPR.search(body) if logged or "exception=" in body else None
     other = bool(signs.OTHER_FAILURE.search(body))
-    message = _message(lines, index) if raised else f"{quoted['name']}: {quoted['words']}" if quoted else body
+    message = _message(lines, index, width) if raised else f"{quoted['name']}: {quoted['words']}" if quoted else body
     generic = bool(signs.GENERIC.search(message))
     reported = raised or logged or quoted is not None or bool(signs.ANNOUNCED.match(body))
     if (reported or other) and (status := signs.status_of(message)):
@@ -223,15 +228,11 @@ def _failure(lines: Sequence[Line], index: int, raised: bool, chained: bool) -> 
     return None
 
 
-def _message(lines: Sequence[Line], index: int) -> str:
+def _message(lines: Sequence[Line], index: int, width: int) -> str:
     """The text of an exception, with the lines below that give its cause (Pydantic's reasons, a sentence's end)."""
     message = lines[index].body.strip()
     if not re.search(r"\d validation errors? for", message):
-        if unwrapped := _unwrapped(lines, index):
-            return unwrapped
-        if signs.status_of(message):
-            return _to_its_end(message, lines, index)
-        return _whole(message, what_may_follow(lines, index))
+        return _to_its_end(lines, index, width)
     for line in lines[index + 1 : index + 9]:
         if "For further information visit" in line.body or line.rank != lines[index].rank:
             break
@@ -239,41 +240,46 @@ def _message(lines: Sequence[Line], index: int) -> str:
     return message
 
 
-def _unwrapped(lines: Sequence[Line], index: int) -> str | None:
-    """A message that was wrapped over three lines or more, as each but the last has no room for the next one's first
-    word; None for another one. Between lines that all fill the width there is nothing, otherwise a space."""
+def _to_its_end(lines: Sequence[Line], index: int, width: int) -> str:
+    """A message with the lines below that go on with it, where a terminal or an editor has broken it."""
     after = itertools.takewhile(lambda line: not line.starts, lines[index + 1 : index + 1 + _MOST_PIECES])
     texts = [lines[index].text, *(line.text for line in after if line.text.strip())]
+    texts = texts[: 1 + (_wrapped(texts) or _unfinished(texts, width))]
+    one_width = len({len(text) for text in texts[:-1]}) == 1
+    joints = [_joint(*pair, one_width, len(texts) > 2) for pair in itertools.pairwise(texts)]
+    return "".join([lines[index].body, *itertools.chain(*zip(joints, texts[1:], strict=True))]).strip()
+
+
+def _wrapped(texts: Sequence[str]) -> int:
+    """How many lines go on with the first: two or more, if each but the last has no room for the next one's word."""
     for end in range(len(texts) - 1, 1, -1):
         width = max(map(len, texts[:end]))
         full = all(len(a) + 1 + len(b.split()[0]) > width for a, b in itertools.pairwise(texts[: end + 1]))
         if full and NARROWEST_TERMINAL / 2 < width >= len(texts[end]):
-            joint = "" if min(map(len, texts[:end])) == width else " "
-            return joint.join([lines[index].body, *texts[1 : end + 1]]).strip()
-    return None
+            return end
+    return 0
 
 
-def _to_its_end(message: str, lines: Sequence[Line], index: int) -> str:
-    """A message with the lines below that go on with its sentence, where a terminal or an editor has broken it: within
-    a word, unless that word is a whole one elsewhere."""
-    near = lines[max(index - _NEAR, 0) : index + _NEAR]
-    words = Counter(word for line in near for word in re.findall(r"\w+", line.text[:_MOST_STATEMENT]))
-    pieces = itertools.takewhile(lambda line: not line.starts, lines[index + 1 : index + 1 + _MOST_PIECES])
-    before = lines[index].text
-    for piece in (line.text for line in pieces):
-        if len(before) < NARROWEST_TERMINAL or _ENDS.search(message) or not _GOES_ON.match(piece):
-            break
-        last, first = re.findall(r"\w*$", message)[0], re.findall(r"^\w*", piece)[0]
-        between_words = before.endswith(" ") or (words[last] > 1 and not words[last + first])
-        message += " " * between_words + piece.rstrip()
-        before = piece
-    return message
+def _unfinished(texts: Sequence[str], width: int) -> int:
+    """How many lines go on with the sentence of the first, as it names a cause or has a usual width. `width`: of the
+    longest line of the log."""
+    caused = any(signs.status_of(joint.join(texts[:2])) for joint in ("", " "))
+    for count, (before, piece) in enumerate(itertools.pairwise(texts)):
+        at, usual = f"{before[-2:]}\n{piece}", len(before) in _USUAL_WIDTHS
+        likely = usual or (caused and len(before) >= NARROWEST_TERMINAL)
+        cut = len(before) == width and (usual or before.endswith(" "))
+        if not (likely and _GOES_ON.search(at)) and not (cut and _MAY_GO_ON.search(at)):
+            return count
+    return len(texts) - 1
 
 
-def _whole(message: str, rest: Sequence[str]) -> str:
-    """A whole message that a terminal has cut or wrapped between words, if only the whole message names a cause."""
-    for more, joint in itertools.product((rest[:1], rest), ("", " ")):
-        whole = joint.join([message, *more])
-        if signs.status_of(whole) and not any(map(signs.status_of, more)):
-            return whole
-    return message
+def _joint(before: str, piece: str, one_width: bool, several: bool) -> str:
+    """What stood between two lines of a message: a space, or nothing within a word. Lines of one width were probably
+    cut, if there are several or the width is usual: they need two known words for a space, another one needs one."""
+    if before.endswith(" ") or piece.startswith(" "):
+        return ""
+    cut = several or len(before) in _USUAL_WIDTHS
+    last, first = re.findall(r"\w*$", before[-99:])[0], re.findall(r"^\w*", piece)[0]
+    if one_width and last and first:
+        return " " * (last + first not in _WORDS and (last in _WORDS) + (first in _WORDS) > cut)
+    return " " * (not one_width or (not cut and _BETWEEN.search(f"{before[-1]}\n{piece}") is not None))

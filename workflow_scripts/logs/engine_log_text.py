@@ -92,6 +92,7 @@ _MOST_PREFIXES = 20
 NARROWEST_TERMINAL = 72
 # The terminal counted escape codes that have been removed, so a wrapped line may look shorter than the terminal.
 _WRAP_SLACK = 24
+_LEAST_LENGTHS = 4  # of lines that were broken between words
 # A collector's prefix is on at least this share of the lines: on every record, but not on the rest of wrapped lines.
 _SHARE_OF_A_PREFIX = 0.2
 
@@ -177,25 +178,24 @@ def read_lines(text: str) -> list[Line]:
     r"""Split a log into its lines as the engine printed them.
 
     A line that a terminal cut is as long as the terminal is wide, and the next line begins no record; both are joined
-    again without a character between. A file in which no width can be recognised stays as it is.
+    again without a character between. An editor breaks a line where the next word has no room; there the space is put
+    back. A file in which no width can be recognised stays as it is.
 
     >>> [line.text for line in read_lines("INFO 09-04 01:02:16 [a.py:1] one\r\n\x1b[32mtwo\x1b[0m")]
     ['INFO 09-04 01:02:16 [a.py:1] one', 'two']
     """
     physical = list(_physical_lines(text))
-    record_start = _record_start([line for _, line in physical])
-    cut_lengths = _cut_lengths([line for _, line in physical])
+    texts = [line for _, line in physical]
+    record_start = _record_start(texts)
+    joints = _joints(texts, record_start)
     lines: list[Line] = []
-    cut = False
-    for number, line in physical:
-        starts = bool(record_start.match(line))
-        fits = cut and len(lines[-1].text) + len(line) <= MOST_LINE
-        if fits and not starts and not _NOT_A_WRAP.match(line):
-            before = lines.pop()
-            lines.append(Line(before.text + line, (*before.pieces, (len(before.text), number)), before.starts))
+    for index, (number, line) in enumerate(physical):
+        if index not in joints or len(lines[-1].text) + len(line) > MOST_LINE:
+            lines.append(Line(line, ((0, number),), bool(record_start.match(line))))
         else:
-            lines.append(Line(line, ((0, number),), starts))
-        cut = len(line) in cut_lengths
+            before = lines.pop()
+            head = before.text + joints[index]
+            lines.append(Line(head + line, (*before.pieces, (len(head), number)), before.starts))
     return lines
 
 
@@ -215,19 +215,27 @@ def _record_start(lines: Sequence[str]) -> re.Pattern[str]:
     return re.compile("|".join([_RECORD_START, *prefixes]))
 
 
-def _cut_lengths(lines: Sequence[str]) -> set[int]:
-    """The lengths of the lines that a terminal cut; empty if it cut nothing. A terminal leaves several lines of exactly
-    its width, all with different ends, and no longer line, although an engine prints its configuration in one line of
+def _joints(lines: Sequence[str], record_start: re.Pattern[str]) -> dict[int, str]:
+    """What stood before each line that goes on with the one before it. A terminal leaves several lines of exactly its
+    width, all with different ends, and no longer line, although an engine prints its configuration in one line of
     thousands of characters. Ranks that print the same text also leave lines of one length, but those have the same end.
-    If escape codes were lost, the lines of each kind of prefix have their own length."""
+    If escape codes were lost, the lines of each kind of prefix have their own length. Lines that were broken between
+    words have many lengths, and no room for the next word."""
     ends: dict[int, set[str]] = defaultdict(set)
     for line in lines:
-        if not _PROGRESS_BAR.search(line):
-            ends[len(line)].add(line[-20:])
-    width = max(ends, default=0)
-    if width < NARROWEST_TERMINAL or len(ends[width]) < 2:
-        return set()
-    return {length for length in range(width - _WRAP_SLACK, width + 1) if len(ends.get(length, ())) > 1}
+        ends[0 if _PROGRESS_BAR.search(line) else len(line)].add(line[-20:])
+    if (width := max(ends)) < NARROWEST_TERMINAL:
+        return {}
+    after = (i for i, line in enumerate(lines) if i and not record_start.match(line) and not _NOT_A_WRAP.match(line))
+    breaks = {i: len(lines[i - 1]) for i in after if len(lines[i - 1]) <= width}
+    full = {i for i, length in breaks.items() if length + 1 + len(lines[i].split()[0]) > width}
+    if len({breaks[i] for i in full}) >= _LEAST_LENGTHS and 2 * sum(breaks[i] < width for i in full) >= len(full):
+        return {i: " " * (not lines[i - 1].endswith(" ")) for i in full}
+    cut = {i for i, length in breaks.items() if width - _WRAP_SLACK <= length and len(ends[length]) > 1}
+    if len(ends[width]) < 2 or 3 * len(full - cut) >= max(len(full), 1):
+        return {}
+    stripped = {i for i, length in breaks.items() if length == width - 1}
+    return dict.fromkeys(cut, "") | dict.fromkeys(stripped if 3 * len(stripped) < len(cut) else (), " ")
 
 
 def _physical_lines(text: str) -> Iterator[tuple[int, str]]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import textwrap
 import time
 from pathlib import Path
 
@@ -106,6 +107,14 @@ def test_collectors_and_terminals_do_no_harm(name, prefix, width, places, newlin
     # A terminal's cut shows in a log of several long lines; the end of a message of one long line may be lost.
     assert facts.pop("error", "")[:60] == plain.pop("error", "")[:60]
     assert facts == plain
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+@pytest.mark.parametrize("width", [100, 132])
+def test_a_log_broken_between_words_says_the_same(name, width):
+    lines = text_of(name).replace("\r", "\n").split("\n")
+    broken = "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in lines)
+    assert stated(parse_engine_log(broken)) == stated(parse_engine_log("\n".join(lines)))
 
 
 @settings(max_examples=300)

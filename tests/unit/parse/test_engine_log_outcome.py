@@ -470,6 +470,27 @@ def test_a_message_over_hard_line_breaks_is_read_to_its_end(cut):
         assert ended(f"{message}\nmore of it\n")[1] == message
 
 
+DIED = (
+    "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore_DP0': 1}"
+)
+METAL = "ValueError: Paged attention: not enough Metal memory for KV cache. metal_limit=14.30GB, fraction=0.5, model=7.5GB, overhead=0.1GB, kv_budget=-0.38GB. Mitigations: use a smaller model."
+CHOSEN = "ValueError: Block size must be a multiple of 16 for the attention backend that was selected, and block_size 24 is not supported by FLASH_ATTN on this device at all."
+
+
+@pytest.mark.parametrize(
+    ("message", "width"),
+    [(DIED, 72), (DIED, 80), (DIED, 100), (METAL, 160), (METAL, 120), (CHOSEN, 132), (CHOSEN, 120), (OOM, 100)],
+)
+def test_a_message_that_a_terminal_cut_once_is_read_to_its_end(message, width):
+    pieces = [message[i : i + width] for i in range(0, len(message), width)]
+    for after in ("", f"\n{BUSY[:70]}\n"):
+        assert ended("\n".join(pieces) + after)[1] == message
+    # Broken between words, with and without the space at the end of the line.
+    if len(lines := textwrap.wrap(message, width - 7)) > 2:
+        assert ended("\n".join(lines))[1] == ended(" \n".join(lines))[1] == message
+    assert ended(f"{message}\nnanobind: leaked 3 instances\n")[1] == message
+
+
 @pytest.mark.parametrize(("log", "status", "error"), EXPLAINED.values(), ids=EXPLAINED.keys())
 def test_the_cause_of_a_failure(log, status, error):
     assert ended(log) == (status, error)
