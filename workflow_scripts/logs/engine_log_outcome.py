@@ -266,9 +266,9 @@ def _unfinished(texts: Sequence[str], width: int) -> int:
     caused = any(signs.status_of(joint.join(texts[:2])) for joint in ("", " "))
     for count, (before, piece) in enumerate(itertools.pairwise(texts)):
         at, usual = f"{before[-2:]}\n{piece}", len(before) in _USUAL_WIDTHS
-        likely = usual or (caused and len(before) >= NARROWEST_TERMINAL)
-        cut = len(before) == width and (usual or before.endswith(" "))
-        if not (likely and _GOES_ON.search(at)) and not (cut and _MAY_GO_ON.search(at)):
+        likely = _GOES_ON.search(at) and (usual or (caused and len(before) >= NARROWEST_TERMINAL))
+        certain = len(before) == width and (usual or before.endswith(" ")) and _MAY_GO_ON.search(at)
+        if not likely and not certain:
             return count
     return len(texts) - 1
 

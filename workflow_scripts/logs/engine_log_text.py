@@ -201,17 +201,13 @@ def read_lines(text: str) -> list[Line]:
 
 def what_may_follow(lines: Sequence[Line], index: int) -> list[str]:
     """Lines that may continue a line whose length does not show that it was cut: between words, or in a short log."""
-    follow_up = itertools.takewhile(lambda line: not line.starts, lines[index + 1 : index + 3])
-    return [line.text for line in follow_up]
+    return [line.text for line in itertools.takewhile(lambda line: not line.starts, lines[index + 1 : index + 3])]
 
 
 def _record_start(lines: Sequence[str]) -> re.Pattern[str]:
     """What begins a record in this file: the usual beginnings, and what a collector put before each record."""
-    prefixes = [
-        p
-        for p in _LOOSE_PREFIXES
-        if sum(bool(re.match(p, line)) for line in lines) > 1 + _SHARE_OF_A_PREFIX * len(lines)
-    ]
+    least = 1 + _SHARE_OF_A_PREFIX * len(lines)
+    prefixes = [p for p in _LOOSE_PREFIXES if sum(bool(re.match(p, line)) for line in lines) > least]
     return re.compile("|".join([_RECORD_START, *prefixes]))
 
 
