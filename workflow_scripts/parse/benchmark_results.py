@@ -1,7 +1,7 @@
 """The results that benchmarks write as JSON or JSON Lines, each read by the structure of its format.
 
 Read are `vllm bench serve`, `throughput` and `latency` and lists of such results of `vllm bench sweep` (vLLM 0.10 to
-0.32), `sglang.bench_serving` (0.5), GuideLLM (0.5 to 0.7), AIPerf (schemas 1.0 to 1.5) and aggregated results of
+0.32), `sglang.bench_serving` (0.5), GuideLLM (0.2 to 0.8), AIPerf (schemas 1.0 to 1.5) and aggregated results of
 InferenceX. The median and P99 of a request's mean time between tokens are `tpot`: GuideLLM and AIPerf call it
 inter-token latency.
 """
@@ -146,7 +146,8 @@ def _latency(record: Mapping[str, Any]) -> BenchmarkResult | None:
 def _guidellm(benchmarks: list[Any]) -> Iterator[BenchmarkResult]:
     for benchmark in benchmarks:
         metrics = _at(benchmark, "metrics")
-        if not isinstance(_at(metrics, "request_totals"), dict):
+        totals = _at(metrics, "request_totals") or _at(benchmark, "request_totals")  # before 0.4
+        if not isinstance(totals, dict) or not isinstance(metrics, dict):
             continue
 
         def of(name: str, *statistic: str, factor: float = 1, metrics: Any = metrics) -> float | None:
@@ -158,8 +159,8 @@ def _guidellm(benchmarks: list[Any]) -> Iterator[BenchmarkResult]:
         yield _result(
             "GuideLLM",
             {name: value for name in names if _is_plain(value := _at(strategy, name))},
-            _count(metrics, "request_totals", "successful"),
-            _count(metrics, "request_totals", "errored"),
+            _count(totals, "successful"),
+            _count(totals, "errored"),
             None,
             names,
             requests_per_s=of("requests_per_second", "mean"),
