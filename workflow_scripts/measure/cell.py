@@ -266,7 +266,7 @@ def main(args: Namespace) -> int:
         return 1
 
 
-def _held(lock: Path) -> AcquireReturnProxy[FileLock]:
+def _held(lock: Path) -> "AcquireReturnProxy[FileLock]":
     """Only one process at a time measures a cell, of all jobs on all hosts that share the results."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     file = FileLock(lock, mode=0o666)

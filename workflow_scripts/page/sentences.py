@@ -160,10 +160,8 @@ def verdicts_of_others(report: Report) -> Iterator[Block]:
 
 def verdicts_by(rows: pd.DataFrame, *keys: str) -> Iterator[Finding]:
     """For each group of comparisons with the same keys the verdicts, and the largest change."""
-    # A larger ratio that is not decided may be noise.
-    rows = rows.assign(decided=rows["verdict"].isin(DECIDED), size=size_of(rows["ratio"]))
     for _, of_one in rows.groupby(list(keys), sort=False):
-        largest = records(of_one.sort_values(["decided", "size"], ascending=False))[0]
+        largest = records(largest_first(of_one))[0]
         text = f"{largest['gpu']}: {effect_in_words(largest)} ({place(largest)})"
         if largest.get("only_waiting") is True:
             text += f" Without waiting for the host, the ratio is {number(largest['device_ratio'])}, within the margin."
@@ -171,6 +169,12 @@ def verdicts_by(rows: pd.DataFrame, *keys: str) -> Iterator[Finding]:
             what = f"largest {'change' if largest['decided'] else 'ratio'} of {len(of_one)} comparisons"
             text += f" This is the {what} of {knob_name(largest['knob'])}: {with_counts(of_one['verdict'])}."
         yield ratio_finding(largest["ratio"], largest["verdict"], text)
+
+
+def largest_first(rows: pd.DataFrame) -> pd.DataFrame:
+    """Comparisons from the largest change; those that are not decided come last, because their ratios may be noise."""
+    rows = rows.assign(decided=rows["verdict"].isin(DECIDED), size=size_of(rows["ratio"]))
+    return rows.sort_values(["decided", "size"], ascending=False, kind="stable")
 
 
 def size_of(ratios: "pd.Series[float]") -> "pd.Series[float]":

@@ -65,13 +65,19 @@ def under_load(cells: pd.DataFrame) -> "pd.Series[bool]":
     return cells.reindex(columns=knobs).notna().any(axis=1)
 
 
+def of_one_line(group: Group) -> pd.DataFrame:
+    """The rows of one line of each device: that with the most values of the knob, and the first of several. So nothing
+    but the knob differs between the values that a sentence names."""
+    lines = group.rows.groupby(["gpu", "series"], sort=False)["x"].nunique()
+    longest = lines.groupby(level="gpu", sort=False).idxmax()
+    return group.rows[pd.MultiIndex.from_frame(group.rows[["gpu", "series"]]).isin(longest)]
+
+
 def values_at(tables: Tables, group: Group, *measures: str) -> pd.DataFrame:
-    """The values of measures by device and `x`, from the lowest; where several cells have the same `x`, the middle one,
-    which is that of a cell."""
-    cells = group.rows[["cell_id", "gpu", "x"]].drop_duplicates()
+    """The values of measures by device and `x`, from the lowest, along one line of each device."""
+    cells = of_one_line(group)[["cell_id", "gpu", "x"]].drop_duplicates()
     values = cells.join(tables.values.reindex(columns=list(measures)), on="cell_id")
-    groups = values.sort_values("x", kind="stable").groupby(["gpu", "x"], sort=False)[list(measures)]
-    return groups.quantile(0.5, interpolation="lower")
+    return values.sort_values("x", kind="stable").groupby(["gpu", "x"], sort=False)[list(measures)].first()
 
 
 def told_apart(rows: pd.DataFrame, names: Sequence[str], otherwise: Sequence[str] = ("model", "workload")) -> list[str]:

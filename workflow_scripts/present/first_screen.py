@@ -20,6 +20,7 @@ from workflow_scripts.page.sentences import (
     NOT_DECIDED,
     OWN_SECTION,
     explained,
+    largest_first,
     span,
     with_counts,
     without_effect,
@@ -37,7 +38,7 @@ from workflow_scripts.questions.predictions.measured_or_predicted import predict
 from workflow_scripts.questions.trust.where_measured import host_load
 from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.progress import clock
-from workflow_scripts.study.setting_words import setting_phrase, settings_in_words, shortly
+from workflow_scripts.study.setting_words import instead_of, setting_phrase, settings_in_words, shortly
 from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables, records
 
 MOST_DEVICES, MOST_RATES, SEQUENCES = 2, 3, "max_num_seqs"
@@ -135,26 +136,24 @@ def _throughput(report: Report) -> Iterator[str]:
     knob, group = sequence_limit.most_important_group(report.tables)
     if knob != SEQUENCES:
         return
-    grown, ends = [], (group.rows["x"].min(), group.rows["x"].max())
-    measure = sequence_limit.rate_of(group)
-    full = ", while the engine is full" if measure == STEADY else ""
-    values = values_at(report.tables, group, measure)
-    for gpu in dict.fromkeys(group.rows["gpu"]):
-        at = values.loc[gpu, measure].reindex(ends)
-        if at.notna().all():
-            grown.append(f"{number(at.iloc[1] / at.iloc[0])} times the output tokens/s on {gpu} ({span(at)}{full})")
-    if grown:
-        told = f"with {setting_phrase(knob, ends[1])} instead of {shortly(knob, *ends)}, {grown[0]}."
-        effects = report.tables.get("knobs", "comparison", "knob", "cell_id", "verdict")
-        of_group = effects[(effects["knob"] == knob) & effects["cell_id"].isin(group.rows["cell_id"])]
-        verdicts = of_group["verdict"][of_group["comparison"] == "overall"]
-        yield f"Not flat: {told}" if len(verdicts) and verdicts.isin(DECIDED).all() else sentence(told)
+    effects = report.tables.get("knobs", "comparison", "knob", "cell_id", "verdict", "metric", "ratio")
+    overall = effects[(effects["comparison"] == "overall") & (effects["knob"] == knob)]
+    shown = largest_first(overall[overall["cell_id"].isin(group.rows["cell_id"])])
+    for row in records(shown.head(1)):
+        line = group.rows.loc[group.rows["cell_id"] == row["cell_id"], "series"].iloc[0]
+        told = (
+            f"with {instead_of(knob, row['value'], row['baseline'])}{line and f', {line}'}, "
+            f"{number(row['ratio'])} times the output tokens/s on {row['gpu']} ({number(row['baseline_rate'])} to "
+            f"{number(row['rate'])}{', while the engine is full' if row['metric'] == STEADY else ''})."
+        )
+        yield f"Not flat: {told}" if row["verdict"] in DECIDED else sentence(told)
+    values = values_at(report.tables, group, sequence_limit.rate_of(group))
     published = sequence_limit.published_rates(report.tables, set(group.rows["cell_id"]))
     if len(published):
         rows = group.rows.merge(published, left_on="cell_id", right_index=True)
         gpu = rows["gpu"].iloc[0]
         own = rows[rows["gpu"] == gpu].groupby("x")[list(published)].median()
-        own["times"] = own["published"] / values.loc[gpu, measure]
+        own["times"] = own["published"] / values.loc[gpu].squeeze(axis=1)
         at = own.loc[own["times"].idxmax()]
         yield (
             f"Published for {gpu} with {setting_phrase(knob, at.name)}: {at['published']:,.0f} tokens/s, "

@@ -20,6 +20,7 @@ from workflow_scripts.statistics.summary import (
     knob_text,
 )
 from workflow_scripts.study.study import Starts
+from workflow_scripts.workloads.arrivals import Load
 
 STEADY = "steady_output_tokens_per_s"
 # What a repeat served; two cells of which one had other requests did unequal work.
@@ -104,11 +105,17 @@ def _decided(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: Lo
 
 
 def knob_groups(summary: pd.DataFrame, column: str, others: list[str]) -> pd.DataFrame:
-    """Cells that differ from other cells only in the knob, ordered by `group` and the knob's value."""
+    """Cells that differ from other cells only in the knob, ordered by `group` and the knob's value. Cells that leave it
+    to the engine come first, as `default`; they are compared only with cells that set it, and not in their load."""
     alike = [name for name in (*ALIKE, *ENVIRONMENT, *others) if name != column]
-    rows = summary[summary[column].notna()]
+    given = summary[column].notna()
+    if column.removeprefix("knob_") not in Load.model_fields:
+        given = given.groupby([summary[name] for name in alike], dropna=False, sort=False).transform("any")
+    rows = summary[given]
     group = rows.groupby(alike, dropna=False, sort=False).ngroup()
-    rows = rows.assign(group=group, knob=column, value=[*map(knob_text, rows[column])]).sort_values(["group", column])
+    value = [knob_text(value) if pd.notna(value) else DEFAULT for value in rows[column]]
+    rows = rows.assign(group=group, knob=column, value=value)
+    rows = rows.sort_values(["group", column], na_position="first")
     return rows[rows["group"].duplicated(keep=False)].reset_index(drop=True)
 
 

@@ -21,7 +21,7 @@ from workflow_scripts.page.by_knob import (
 from workflow_scripts.page.plot import Plot
 from workflow_scripts.page.report import FigurePart, Part, Report, Subject
 from workflow_scripts.page.sentences import claims_on, effects_of, size_of, verdicts_on
-from workflow_scripts.page.series import Group, values_at
+from workflow_scripts.page.series import Group, of_one_line, values_at
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import setting_phrase, shortly
 from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables
@@ -71,12 +71,11 @@ def at_both_ends(measure: str, badge: Callable[[float, float], str] | None = Non
     def part(report: Report) -> Iterator[Block]:
         values = report.tables.value(measure)
         knob, group = most_important_group(report.tables)
-        rows = group.rows[["cell_id", "gpu", "x"]].drop_duplicates().assign(value=lambda r: r["cell_id"].map(values))
-        # Of several cells the middle one, so that the number is that of a cell.
-        place = ", ".join(["", *group.title.split(" · ")]) if group.title else ""
-        middle = rows.groupby(["gpu", "x"], sort=False)["value"].quantile(0.5, interpolation="lower").dropna()
-        for gpu, of_one in middle.groupby(level="gpu", sort=False):
-            at = of_one.droplevel("gpu").sort_index()
+        rows = of_one_line(group).drop_duplicates("cell_id").assign(value=lambda r: r["cell_id"].map(values))
+        names = group.title.split(" · ") if group.title else []
+        for (gpu, line), of_one in rows.dropna(subset="value").groupby(["gpu", "series"], sort=False):
+            place = ", ".join(["", *names, *([str(line)] if line else [])])
+            at = of_one.set_index("x")["value"].sort_index()
             (low, first), (high, last) = ((at.index[end], float(at.iloc[end])) for end in (0, -1))
             if low < high:
                 begin = f"{shown.in_words} {shown.text(first)} with {setting_phrase(knob, low)}"

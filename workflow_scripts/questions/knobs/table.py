@@ -43,7 +43,7 @@ OF_RATES = ("whole_ratio", "fastest", "fastest_decided")
 SCHEMA = table_schema(
     "knobs",
     "The effect of each knob on the output rate, from cells that differ only in one knob, in the model or in the "
-    "environment. `pair`: a value against the baseline, the smallest value, `false` or `default`. `overall`: the two "
+    "environment. `pair`: a value against the baseline: `default`, `false` or the smallest value. `overall`: the two "
     "values furthest apart, the faster in `value`, with a verdict over all pairs.",
     TEXT("study source gpu engine model workload", "shared by the cells; if models differ, that of `value`"),
     TEXT("held", "the other knobs, e.g. `block_size=32`"),
@@ -97,8 +97,8 @@ _FOLLOWS = {"num_gpu_blocks", "kv_cache_bytes", "client_cores", "client_shares_c
 def knob_effects(cells: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK, metric: str = RATE) -> pd.DataFrame:
     """The effects table: for every knob, the model and the environment, the groups of cells that differ in it alone.
 
-    In each group, every value is compared with the baseline (the smallest value, or false), then all values together,
-    by the column `metric`. Cells for which the study leaves the knob to the engine are not compared.
+    In each group, every value is compared with the baseline (`default`, which the study leaves to the engine, else
+    false or the smallest value), then all values together, by the column `metric`.
     """
     knobs = knob_columns(cells)
     parts = [
