@@ -25,7 +25,7 @@ from workflow_scripts.page.sentences import (
     with_counts,
     without_effect,
 )
-from workflow_scripts.page.series import PLACES, under_load, values_at
+from workflow_scripts.page.series import PLACES, of_one_line, under_load, values_at
 from workflow_scripts.physics.rate_ceiling import at_least
 from workflow_scripts.present.figures import FIGURES
 from workflow_scripts.questions.devices import section as device_ratios
@@ -150,7 +150,7 @@ def _throughput(report: Report) -> Iterator[str]:
     values = values_at(report.tables, group, sequence_limit.rate_of(group))
     published = sequence_limit.published_rates(report.tables, set(group.rows["cell_id"]))
     if len(published):
-        rows = group.rows.merge(published, left_on="cell_id", right_index=True)
+        rows = of_one_line(group).merge(published, left_on="cell_id", right_index=True)
         gpu = rows["gpu"].iloc[0]
         own = rows[rows["gpu"] == gpu].groupby("x")[list(published)].median()
         own["times"] = own["published"] / values.loc[gpu].squeeze(axis=1)

@@ -106,10 +106,11 @@ def _decided(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: Lo
 
 def knob_groups(summary: pd.DataFrame, column: str, others: list[str]) -> pd.DataFrame:
     """Cells that differ from other cells only in the knob, ordered by `group` and the knob's value. Cells that leave it
-    to the engine come first, as `default`; they are compared only with cells that set it, and not in their load."""
+    to the engine are the first, `default`, if others set it; not of a switch, which is on or off, and not of a load."""
     alike = [name for name in (*ALIKE, *ENVIRONMENT, *others) if name != column]
     given = summary[column].notna()
-    if column.removeprefix("knob_") not in Load.model_fields:
+    is_switch = pd.api.types.is_bool_dtype(summary.loc[given, column].infer_objects())
+    if not is_switch and column.removeprefix("knob_") not in Load.model_fields:
         given = given.groupby([summary[name] for name in alike], dropna=False, sort=False).transform("any")
     rows = summary[given]
     group = rows.groupby(alike, dropna=False, sort=False).ngroup()

@@ -8,9 +8,10 @@ import pytest
 from scipy import stats
 
 from tests.unit.questions.synthetic_cells import NOT_COUNTED, OTHER_PLACES, around, cell, only, starts_table
-from workflow_scripts.questions.knobs.pairs import looks_at
+from workflow_scripts.questions.knobs.pairs import ALIKE, knob_groups, looks_at
 from workflow_scripts.questions.knobs.table import SCHEMA, knob_effects
 from workflow_scripts.statistics.further_starts import Looks
+from workflow_scripts.statistics.summary import ENVIRONMENT
 from workflow_scripts.study.study import Starts
 
 
@@ -87,10 +88,13 @@ def test_models_are_compared_at_equal_settings_with_the_first_in_the_alphabet():
 @pytest.mark.parametrize(
     ("knobs", "compared"),
     [
-        # A knob that a cell leaves to the engine has no value there.
+        # What a cell leaves to the engine is the baseline.
         (
             [{"max_num_seqs": 1}, *({"max_num_seqs": 1, "block_size": n} for n in (16, 32)), {"max_num_seqs": 4}],
-            [["max_num_seqs", "4", "1", "1, 4", ""], ["block_size", "32", "16", "16, 32", "max_num_seqs=1"]],
+            [
+                ["max_num_seqs", "4", "1", "1, 4", ""],
+                *(["block_size", n, "default", "default, 16, 32", "max_num_seqs=1"] for n in ("16", "32")),
+            ],
         ),
         # The baseline of a switch is false, and of names the first in the alphabet.
         ([{"enforce_eager": on} for on in (True, False)], [["enforce_eager", "true", "false", "false, true", ""]]),
@@ -100,6 +104,21 @@ def test_models_are_compared_at_equal_settings_with_the_first_in_the_alphabet():
 def test_values_and_baselines(knobs, compared):
     found = effects(*map(cell, knobs), comparison="pair")
     assert found[["knob", "value", "baseline", "values", "held"]].values.tolist() == compared
+
+
+@pytest.mark.parametrize(
+    ("knob", "values", "compared"),
+    [
+        ("block_size", [32, None, 16], ["default", "16", "32"]),
+        ("users", [32, None, 16], ["16", "32"]),
+        ("enforce_eager", [True, None, False], ["false", "true"]),
+    ],
+)
+def test_no_load_and_no_switch_has_a_default_beside_its_values(knob, values, compared):
+    cells = pd.DataFrame(dict.fromkeys((*ALIKE, *ENVIRONMENT), "same"), index=range(3)).assign(
+        **{f"knob_{knob}": values}
+    )
+    assert knob_groups(cells, f"knob_{knob}", [])["value"].tolist() == compared
 
 
 # --- the numbers
