@@ -106,11 +106,11 @@ def test_cells_of_another_h200_and_another_day_are_predicted_before_they_were_kn
 def test_fp8_is_predicted_by_its_calibration_and_within_the_stated_error_by_one_in_16_bits(tmp_path):
     walls_s = measured("slurm_h100")[0]
     records = predicted(CONFIG / "studies/slurm_h100.yaml")
-    of = {name: r for name, r in records.items() if name in walls_s}
-    assert sorted(100 * (r.wall_s.value / np.median(walls_s[name]) - 1) for name, r in of.items()) == pytest.approx(
-        [-1.4, 0.8], abs=1
-    )
-    assert [r.wall_s.low <= wall <= r.wall_s.high for name, r in of.items() for wall in walls_s[name]] == [True] * 4
+    assert set(records) == set(walls_s)
+    errors = [abs(r.wall_s.value / np.median(walls_s[name]) - 1) for name, r in records.items()]
+    assert (np.median(errors) <= 0.03, max(errors) <= 0.09) == (True, True)
+    banded = [r for r in records.values() if r.error_pct is not None]
+    assert [r.wall_s.low <= wall <= r.wall_s.high for r in banded for wall in walls_s[r.cell_id]] == [True] * 20
     vllm = PROJECT_FILES / "h100-sxm/vllm" / MODEL
     (tmp_path / vllm.relative_to(PROJECT_FILES)).mkdir(parents=True)
     shutil.copy(vllm / "default.json", tmp_path / vllm.relative_to(PROJECT_FILES))
@@ -118,10 +118,10 @@ def test_fp8_is_predicted_by_its_calibration_and_within_the_stated_error_by_one_
     in_16_bit = {r.cell_id: r for r in predict_cells(slurm, expand(slurm), None, tmp_path)}
     fp8 = {name: r for name, r in in_16_bit.items() if "fp8" in name}
     assert {(round(r.error_pct), r.speed_source) for r in fp8.values()} == {(30, "project file")}
-    (cell,) = (name for name in fp8 if name in walls_s)
-    assert fp8[cell].wall_s.value == pytest.approx(np.median(walls_s[cell]), rel=0.05)
-    for name, r in fp8.items():  # what its own calibration says
-        assert r.wall_s.low <= records[name].wall_s.value <= r.wall_s.high
+    assert len(fp8) == 3
+    for name, r in fp8.items():
+        for wall_s in (*walls_s[name], records[name].wall_s.value):  # the latter by its own calibration
+            assert r.wall_s.low <= wall_s <= r.wall_s.high
 
 
 def test_huggingface_by_its_calibration_on_another_card(walls_s):
