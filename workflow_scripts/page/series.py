@@ -1,7 +1,7 @@
 """Cells side by side: lines along which only one knob changes, and the panels that hold them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -65,19 +65,21 @@ def under_load(cells: pd.DataFrame) -> "pd.Series[bool]":
     return cells.reindex(columns=knobs).notna().any(axis=1)
 
 
-def of_one_line(group: Group) -> pd.DataFrame:
-    """The rows of one line of each device: that with the most values of the knob, and the first of several. So nothing
-    but the knob differs between the values that a sentence names."""
+def one_line(group: Group) -> Group:
+    """One line of each device: that with the most values of the knob, and the first of several. So nothing but the knob
+    differs between the values of a sentence; the title says which settings all of them have."""
     lines = group.rows.groupby(["gpu", "series"], sort=False)["x"].nunique()
     longest = lines.groupby(level="gpu", sort=False).idxmax()
-    return group.rows[pd.MultiIndex.from_frame(group.rows[["gpu", "series"]]).isin(longest)]
+    rows = group.rows[pd.MultiIndex.from_frame(group.rows[["gpu", "series"]]).isin(longest)]
+    names = [group.title, *dict.fromkeys(rows["series"])]
+    return replace(group, title=" · ".join(filter(None, names)), rows=rows)
 
 
-def values_at(tables: Tables, group: Group, *measures: str) -> pd.DataFrame:
-    """The values of measures by device and `x`, from the lowest, along one line of each device."""
-    cells = of_one_line(group)[["cell_id", "gpu", "x"]].drop_duplicates()
+def values_at(tables: Tables, line: Group, *measures: str) -> pd.DataFrame:
+    """The values of measures by device and `x`, from the lowest, along `one_line` of each device."""
+    cells = line.rows[["cell_id", "gpu", "x"]].drop_duplicates()
     values = cells.join(tables.values.reindex(columns=list(measures)), on="cell_id")
-    return values.sort_values("x", kind="stable").groupby(["gpu", "x"], sort=False)[list(measures)].first()
+    return values.sort_values("x", kind="stable").set_index(["gpu", "x"])[list(measures)]
 
 
 def told_apart(rows: pd.DataFrame, names: Sequence[str], otherwise: Sequence[str] = ("model", "workload")) -> list[str]:

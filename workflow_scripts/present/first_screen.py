@@ -25,7 +25,7 @@ from workflow_scripts.page.sentences import (
     with_counts,
     without_effect,
 )
-from workflow_scripts.page.series import PLACES, of_one_line, under_load, values_at
+from workflow_scripts.page.series import PLACES, one_line, under_load, values_at
 from workflow_scripts.physics.rate_ceiling import at_least
 from workflow_scripts.present.figures import FIGURES
 from workflow_scripts.questions.devices import section as device_ratios
@@ -140,17 +140,18 @@ def _throughput(report: Report) -> Iterator[str]:
     overall = effects[(effects["comparison"] == "overall") & (effects["knob"] == knob)]
     shown = largest_first(overall[overall["cell_id"].isin(group.rows["cell_id"])])
     for row in records(shown.head(1)):
-        line = group.rows.loc[group.rows["cell_id"] == row["cell_id"], "series"].iloc[0]
+        settings = group.rows.loc[group.rows["cell_id"] == row["cell_id"], "series"].iloc[0]
         told = (
-            f"with {instead_of(knob, row['value'], row['baseline'])}{line and f', {line}'}, "
+            f"with {instead_of(knob, row['value'], row['baseline'])}{settings and f', {settings}'}, "
             f"{number(row['ratio'])} times the output tokens/s on {row['gpu']} ({number(row['baseline_rate'])} to "
             f"{number(row['rate'])}{', while the engine is full' if row['metric'] == STEADY else ''})."
         )
         yield f"Not flat: {told}" if row["verdict"] in DECIDED else sentence(told)
-    values = values_at(report.tables, group, sequence_limit.rate_of(group))
+    line = one_line(group)
+    values = values_at(report.tables, line, sequence_limit.rate_of(line))
     published = sequence_limit.published_rates(report.tables, set(group.rows["cell_id"]))
     if len(published):
-        rows = of_one_line(group).merge(published, left_on="cell_id", right_index=True)
+        rows = line.rows.merge(published, left_on="cell_id", right_index=True)
         gpu = rows["gpu"].iloc[0]
         own = rows[rows["gpu"] == gpu].groupby("x")[list(published)].median()
         own["times"] = own["published"] / values.loc[gpu].squeeze(axis=1)

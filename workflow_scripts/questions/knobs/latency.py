@@ -1,6 +1,6 @@
 """Latency against throughput, and how much of the wait for the first token is queueing."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from workflow_scripts.common.columns import column
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_cells, mark_handles, plain_log_axis, ratio_axis
 from workflow_scripts.page.report import FigurePart, Subject
-from workflow_scripts.page.series import device_marks, ends_in_words, repeats_of, values_at
+from workflow_scripts.page.series import Group, device_marks, ends_in_words, repeats_of, values_at
 from workflow_scripts.page.style import INK, LineStyle, Mark
-from workflow_scripts.questions.knobs.sequence_limit import at_both_ends, most_important_group, rate_of
+from workflow_scripts.questions.knobs.sequence_limit import at_both_ends, most_important_line, rate_of
 from workflow_scripts.study.setting_words import knob_name
 from workflow_scripts.tables.results import RATE, STEADY, Tables, require
 
@@ -31,11 +31,11 @@ FIRST: Mapping[str, tuple[LineStyle, str]] = {
 
 def speed_per_user(tables: Tables) -> Plot:
     """Output tokens/s of the device against those of one request, and the points that none beats in both."""
-    knob, group = most_important_group(tables)
-    rate = rate_of(group)
-    rows = require(group.rows.dropna(subset=[rate, PER_TOKEN]), "no cell has both a rate and a time per token")
+    knob, line = most_important_line(tables)
+    rate = rate_of(line)
+    rows = require(line.rows.dropna(subset=[rate, PER_TOKEN]), "no cell has both a rate and a time per token")
     named_as = device_marks(tables, rows)
-    values = values_at(tables, replace(group, rows=rows), rate, PER_TOKEN).reset_index()
+    values = values_at(tables, replace(line, rows=rows), rate, PER_TOKEN).reset_index()
     values[PER_USER] = 1 / values[PER_TOKEN]
     cells = rows[["gpu", "x", "cell_id"]].drop_duplicates("cell_id").join(tables.value(rate), on="cell_id")
     values = values.merge(cells.drop_duplicates(["gpu", "x", rate]), on=["gpu", "x", rate], how="left")
@@ -43,7 +43,9 @@ def speed_per_user(tables: Tables) -> Plot:
         title="Throughput against speed per user",
         alt=_ends(values, rate, column(rate).axis, knob_name(knob)),
         sources=sorted(rows["source"].unique()),
-        panels=[Panel(f"numbers are {knob_name(knob)}", partial(_curve, rows=values, rate=rate, named_as=named_as))],
+        panels=[
+            _panel(f"numbers are {knob_name(knob)}", line, partial(_curve, rows=values, rate=rate, named_as=named_as))
+        ],
         x_label="tokens/s per user (1 / median TPOT)",
         y_label=column(rate).axis,
         handles=[*mark_handles(named_as), key("no cell is better in both (Pareto)", **PARETO)],
@@ -52,22 +54,28 @@ def speed_per_user(tables: Tables) -> Plot:
 
 
 def latency(tables: Tables) -> Plot:
-    knob, group = most_important_group(tables)
-    rows = require(group.rows.dropna(subset=[RATE, PER_TOKEN, *FIRST]), "no request reports when it was scheduled")
+    knob, line = most_important_line(tables)
+    rows = require(line.rows.dropna(subset=[RATE, PER_TOKEN, *FIRST]), "no request reports when it was scheduled")
     named_as = device_marks(tables, rows)
-    values = values_at(tables, replace(group, rows=rows), *FIRST).reset_index()
+    values = values_at(tables, replace(line, rows=rows), *FIRST).reset_index()
     values = values.assign(**{of: column(of).scaled(values[of]) for of in FIRST})
     name = knob_name(knob)
     return Plot(
         title="What the first token waits for",
         alt=_ends(values, "queue_s_p50", column("queue_s_p50").axis, name),
         sources=sorted(rows["source"].unique()),
-        panels=[Panel(f"Medians ({column(TTFT).unit}) by {name}", partial(_first, rows=values, named_as=named_as))],
+        panels=[
+            _panel(f"Medians ({column(TTFT).unit}) by {name}", line, partial(_first, rows=values, named_as=named_as))
+        ],
         handles=mark_handles(named_as) + [key(label, linestyle=style) for style, label in FIRST.values()],
         repeats=repeats_of(rows),
-        notes=["the cells had different numbers of requests, and more of them wait longer"]
-        * (rate_of(group) == STEADY),
+        notes=["the cells had different numbers of requests, and more of them wait longer"] * (rate_of(line) == STEADY),
     )
+
+
+def _panel(title: str, line: Group, draw: Callable[[Axes], None]) -> Panel:
+    """A panel whose title also says which settings its line has, if the study has others."""
+    return Panel("\n".join(filter(None, [title, *line.labels])), draw)
 
 
 def _ends(values: pd.DataFrame, measure: str, axis: str, name: str) -> str:

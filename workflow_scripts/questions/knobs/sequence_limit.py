@@ -21,7 +21,7 @@ from workflow_scripts.page.by_knob import (
 from workflow_scripts.page.plot import Plot
 from workflow_scripts.page.report import FigurePart, Part, Report, Subject
 from workflow_scripts.page.sentences import claims_on, effects_of, size_of, verdicts_on
-from workflow_scripts.page.series import Group, of_one_line, values_at
+from workflow_scripts.page.series import Group, one_line, values_at
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import setting_phrase, shortly
 from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables
@@ -70,25 +70,23 @@ def at_both_ends(measure: str, badge: Callable[[float, float], str] | None = Non
 
     def part(report: Report) -> Iterator[Block]:
         values = report.tables.value(measure)
-        knob, group = most_important_group(report.tables)
-        rows = of_one_line(group).drop_duplicates("cell_id").assign(value=lambda r: r["cell_id"].map(values))
-        names = group.title.split(" · ") if group.title else []
-        for (gpu, line), of_one in rows.dropna(subset="value").groupby(["gpu", "series"], sort=False):
-            place = ", ".join(["", *names, *([str(line)] if line else [])])
+        knob, line = most_important_line(report.tables)
+        at_x = line.rows.drop_duplicates("cell_id").assign(value=lambda r: r["cell_id"].map(values))
+        for gpu, of_one in at_x.dropna(subset="value").groupby("gpu", sort=False):
             at = of_one.set_index("x")["value"].sort_index()
             (low, first), (high, last) = ((at.index[end], float(at.iloc[end])) for end in (0, -1))
             if low < high:
                 begin = f"{shown.in_words} {shown.text(first)} with {setting_phrase(knob, low)}"
                 end = f"{shown.text(last)} with {shortly(knob, high, low)}"
-                yield Finding((badge or shown.text)(first, last), f"{gpu}{place}: {begin}, {end}.")
+                yield Finding((badge or shown.text)(first, last), f"{in_place(gpu, line)}: {begin}, {end}.")
 
     return part
 
 
 def drains(report: Report) -> Iterator[Block]:
     """How much slower whole repeats are than the engine while it is full, where the drain is longest and at the end."""
-    knob, group = most_important_group(report.tables)
-    values = values_at(report.tables, group, RATE, STEADY, DRAIN).dropna(subset=[STEADY, DRAIN])
+    knob, line = most_important_line(report.tables)
+    values = values_at(report.tables, line, RATE, STEADY, DRAIN).dropna(subset=[STEADY, DRAIN])
     for gpu, of_one in values.groupby(level="gpu", sort=False):
         rates = of_one.droplevel("gpu")
         drain, rates[DRAIN] = rates[DRAIN], 100 * rates[DRAIN]
@@ -97,7 +95,7 @@ def drains(report: Report) -> Iterator[Block]:
             f"{number(whole)} over whole repeats, because it is not full in the last {drain_pct:.0f} % of the time"
             for x, whole, steady, drain_pct in rates.loc[sorted({drain.idxmax(), drain.index[-1]})].itertuples()
         ]
-        yield Finding(f"{100 * drain.max():.0f} % not full", f"{gpu}: {'; '.join(rates_in_words)}.")
+        yield Finding(f"{100 * drain.max():.0f} % not full", f"{in_place(gpu, line)}: {'; '.join(rates_in_words)}.")
 
 
 @cache
@@ -105,6 +103,17 @@ def most_important_group(tables: Tables) -> tuple[str, Group]:
     """The knob that matters most, and the cells of the model and workload in which it was varied in the most cells."""
     knob = most_important_knob(tables)
     return knob, compared(tables, tables.measured, f"knob_{knob}", COORDINATES[1:])[0]
+
+
+def most_important_line(tables: Tables) -> tuple[str, Group]:
+    """The knob that matters most, and one line of each device along it."""
+    knob, group = most_important_group(tables)
+    return knob, one_line(group)
+
+
+def in_place(gpu: object, line: Group) -> str:
+    """A device, and what else the cells of a line share."""
+    return ", ".join(filter(None, [str(gpu), *line.title.split(" · ")]))
 
 
 def most_important_knob(tables: Tables) -> str:
