@@ -10,12 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.catalog.published import PROMPT_SHARES
 from workflow_scripts.common.columns import COLUMNS, column, unit_of
 from workflow_scripts.common.wording import number
 from workflow_scripts.page.blocks import DIGITS as TABLE_DIGITS
+from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.rate_ceiling import MeanLengths, judge_rate
-from workflow_scripts.questions.claims.evidence import facts_of
 from workflow_scripts.questions.engines.table import with_cell_ids
 from workflow_scripts.statistics.summary import RATE, cell_ids, comparable_rows
 from workflow_scripts.tables.measurements import joined
@@ -142,7 +143,8 @@ def test_tables_state_one_value_of_a_cell_and_one_interval_of_a_pair(folder, tab
     for of in pairs:
         a, b = (values.reindex(pd.MultiIndex.from_frame(of[[cell, "metric"]])).to_numpy() for cell in CELLS)
         assert of["ratio"].to_numpy(float) == pytest.approx(a / b, rel=1e-9)
-    together = pd.concat(pairs)[[*CELLS, "metric", "ratio_low", "ratio_high"]].round(9).drop_duplicates()
+    ends = [*CELLS, "metric", "ratio_low", "ratio_high"]
+    together = pd.concat([of[ends] for of in pairs if len(of)]).round(9).drop_duplicates()
     assert not together.duplicated([*CELLS, "metric"]).any()
 
 
@@ -245,9 +247,13 @@ def test_no_measured_cell_is_impossible_at_its_lengths_or_at_any(folder, tables)
     for _, cell in cells.iterrows():
         sequences = cell.reindex(["knob_max_num_seqs", "knob_batch_size"]).dropna().max()
         own = MeanLengths(cell["prompt_tokens"] / cell["num_requests"], cell["output_tokens"] / cell["num_requests"])
+        set_as = cell.reindex(["knob_quantization", "knob_kv_cache_dtype"]).dropna()
+        model, cache = get_model(cell["model"]), set_as.get("knob_kv_cache_dtype", "auto")
+        facts = read_model_facts(model.config, model.fixed_dtype, set_as.get("knob_quantization"))
         for lengths, rate in product((own, None), (RATE, "total_tokens_per_s")):
-            at = (cell["gpu"], cell[rate], None if pd.isna(sequences) else sequences, facts_of(cell["model"]), lengths)
-            judged.append((cell["cell_id"], lengths, rate, judge_rate(*at, output_only=rate == RATE)))
+            at = (cell["gpu"], cell[rate], None if pd.isna(sequences) else sequences, facts, lengths)
+            verdict = judge_rate(*at, output_only=rate == RATE, kv_cache_dtype=cache)
+            judged.append((cell["cell_id"], lengths, rate, verdict))
     assert judged or folder.name not in STUDIES
     assert [of for of in judged if of[-1].verdict == "impossible"] == []
 
