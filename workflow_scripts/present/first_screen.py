@@ -136,13 +136,13 @@ def _throughput(report: Report) -> Iterator[str]:
     knob, group = sequence_limit.most_important_group(report.tables)
     if knob != SEQUENCES:
         return
-    effects = report.tables.get("knobs", "comparison", "knob", "cell_id", "verdict", "metric", "ratio")
+    effects = report.tables.get("knobs", "comparison", "knob", "gpu", "ratio", "verdict")
     overall = effects[(effects["comparison"] == "overall") & (effects["knob"] == knob)]
-    shown = largest_first(overall[overall["cell_id"].isin(group.rows["cell_id"])])
-    for row in records(shown.head(1)):
-        settings = group.rows.loc[group.rows["cell_id"] == row["cell_id"], "series"].iloc[0]
+    # As the first finding of the section, whose verdict stands before the sentence.
+    for row in records(largest_first(overall[overall["gpu"].isin(overall["gpu"].head(1))]).head(1)):
+        settings = [name for name in group.rows["series"][group.rows["cell_id"] == row["cell_id"]] if name][:1]
         told = (
-            f"with {instead_of(knob, row['value'], row['baseline'])}{settings and f', {settings}'}, "
+            f"with {', '.join([instead_of(knob, row['value'], row['baseline']), *settings])}, "
             f"{number(row['ratio'])} times the output tokens/s on {row['gpu']} ({number(row['baseline_rate'])} to "
             f"{number(row['rate'])}{', while the engine is full' if row['metric'] == STEADY else ''})."
         )

@@ -40,8 +40,7 @@ VERDICTS = {
 DIGITS = range(2, 7)
 
 
-# No two cells of the last one can be compared.
-STUDIES = ("two_gpus", "h200_later", ONE_OF_A_KIND := "slurm_h100")
+STUDIES = ("two_gpus", "h200_later", "slurm_h100")
 
 
 class Page(HTMLParser):
@@ -132,7 +131,7 @@ def test_tables_state_one_value_of_a_cell_and_one_interval_of_a_pair(folder, tab
         ends = of_cells[["low", "high"]].reindex(pd.MultiIndex.from_product([recommended["cell_id"], [name]]))
         told = recommended[[f"{name}_low", f"{name}_high"]].to_numpy(float)
         assert told == pytest.approx(ends.to_numpy(float), rel=1e-9, nan_ok=True)
-    assert len(effects) or folder.name == ONE_OF_A_KIND
+    assert len(effects)
     pairs = [
         effects[[*CELLS, "metric", "ratio", "ratio_low", "ratio_high"]],
         engines[engines["comparable"]]
@@ -220,8 +219,13 @@ def test_every_number_with_a_unit_is_one_of_the_tables(folder, tables, page):
                 if found:
                     values = re.findall(NUMBER, text.partition(" (")[0])
                     stated += [(found[1], value, f"{caption}: {row}") for value in values]
-    assert len(stated) > (20 if folder.name == ONE_OF_A_KIND else 50)
+    assert len(stated) > 50
     assert [of for of in stated if of[1] not in texts.get(of[0], ())] == []
+
+
+def test_a_ratio_before_a_sentence_is_one_of_its_numbers(page):
+    ratios = [(found[1], text) for text in page.findings if (found := re.match(r"\s*([\d.,]+ times)", text))]
+    assert [of for of in ratios if of[1].count(of[0]) < 2] == []
 
 
 def test_every_interval_of_a_finding_is_one_of_the_tables(folder, tables, page):
@@ -236,7 +240,7 @@ def test_every_interval_of_a_finding_is_one_of_the_tables(folder, tables, page):
                         ends.add(tuple(number(end * factor) for end in pair))
     texts = [*page.findings, *chain(*page.marks.values())]
     intervals = [(found, text) for text in texts for found in INTERVAL.findall(text)]
-    assert len(intervals) > 3 or folder.name == ONE_OF_A_KIND
+    assert len(intervals) > 3
     assert [of for of in intervals if of[0] not in ends] == []
 
 
@@ -273,7 +277,7 @@ def test_a_ratio_is_a_badge_only_if_a_test_decides_it(folder, tables, page):
         (found[1], INTERVAL.search(text)) for text in page.findings if (found := re.match(rf"({NUMBER}) times ", text))
     ]
     ratios = [(ratio, *interval.groups()) for ratio, interval in badges if interval]
-    assert ratios or folder.name == ONE_OF_A_KIND
+    assert ratios
     assert not set(ratios) & (by_verdict[False] - by_verdict[True])
 
 
@@ -291,7 +295,7 @@ def test_a_figure_has_the_cells_of_the_sentences_of_its_section(folder, page):
     drawn = page.marks.get("figure-waiting_by_repeat", [])
     assert [name for name in waiting if not any(text.startswith(name) for text in drawn)] == []
     rates = page.marks.get("figure-throughput", [])
-    assert len(rates) > 1 or folder.name == ONE_OF_A_KIND
+    assert len(rates) > 1
     assert all("tokens/s" in text for text in rates)
 
 

@@ -13,7 +13,7 @@ from tests.unit.present.conftest import changed, in_table, told, written
 from workflow_scripts.common.wording import number
 from workflow_scripts.page.blocks import Finding, Fold, Table
 from workflow_scripts.page.report import Report
-from workflow_scripts.page.sentences import span
+from workflow_scripts.page.sentences import span, verdicts_on
 from workflow_scripts.present.first_screen import Answer, _trust, best_in_words, best_settings, first_screen
 from workflow_scripts.present.page import _lines
 from workflow_scripts.questions.knobs import sequence_limit
@@ -67,6 +67,12 @@ def test_each_answer_has_its_picture_and_leads_to_its_section(report, tmp_path):
     assert all(answer.figure for answer in answers)
     ratios = in_table(report, "devices").assign(weights_share_b=0.44)
     assert "44 % and 44 %" in answer(changed(report, tmp_path, devices=ratios), "devices")
+
+
+def test_the_ratio_of_throughput_is_that_of_the_first_finding_of_its_section(report):
+    finding, *_ = told(verdicts_on("max_num_seqs"), report)
+    ratios = [re.findall(r"([\d.]+) times", text)[0] for text in (finding[1], answer(report, "max-num-seqs"))]
+    assert ratios[0] == ratios[1]
 
 
 def test_published_rates_stand_beside_what_was_measured(report, tmp_path):
