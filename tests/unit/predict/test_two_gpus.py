@@ -109,6 +109,11 @@ def test_fp8_is_predicted_by_its_calibration_and_within_the_stated_error_by_one_
     assert set(records) == set(walls_s)
     errors = [abs(r.wall_s.value / np.median(walls_s[name]) - 1) for name, r in records.items()]
     assert (np.median(errors) <= 0.03, max(errors) <= 0.09) == (True, True)
+    one, cache_of_8_bit = (
+        next(name for name in records if name.endswith(end)) for end in ("seqs1-len4096-util0.9", "-kvfp8")
+    )
+    first_day = [100 * (records[name].wall_s.value / np.median(walls_s[name]) - 1) for name in (one, cache_of_8_bit)]
+    assert first_day == pytest.approx([-1.4, 0.8], abs=1)
     banded = [r for r in records.values() if r.error_pct is not None]
     assert [r.wall_s.low <= wall <= r.wall_s.high for r in banded for wall in walls_s[r.cell_id]] == [True] * 20
     vllm = PROJECT_FILES / "h100-sxm/vllm" / MODEL
@@ -119,6 +124,7 @@ def test_fp8_is_predicted_by_its_calibration_and_within_the_stated_error_by_one_
     fp8 = {name: r for name, r in in_16_bit.items() if "fp8" in name}
     assert {(round(r.error_pct), r.speed_source) for r in fp8.values()} == {(30, "project file")}
     assert len(fp8) == 3
+    assert fp8[cache_of_8_bit].wall_s.value == pytest.approx(np.median(walls_s[cache_of_8_bit]), rel=0.05)
     for name, r in fp8.items():
         for wall_s in (*walls_s[name], records[name].wall_s.value):  # the latter by its own calibration
             assert r.wall_s.low <= wall_s <= r.wall_s.high
