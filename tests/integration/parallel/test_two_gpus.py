@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -96,6 +97,9 @@ def test_ratios_fall_from_the_bandwidths_to_the_operations(two_gpus):
     # A model fitted to one GPU expects the ratio; that of the bandwidths does not explain it.
     off = chat[[f"{of}_ratio_error_pct" for of in ("predicted", "own_predicted", "measured_bandwidth")]].abs().max()
     assert off.tolist() == pytest.approx([4.2, 5.4, 24.7], abs=1)
+    expected = ("ratio", "predicted_ratio"), ("device_ratio", "predicted_ratio"), ("ratio", "own_predicted_ratio")
+    errors = [float(np.sqrt(np.mean(np.log((chat[b] / chat[a]).astype(float)) ** 2))) for a, b in expected]
+    assert [error < most for error, most in zip(errors, (0.03, 0.025, 0.05), strict=True)] == [True] * 3
     assert chat["predicted_ratio"].tolist() == pytest.approx([1.32, 1.29, 1.29, 1.21, 1.14], abs=0.03)
     shares = ["weights_share_b", "kv_share_b", "operations_share_b", "fixed_share_b", "launch_share_b"]
     assert chat[shares].sum(axis=1).tolist() == pytest.approx([1] * 5)

@@ -19,6 +19,7 @@ from workflow_scripts.present.page import _lines
 from workflow_scripts.questions.knobs import sequence_limit
 from workflow_scripts.questions.knobs.section import ENGINE, largest_changes
 from workflow_scripts.questions.knobs.sequence_limit import drains
+from workflow_scripts.questions.limits.section import reached
 from workflow_scripts.questions.sections import SECTIONS
 from workflow_scripts.tables.cell_intervals import cell_intervals
 from workflow_scripts.tables.results import Tables
@@ -107,6 +108,18 @@ def test_the_drain_is_told_with_the_rate_of_whole_repeats_and_the_steady_one(rep
         pairs = re.findall(r"([\d,.]+) output tokens/s while the engine is full, ([\d,.]+) over whole", text)
         ratios = [float(a.replace(",", "")) / float(b.replace(",", "")) for a, b in pairs]
         assert ratios == pytest.approx([2] * 2, rel=0.01)
+
+
+def test_the_share_of_the_ceiling_is_that_of_the_table_at_both_ends(report):
+    limits = report.tables.limits
+    cells = report.tables.measured["cell_id"]
+    sheet = limits.loc[(limits["rates"] == "datasheet") & limits["cell_id"].isin(cells), "ceiling_share"]
+    findings = told(reached, report)
+    assert findings
+    for badge, text in findings:
+        ends = badge.removesuffix(" %").split(" to ")
+        assert set(ends) <= {number(100 * share) for share in sheet}
+        assert all(f"{end} % with" in text for end in ends)
 
 
 def test_the_row_of_a_recommendation_has_its_numbers(report, tmp_path):

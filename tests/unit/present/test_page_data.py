@@ -11,6 +11,7 @@ from tests.unit.present.conftest import changed, in_table, report_of, written
 from tests.unit.present.synthetic import SCRIPT
 from workflow_scripts.present.page_data import MOST_BYTES, MOST_ROWS, _intervals, timelines
 from workflow_scripts.statistics.comparisons import ONE_START
+from workflow_scripts.statistics.summary import comparable_rows
 from workflow_scripts.tables.results import Tables
 
 
@@ -81,10 +82,15 @@ def test_limits_predictions_and_intervals_name_their_cells(data, cells):
     assert None in scopes.values()
 
 
-def test_a_rate_of_a_cell_is_the_mean_of_the_table_intervals(results, data):
+def test_rate_and_power_of_a_cell_are_the_means_of_the_table_intervals(results, data, cells):
     ids = values(data["cells"]["cell_id"])
-    means = pd.read_parquet(results.root / "tables" / "intervals.parquet")
-    means = means[means["measure"] == "output_tokens_per_s"].set_index("cell_id")["value"]
+    intervals = pd.read_parquet(results.root / "tables" / "intervals.parquet")
+    of = intervals[intervals["measure"] == "power_w_mean"].dropna(subset="value").set_index("cell_id")["value"]
+    valid = comparable_rows(cells).dropna(subset="power_w_mean")
+    assert set(of.index) == set(valid["cell_id"])
+    power = dict(zip(ids, data["values"]["power_w_mean"], strict=True))
+    assert {cell: power[cell] for cell in of.index} == pytest.approx(of.to_dict(), rel=1e-4)
+    means = intervals[intervals["measure"] == "output_tokens_per_s"].set_index("cell_id")["value"]
     rates = dict(zip(ids, data["values"]["output_tokens_per_s"], strict=True))
     assert {cell: rates[cell] for cell in means.index} == pytest.approx(means.to_dict(), rel=1e-4)
     per_hour = dict(zip(ids, data["cells"]["output_tokens_per_device_hour"], strict=True))
