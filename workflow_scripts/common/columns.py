@@ -48,7 +48,7 @@ def unit_of(name: str) -> tuple[str, float]:
     return _UNITS[found["unit"]] if found else ("", 1)
 
 
-Summary = Literal["interval", "mean", "median", "max", "min"]
+Summary = Literal["interval", "mean", "median", "first", "max", "min"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Column:
         dtype: the pandas type.
         more: whether more is better; None if neither is.
         summary: how the table `intervals`, and with it every page and figure, sums it up: the geometric mean over the
-            starts with its interval, that mean alone, or the median, highest or lowest of the repeats.
+            starts with its interval, that mean alone, or the median, first, highest or lowest of the repeats.
         digits: significant digits that are shown.
     """
 
@@ -188,8 +188,8 @@ COLUMNS = {
             summary="max",
         ),
         Column("waste_pct", "Empty slots in held KV memory", "share of the slots without a token", more=False),
-        Column("num_gpu_blocks", "KV blocks", "blocks of the KV cache", digits=ALL_DIGITS),
-        Column("kv_cache_tokens", "KV-cache tokens", "tokens in the cache", digits=ALL_DIGITS),
+        Column("num_gpu_blocks", "KV blocks", "blocks of the KV cache", summary="first", digits=ALL_DIGITS),
+        Column("kv_cache_tokens", "KV-cache tokens", "tokens in the cache", summary="first", digits=ALL_DIGITS),
         Column("kv_bytes_used_mean", "KV memory of running requests", "`kv_tokens_live_mean` in bytes on all devices"),
         Column("kv_bytes_reserved_mean", "KV reserved, mean", "bytes for keys and values; a pool counts whole"),
         Column("kv_bytes_reserved_peak", "KV reserved, peak", "their highest value", summary="max"),

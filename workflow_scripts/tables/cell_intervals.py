@@ -33,14 +33,19 @@ SCHEMA = table_schema(
     "figures show.",
     TEXT("cell_id", "as in `cells`"),
     TEXT("measure", "a column of `cells`"),
-    NUMBER("value", "geometric mean over the starts, or as below the median, highest or lowest of the repeats"),
+    NUMBER("value", "geometric mean over the starts, or as below another value of the repeats"),
     NUMBER("low high", "95 % interval of a mean; null for a throughput that is the rate of arrivals, and for tails"),
     NUMBER("starts_apart_pct", "of a mean: how far the highest start (of several cards: card) is above the lowest"),
     INTEGER("repeats", "valid repeats of all starts"),
     TEXT("scope", SCOPE_MEANING),
     notes=" ".join(
         f"{words}: {', '.join(f'`{of}`' for of in FRAME_COLUMNS if of in COLUMNS and COLUMNS[of].summary == how)}."
-        for how, words in {"median": "Median of the repeats", "max": "Highest", "min": "Lowest"}.items()
+        for how, words in {
+            "median": "Median of the repeats",
+            "first": "First",
+            "max": "Highest",
+            "min": "Lowest",
+        }.items()
     ),
 )
 

@@ -361,7 +361,7 @@ def test_a_cell_has_one_value_of_a_measure_in_every_table_of_the_page_and_in_its
                 checked.add(of.name)
     assert {"power_w_mean", RATE} <= checked or folder.name not in STUDIES
     for name, known in tables["intervals"].groupby("measure"):
-        if (how := COLUMNS[name].summary) in ("median", "max", "min"):
+        if (how := COLUMNS[name].summary) in ("median", "first", "max", "min"):
             of_cells = rows.groupby("cell_id")[name].agg(how).reindex(known["cell_id"])
             assert known["value"].to_numpy() == pytest.approx(of_cells.to_numpy(float), rel=1e-9), name
     sides = [cell_ids(tables["devices"], f"gpu_{side}") for side in "ab"]
