@@ -80,7 +80,7 @@ function pointsOf(cells, x, y, colourBy, facets, hidden) {
     if (!series.includes(name)) series.push(name);
     if (!hidden.has(name)) points.push({ ...point, series: series.indexOf(name) });
   }
-  const alike = Map.groupBy(x.isSetting ? points : [], ({ cell }) => JSON.stringify(others.map((facet) => facet.of(cell))));
+  const alike = Map.groupBy(x.isSetting ? points : [], ({ cell }) => JSON.stringify([cell.lock_sha256, cell.processor, ...others.map((facet) => facet.of(cell))]));
   const lines = [...alike.values()].filter((line) => line.length > 1);
   for (const line of lines) line.sort((a, b) => a.x - b.x);
   return { points, series, lines };
@@ -220,7 +220,7 @@ export function showExplore(panel, store) {
   panel.replaceChildren(
     el("h2", {}, "Explore"),
     ...[controls, form, summary, legend, box],
-    el("p", { class: "note" }, "A point is the value of a cell. Its bar is the 95 % interval, or the range of the repeats if no interval is known; of up to 200 cells, short lines across it are the repeats. Lines join cells that differ only in the setting below the chart. Points of the same setting stand side by side, so that they do not hide each other. Hollow points failed a check. Click a point or the settings in a row to open the cell."),
+    el("p", { class: "note" }, "A point is the value of a cell. Its bar is the 95 % interval, or the range of the repeats if no interval is known; of up to 200 cells, short lines across it are the repeats. Lines join cells of one environment that differ only in the setting below the chart. Points of the same setting stand side by side, so that they do not hide each other. Hollow points failed a check. Click a point or the settings in a row to open the cell."),
     table,
   );
   chart.redraw();

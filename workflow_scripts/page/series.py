@@ -11,6 +11,7 @@ import pandas as pd
 from workflow_scripts.common.wording import plural
 from workflow_scripts.page.blocks import shown
 from workflow_scripts.page.style import Mark, marks
+from workflow_scripts.statistics.summary import ENVIRONMENT
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, setting
 from workflow_scripts.tables.parsed_facts import REPEAT
@@ -40,18 +41,29 @@ class Group:
 
 
 def groups_varying(rows: pd.DataFrame, knob: str, knobs: Sequence[str], panel_keys: Sequence[str]) -> list[Group]:
-    """Groups of rows in which `knob` takes at least two values while nothing else changes, the largest first."""
+    """Groups of rows in which `knob` takes at least two values while nothing else changes, the largest first.
+
+    Measured cells of several environments are not compared, so they are on several lines.
+    """
     name = knob.removeprefix("knob_")
     if knob not in rows.columns:
         raise MissingError(f"no cell of the study sets {name}")
     rows = rows[rows[knob].notna()]
     others = [column for column in knobs if column != knob]
     rows = rows.assign(x=rows[knob])
-    rows = rows[rows.groupby([*COORDINATES, *others], dropna=False, sort=False)["x"].transform("nunique") >= 2]
+    alike, environment = [*COORDINATES, *others], [column for column in ENVIRONMENT if column in rows]
+    rows = rows[rows.groupby([*alike, *environment], dropna=False, sort=False)["x"].transform("nunique") >= 2]
     require(rows, f"no two measured cells differ only in {knob_name(name)}")
+    ran_in = rows[environment].astype("string").fillna("").agg(" ".join, axis=1)
+    place = ran_in.groupby([rows[of] for of in alike], dropna=False, sort=False).transform(lambda of: of.factorize()[0])
+    rows["further"] = [f", environment {1 + number}" * (number > 0) for number in place.astype(int)]
     names = told_apart(rows, panel_keys)
     groups = [
-        Group(" · ".join(first[names]), dict(first[list(panel_keys)]), part.assign(series=series_labels(part, others)))
+        Group(
+            " · ".join(first[names]),
+            dict(first[list(panel_keys)]),
+            part.assign(series=series_labels(part, others) + part["further"]),
+        )
         for _, part in rows.groupby(list(panel_keys), sort=False)
         for _, first in part.head(1).iterrows()
     ]

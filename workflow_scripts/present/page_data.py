@@ -37,7 +37,7 @@ OF_CELLS = (
     *("cell_id", "gpu", "engine", "model", "workload", "knobs", "sweeps", "outcome", "reason", "comparable", "source"),
     *("max_concurrency_allowed", "host", "device_name", "processor", "engine_version", "dtype", "attention_backend"),
     *("not_as_asked", "effective", "block_size_effective", "num_gpu_blocks", "kv_cache_tokens", "max_concurrency"),
-    *("steady", "git_commit"),
+    *("steady", "git_commit", "lock_sha256"),
 )
 OF_PAGE = ("scope", "settings", "label", "log", "log_file", "output_tokens_per_device_hour")
 LIMITS = (
