@@ -101,7 +101,8 @@ class Table:
     def classes(self) -> list[str]:
         """The classes of each column: `number`; `long` if a text in it is; `name` if a narrow window shows it first.
 
-        The column, or the two columns, of texts that tell the most rows apart are their names.
+        One or two columns of texts are the names of the rows: those that tell the most rows apart. If one links to
+        cells, the column before it with the most values is a name as well.
 
         >>> Table("", ["Device", "Rate", "Settings"], [["a", "1", "x"], ["a", "2", "y"]], [False, True, False]).classes
         ['', 'number', 'name']
@@ -117,6 +118,8 @@ class Table:
         texts = [i for i, is_number in enumerate(self.numeric) if not is_number] or [0]
         choices = [(i,) for i in texts], combinations(texts, 2)
         names = max(chain(*choices), key=lambda of: len(set(zip(*(columns[i] for i in of), strict=True))))
+        if linked := [i for i in names if any(isinstance(row[i], Link) for row in self.rows)]:
+            names += tuple(sorted((i for i in texts if i < linked[0]), key=lambda i: -len(set(columns[i])))[:1])
         kinds = ["number" if is_number else "" for is_number in self.numeric]
         for i, column in enumerate(columns):
             kinds[i] += " long" * (not self.numeric[i] and max(map(len, column), default=0) > LONG) + " name" * (
