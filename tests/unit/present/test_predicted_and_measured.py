@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from tests.unit.present.conftest import changed, in_table, told
+from workflow_scripts.common.columns import column
 from workflow_scripts.questions.predictions.section import (
     LINES,
     _accuracy,
@@ -44,26 +45,23 @@ def test_findings_name_accuracy_and_flags(results):
     assert numberless == {"N % off", "flagged"}
     rows = results.tables.need("predictions").dropna(subset=["predicted", "measured"])
     # The rate of a server follows from its load.
-    rows = rows[(rows["quantity"] == "output_tokens_per_s") & ~rows["engine"].eq("vllm-serve")]
+    rows = rows[rows["quantity"].isin(["output_tokens_per_s", "ttft_s_p50", "tpot_s_p50"])]
+    rows = rows[rows["quantity"].ne("output_tokens_per_s") | rows["engine"].ne("vllm-serve")]
     for (gpu, engine), of_one in rows.groupby(["gpu", "engine"]):
-        error = 100 * (of_one["predicted"] / of_one["measured"] - 1).abs().median()
-        text = sentences[f"{error:.3g} % off"]
-        assert all(part in text for part in (gpu, engine, f" is off by {error:.3g} % "))
+        (text,) = (of for of in sentences.values() if f"On {gpu}, " in of and f" {engine} cell" in of)
+        for quantity, of_quantity in of_one.groupby("quantity"):
+            error = 100 * (of_quantity["predicted"] / of_quantity["measured"] - 1).abs()
+            assert f"{error.median():.3g} % for {column(quantity).in_words}" in text
+            assert f"(at most {error.max():.3g} %)" in text or len(error) == 1
     assert "outside the band" in sentences["flagged"]
-    errors_of = {
-        "gpu": "h200",
-        "engine": "vllm",
-        "predicted": 9.0,
-        "measured": 10.0,
-        "error_pct": -10.0,
-        "speed_source": "calibrated",
-    }
-    (finding,) = _accuracy(pd.DataFrame([errors_of | {"low": 8.0}, errors_of | {"low": None}]))
-    assert all(part in finding.sentence for part in ("by 10 %", "(1 without a band)"))
-    # Of few cells the largest error is told, not a percentile that none of them has.
-    for cells, told_of in ((2, "at most 2 %"), (11, "10 % at the 90th percentile")):
-        of_cells = [errors_of | {"low": 8.0, "error_pct": float(i)} for i in range(1, cells + 1)]
-        assert told_of in next(_accuracy(pd.DataFrame(of_cells))).sentence
+    errors_of = {"speed_source": "calibrated", "low": 8.0}
+    of_cells = pd.DataFrame([errors_of | {"cell_id": of, "error_pct": -float(of)} for of in (1, 2, 9)])
+    found = _accuracy(of_cells.assign(quantity="output_tokens_per_s", low=[8.0, 8.0, None]), "h200", "vllm")
+    assert (found.verdict, found.tone) == ("2 % off", "good")
+    assert all(part in found.sentence for part in ("by 2 % for", "(at most 9 %)", "3 vllm cells (1 without a band)"))
+    both = pd.concat([of_cells.assign(quantity=of) for of in ("output_tokens_per_s", "tpot_s_p50")])
+    both["error_pct"] = [1, 2, 3, 10, 20, 30]
+    assert _accuracy(both, "h200", "vllm").tone == "neutral"
 
 
 def test_a_line_of_predictions_has_one_setting_of_the_other_knobs(results, axes_of, tmp_path):

@@ -29,8 +29,8 @@ LINES: Sequence[Mapping[str, Any]] = [
     for i, marker, dashes in ((1, "D", (5, 1.5)), (2, "^", (3, 1.2)), (3, "s", (1.5, 1)), (4, "v", (6, 1, 1, 1)))
 ]
 MEASURED: Mapping[str, Any] = {"color": COLOURS[0], "marker": "o", "linestyle": "none"}
-# Of fewer cells, the largest error is told instead of the 90th percentile, which none of them may have.
-FEW_CELLS = 10
+# Errors that are called good.
+GOOD_PCT = 10
 LATENCIES = ("ttft_s_p50", "tpot_s_p50")
 # What a prediction is made from, in words.
 SOURCES: Mapping[str, str] = {
@@ -134,28 +134,32 @@ def _draw_sweep(ax: Axes, part: pd.DataFrame, styles: Mapping[str, Mapping[str, 
 
 
 def prediction_findings(report: Report) -> Iterator[Block]:
-    """The errors of rates, or where a rate follows from the load, of latencies."""
+    """The errors of each device and engine; where a rate follows from the load, only of latencies."""
     rows, cells = report.tables.need("predictions"), report.tables.cells
     loaded = rows["cell_id"].isin(cells.loc[under_load(cells), "cell_id"])
-    for quantity in (RATE, *LATENCIES):
-        yield from _accuracy(rows[(rows["quantity"] == quantity) & (loaded == (quantity != RATE))], quantity)
+    compared = rows[~loaded | (rows["quantity"] != RATE)].dropna(subset=["measured", "predicted"])
+    for (gpu, engine), part in compared.groupby(["gpu", "engine"], sort=False):
+        yield _accuracy(part, str(gpu), str(engine))
     yield from _flags(rows[rows["quantity"] == RATE], report)
 
 
-def _accuracy(rows: pd.DataFrame, quantity: str = RATE) -> Iterator[Finding]:
-    compared = rows.dropna(subset=["measured", "predicted"])
-    for (gpu, engine), part in compared.groupby(["gpu", "engine"], sort=False):
-        size = part["error_pct"].abs()
-        kind = "good" if size.median() <= 10 else "neutral"
-        cells = plural(len(part), f"{engine} cell")
-        cells += f" ({without} without a band)" if (without := int(part["low"].isna().sum())) else ""
-        source = listed(part["speed_source"].map(SOURCES).fillna("an unknown source").unique())
-        most = f" and at most {number(size.max())} %" if len(part) < FEW_CELLS else ""
-        most = most or f" and {number(float(size.quantile(0.9)))} % at the 90th percentile"
-        worst = f" in the median{most}" if len(part) > 1 else ""
-        off = f"{number(size.median())} %"
-        sentence = f"On {gpu}, {column(quantity).in_words} predicted from {source} is off by {off}{worst}, in {cells}."
-        yield Finding(f"{off} off", sentence, kind)
+def _accuracy(compared: pd.DataFrame, gpu: str, engine: str) -> Finding:
+    of_cells = compared.groupby("cell_id", sort=False)[["low", "speed_source"]].agg("first")
+    cells = plural(len(of_cells), f"{engine} cell")
+    cells += f" ({without} without a band)" if (without := int(of_cells["low"].isna().sum())) else ""
+    source = listed(of_cells["speed_source"].map(SOURCES).fillna("an unknown source").unique())
+    several = len(of_cells) > 1
+    sizes = compared["error_pct"].abs().groupby(compared["quantity"])
+    errors = sizes.agg(["median", "max"]).reindex([RATE, *LATENCIES]).dropna()
+    off = [
+        f"{number(of['median'])} % for {column(of['quantity']).in_words}"
+        + f" (at most {number(of['max'])} %)" * several
+        for of in records(errors.reset_index())
+    ]
+    kind = "good" if errors["median"].max() <= GOOD_PCT else "neutral"
+    where = f"{'in the median of' if several else 'in'} {cells}"
+    sentence = f"On {gpu}, what is predicted from {source} is off by {listed(off)}, {where}."
+    return Finding(f"{number(errors['median'].iloc[0])} % off", sentence, kind)
 
 
 def _flags(rows: pd.DataFrame, report: Report) -> Iterator[Finding]:
