@@ -243,7 +243,7 @@ def _starts(report: Report) -> str:
     text = f"{repeats} per start, {span(starts[starts > 0])} starts per cell"
     measures = report.tables.get("intervals", "measure", "starts_apart_pct")
     apart = measures.loc[measures["measure"] == RATE, "starts_apart_pct"].max()
-    return text + (f", which differ by at most {number(apart)} %" if apart > 0 else "")
+    return text + (f", whose throughput differs by at most {number(apart)} %" if apart > 0 else "")
 
 
 def best_settings(report: Report) -> Table | Fold | None:

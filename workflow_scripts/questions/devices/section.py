@@ -17,7 +17,7 @@ from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_cells, mark_handles
 from workflow_scripts.page.ratio_plot import Reference, labelled, plot_ratios, repeats_of_pairs
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
-from workflow_scripts.page.sentences import NOT_DECIDED, claims_on, explained, some, with_interval
+from workflow_scripts.page.sentences import NOT_DECIDED, claims_on, explained, some, span, with_interval
 from workflow_scripts.page.series import Group, groups_varying
 from workflow_scripts.page.style import COLOURS, INK, MUTED, LineStyle, Mark, marks
 from workflow_scripts.questions.devices.table import EXPECTED
@@ -190,14 +190,16 @@ def speedups(tables: Tables) -> Iterator[tuple[str, str, str]]:
 
 
 def ratios_in_words(rows: pd.DataFrame) -> str:
-    """The first and the last ratio: `1.33 times at 1 sequence (predicted 1.3), 1.17 at 256 (predicted 1.14)`."""
+    """The first and the last ratio of whole repeats, each with its interval and the predicted one."""
     ends = records(rows.iloc[[0, -1]])
     ratios = []
     for row, unit in zip(ends, (" times", ""), strict=True):
-        predicted = f" (predicted {row['predicted_ratio']:.2f})" if pd.notna(row["predicted_ratio"]) else ""
         at = plural(int(row["x"]), "sequence") if unit else number(row["x"])
-        ratios.append(f"{row['ratio']:.2f}{unit} at {at}{predicted}")
-    return ", ".join(ratios)
+        interval = span([row["ratio_low"], row["ratio_high"]])
+        beside = [f"95 % interval {interval}"] if interval else []
+        beside += [f"predicted {row['predicted_ratio']:.2f}"] if pd.notna(row["predicted_ratio"]) else []
+        ratios.append(f"{row['ratio']:.2f}{unit} at {at}" + f" ({', '.join(beside)})" * bool(beside))
+    return f"{', '.join(ratios)}, over whole repeats"
 
 
 def _why(rows: pd.DataFrame) -> str:
@@ -322,7 +324,7 @@ SUBJECT = Subject(
                 "compatible_with": "Also compatible with",
                 "nearest_difference_pct": "Difference from the nearest ratio",
             },
-            f"Ratios of {column(RATE).in_words}",
+            f"Ratios of {column(RATE).in_words} over whole repeats",
             lambda ratios: of_rates(ratios).assign(
                 explanation=lambda rows: rows["explanation"].map(explained, na_action="ignore"),
                 compatible_with=lambda rows: rows["compatible_with"].map(explained, na_action="ignore"),

@@ -51,6 +51,10 @@ def rate_of(group: Group) -> str:
     return STEADY if differ and group.rows[STEADY].notna().all() else RATE
 
 
+def unequal(line: Group) -> str:
+    return " The requests of these cells differ." * (rate_of(line) == STEADY)
+
+
 def _while_full(tables: Tables, groups: list[Group], knob: str, published: pd.DataFrame | None = None) -> Plot:
     shown = []
     for group in groups:
@@ -63,9 +67,13 @@ def _while_full(tables: Tables, groups: list[Group], knob: str, published: pd.Da
     return plot_by_knob(tables, shown, knob, RATE, ceilings, NOTHING_PUBLISHED if published is None else published)
 
 
-def at_both_ends(measure: str, badge: Callable[[float, float], str] | None = None) -> Part:
-    """A measure at the lowest and the highest value of the knob that matters most, for each device. Both values are the
-    badge, because no test compares them."""
+def at_both_ends(
+    measure: str,
+    badge: Callable[[float, float], str] | None = None,
+    note: Callable[[Tables, Group], str] = lambda _, line: unequal(line),
+) -> Part:
+    """A measure at the lowest and the highest value of the knob that matters most, for each device, with a note. Both
+    values are the badge, because no test compares them."""
     shown = column(measure)
 
     def part(report: Report) -> Iterator[Block]:
@@ -78,7 +86,10 @@ def at_both_ends(measure: str, badge: Callable[[float, float], str] | None = Non
             if low < high:
                 begin = f"{shown.in_words} {shown.text(first)} with {setting_phrase(knob, low)}"
                 end = f"{shown.text(last)} with {shortly(knob, high, low)}"
-                yield Finding((badge or shown.text)(first, last), f"{in_place(gpu, line)}: {begin}, {end}.")
+                yield Finding(
+                    (badge or shown.text)(first, last),
+                    f"{in_place(gpu, line)}: {begin}, {end}.{note(report.tables, line)}",
+                )
 
     return part
 

@@ -9,13 +9,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow_scripts.common.columns import column, heading, unit_of
-from workflow_scripts.common.wording import plural
+from workflow_scripts.common.wording import listed, plural
 from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.by_knob import CEILINGS
 from workflow_scripts.page.plot import Panel, Plot, key, mark_cells, mark_handles, plain_log_axis
 from workflow_scripts.page.report import FigurePart, Report, Subject, TablePart
 from workflow_scripts.page.sentences import NOT_DECIDED, some, span
-from workflow_scripts.page.series import device_marks, repeats_of
+from workflow_scripts.page.series import Group, device_marks, repeats_of
 from workflow_scripts.page.style import Mark
 from workflow_scripts.questions.knobs.sequence_limit import at_both_ends, most_important_group
 from workflow_scripts.study.setting_words import knob_name
@@ -95,7 +95,12 @@ def _badge(first: float, last: float) -> str:
     return column("ceiling_share").text(first, last) if max(first, last) <= 1 else NOT_DECIDED
 
 
-reached = at_both_ends("ceiling_share", _badge)
+def _sources(tables: Tables, line: Group) -> str:
+    of_line = tables.limits[tables.limits["cell_id"].isin(line.rows["cell_id"])].drop_duplicates("cell_id")
+    return f" Ceilings: {listed(of_line['rates'].map(RATES).unique())}, at each cell's own requests."
+
+
+reached = at_both_ends("ceiling_share", _badge, _sources)
 
 
 def above_ceilings(report: Report) -> Iterator[Block]:
@@ -148,4 +153,5 @@ SUBJECT = Subject(
         ),
     ],
     findings=[reached, above_ceilings],
+    lines=2,  # two devices
 )

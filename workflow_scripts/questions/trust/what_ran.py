@@ -57,7 +57,7 @@ def devices(report: Report) -> Iterator[Block]:
                 "Description": entry.title,
                 "Cells": len(cells),
                 "Reported name": _each_once(report.tables.rows.loc[report.tables.rows["gpu"] == gpu, "device_name"]),
-                "memory_bytes": entry.memory_bytes,
+                "memory_bytes": entry.usable_memory_bytes or entry.memory_bytes,
                 "memory_bandwidth_bytes_per_s": entry.memory_bandwidth_bytes_per_s,
                 "dense_flop_per_s": flop[1],
                 "Type of the matrix rate": flop[0],
@@ -67,7 +67,7 @@ def devices(report: Report) -> Iterator[Block]:
         )
     columns = {
         **dict.fromkeys(("Device", "Description", "Cells", "Reported name"), ""),
-        "memory_bytes": "Memory",
+        "memory_bytes": "Memory for programs",
         "memory_bandwidth_bytes_per_s": "Memory bandwidth",
         "dense_flop_per_s": "Dense matrix rate",
         "Type of the matrix rate": "",
