@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ UNKNOWN = "–"
 DIGITS = 4
 # A column with a longer text breaks its lines.
 LONG = 48
+# Names of a row that a narrow window shows above its numbers.
+MOST_NAMES = 3
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,8 @@ class Table:
     def classes(self) -> list[str]:
         """The classes of each column: `number`; `long` if a text in it is; `name` if a narrow window shows it first.
 
-        One or two columns of texts are the names of the rows: those that tell the most rows apart. If one links to
-        cells, the column before it with the most values is a name as well.
+        Names are the columns that tell the most rows apart: those before the first number if they are few, else one or
+        two of texts. If one of these links to cells, the column before it with the most values is a name as well.
 
         >>> Table("", ["Device", "Rate", "Settings"], [["a", "1", "x"], ["a", "2", "y"]], [False, True, False]).classes
         ['', 'number', 'name']
@@ -116,9 +118,12 @@ class Table:
             for column, item in zip(columns, row, strict=True):
                 column.append(item.text if isinstance(item, Link) else item)
         texts = [i for i, is_number in enumerate(self.numeric) if not is_number] or [0]
-        choices = [(i,) for i in texts], combinations(texts, 2)
-        names = max(chain(*choices), key=lambda of: len(set(zip(*(columns[i] for i in of), strict=True))))
-        if linked := [i for i in names if any(isinstance(row[i], Link) for row in self.rows)]:
+        leading = tuple(range([*self.numeric, True].index(True)))
+        choices = [*((i,) for i in texts), *combinations(texts, 2)]
+        if len(leading) <= min(MOST_NAMES, len(self.numeric) - 1):
+            choices.insert(0, leading)
+        names = max(choices, key=lambda of: len(set(zip(*(columns[i] for i in of), strict=True))))
+        if names != leading and (linked := [i for i in names if any(isinstance(row[i], Link) for row in self.rows)]):
             names += tuple(sorted((i for i in texts if i < linked[0]), key=lambda i: -len(set(columns[i])))[:1])
         kinds = ["number" if is_number else "" for is_number in self.numeric]
         for i, column in enumerate(columns):

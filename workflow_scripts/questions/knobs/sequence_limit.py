@@ -52,7 +52,7 @@ def rate_of(group: Group) -> str:
 
 
 def unequal(line: Group) -> str:
-    return " The requests of these cells differ." * (rate_of(line) == STEADY)
+    return " (their requests differ)" * (rate_of(line) == STEADY)
 
 
 def _while_full(tables: Tables, groups: list[Group], knob: str, published: pd.DataFrame | None = None) -> Plot:
@@ -86,10 +86,8 @@ def at_both_ends(
             if low < high:
                 begin = f"{shown.in_words} {shown.text(first)} with {setting_phrase(knob, low)}"
                 end = f"{shown.text(last)} with {shortly(knob, high, low)}"
-                yield Finding(
-                    (badge or shown.text)(first, last),
-                    f"{in_place(gpu, line)}: {begin}, {end}.{note(report.tables, line)}",
-                )
+                said = f"{in_place(gpu, line)}: {begin}, {end}{note(report.tables, line)}."
+                yield Finding((badge or shown.text)(first, last), said)
 
     return part
 

@@ -97,7 +97,7 @@ def _badge(first: float, last: float) -> str:
 
 def _sources(tables: Tables, line: Group) -> str:
     of_line = tables.limits[tables.limits["cell_id"].isin(line.rows["cell_id"])].drop_duplicates("cell_id")
-    return f" Ceilings: {listed(of_line['rates'].map(RATES).unique())}, at each cell's own requests."
+    return f" (ceilings: {listed(of_line['rates'].map(RATES).unique())})"
 
 
 reached = at_both_ends("ceiling_share", _badge, _sources)

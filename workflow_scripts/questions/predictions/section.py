@@ -144,7 +144,7 @@ def prediction_findings(report: Report) -> Iterator[Block]:
 
 
 def _accuracy(compared: pd.DataFrame, gpu: str, engine: str) -> Finding:
-    of_cells = compared.groupby("cell_id", sort=False)[["low", "speed_source"]].agg("first")
+    of_cells = compared.drop_duplicates("cell_id")
     cells = plural(len(of_cells), f"{engine} cell")
     cells += f" ({without} without a band)" if (without := int(of_cells["low"].isna().sum())) else ""
     source = listed(of_cells["speed_source"].map(SOURCES).fillna("an unknown source").unique())
