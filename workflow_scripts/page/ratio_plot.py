@@ -25,7 +25,7 @@ from workflow_scripts.page.plot import (
     write_label,
 )
 from workflow_scripts.page.series import evenly, repeats_in_words, repeats_of
-from workflow_scripts.page.style import INK, MUTED, LineStyle, Mark
+from workflow_scripts.page.style import INK, MUTED, PAPER, LineStyle, Mark
 from workflow_scripts.tables.results import records
 
 MOST_LABELS = 14
@@ -35,6 +35,8 @@ TICKS = (
     *(1, 2, 5, 10, 0.5, 20, 50, 100, 200, 500, 0.2, 0.1, 3, 1.5, 7, 4, 1.2, 0.05, 0.8, 1.1, 0.9, 0.6, 1.4, 0.7),
     *(1.05, 0.95, 1.02, 0.98),
 )
+# A ratio that may be 1.
+HOLLOW: Mapping[str, Any] = {"linestyle": "none", "markerfacecolor": PAPER}
 LINES_PER_BAR = 2.0
 MOST_BARS = 12
 DOT: Mapping[str, Any] = {"color": INK, "marker": "o", "markersize": 3, "linestyle": "none"}
@@ -59,8 +61,9 @@ def plot_ratios(
     references: Sequence[Reference] = (),
     interval: str = "95 % interval",
 ) -> Plot:
-    """One panel per value of `panel`, if there is such a column; the panel with the most rows comes first."""
-    rows = rows if "panel" in rows else rows.assign(panel="")
+    """One panel per value of `panel`, if there is such a column; the panel with the most rows comes first. A column
+    `hollow` marks ratios that are not decided."""
+    rows = rows.assign(panel=rows.get("panel", ""), hollow=rows.get("hollow", False))
     references = [r for r in references if rows[r.column].notna().any()]
     all_rows = len(rows)
     rows = evenly(rows, ["panel", "label"], "ratio", MOST_DOTS)
@@ -80,6 +83,8 @@ def plot_ratios(
     handles = mark_handles({name: named[name] for name in named if name in set(rows["name"])})
     if rows["ratio_low"].notna().any():
         handles.append(key(interval, MUTED, linewidth=1.5))
+    if rows["hollow"].any():
+        handles.append(key("not decided", MUTED, marker="o", **HOLLOW))
     handles += [key(r.label, r.color, r.style) for r in references]
     if "beside" in rows and rows["beside"].notna().any():
         handles.append(key("KV-cache tokens (measured)", marker="x", linestyle="none"))
@@ -139,7 +144,9 @@ def _draw(
         for name, dots in part.groupby("name", sort=False):
             mark = named[str(name)]
             ax.hlines(dots["y"], dots["ratio_low"], dots["ratio_high"], color=mark.color, linewidth=1.5)
-            ax.plot(dots["ratio"], dots["y"], marker=mark.marker, color=mark.color, linestyle="none")
+            for hollow, alike in dots.groupby("hollow"):
+                look = HOLLOW if hollow else {"linestyle": "none"}
+                ax.plot(alike["ratio"], alike["y"], marker=mark.marker, color=mark.color, **look)
             known = dots.reindex(columns=["ratio", "y", "cell_id"]).dropna(subset="cell_id")
             mark_cells(ax, known["ratio"], known["y"], known["cell_id"], "ratio", on="x")
         if "beside" in part:

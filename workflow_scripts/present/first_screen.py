@@ -267,8 +267,8 @@ def best_settings(report: Report) -> Table | Fold | None:
     headings = ["Model and workload", "Device and engine", "Fastest setting"]
     headings += [column(RATE).axis, *(column(name).label for name in TIMES), column(ENERGY).axis, "Of ceiling"]
     note = (
-        "Means over starts, of whole repeats, with the 95 % interval; or the range of several settings, with their "
-        "number, if it is not decided which is the fastest. First tokens include waiting."
+        "Geometric means over starts, of whole repeats, with the 95 % interval; or the range of several settings, with "
+        "their number, if it is not decided which is the fastest. First tokens include waiting."
     )
     if means_of[ENERGY].isna().all():
         headings, rows = headings[:-2] + headings[-1:], [row[:-2] + row[-1:] for row in rows]

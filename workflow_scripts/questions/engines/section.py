@@ -21,14 +21,14 @@ from workflow_scripts.page.sentences import (
 )
 from workflow_scripts.page.series import PLACES
 from workflow_scripts.page.style import marks
-from workflow_scripts.study.setting_words import labels
+from workflow_scripts.study.setting_words import labels, setting_phrase
 from workflow_scripts.tables.results import RATE, Tables, records, require
 
 # Step from single HuggingFace requests to vLLM -> what it replaces; the size of a static batch is one of all settings.
 STEPS: Mapping[str, str] = {
     "continuous_batching": "HuggingFace with continuous batching over a paged cache instead of static batches",
     "engine": "vLLM instead of HuggingFace with continuous batching",
-    "total": "vLLM instead of HuggingFace on single requests",
+    "total": "vLLM with {} instead of HuggingFace on single requests",
 }
 
 
@@ -70,7 +70,10 @@ def steps_between(report: Report) -> Iterator[Block]:
     most = factors.groupby(PLACES)["vllm_max_num_seqs"].transform("max")
     rows = factors[(factors["vllm_max_num_seqs"] == most) & factors["ratio"].notna() & factors["factor"].isin(STEPS)]
     rows = rows.drop_duplicates([*PLACES, "factor"])
-    findings = [_finding(row, STEPS[row["factor"]]) for row in records(rows)]
+    findings = [
+        _finding(row, STEPS[row["factor"]].format(setting_phrase("max_num_seqs", row["vllm_max_num_seqs"])))
+        for row in records(rows)
+    ]
     yield from some(findings, "engine_decomposition", 4 * MOST_SENTENCES)
 
 

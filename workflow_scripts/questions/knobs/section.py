@@ -11,6 +11,7 @@ from workflow_scripts.page.ratio_plot import plot_ratios
 from workflow_scripts.page.report import FigurePart, Subject, TablePart
 from workflow_scripts.page.sentences import (
     EFFECT_COLUMNS,
+    NOT_DECIDED,
     OWN_SECTION,
     overall,
     pairs_that_differ_in,
@@ -24,7 +25,7 @@ from workflow_scripts.study.setting_words import instead_of
 from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables, require
 
 MOST_CHANGES = 10
-ENGINE = "vLLM instead of HuggingFace, each at its fastest"
+ENGINE = "vLLM instead of HuggingFace, each at its highest mean"
 WHILE_FULL = ", in the steady part"
 
 
@@ -51,7 +52,9 @@ def effects(tables: Tables) -> Plot:
     labels = list(dict.fromkeys(rows["label"]))
     drawn = rows[rows["label"].isin(labels[:MOST_CHANGES])]
     title = f"What changed {column(RATE).in_words}, largest effect first"
-    return plot_ratios(drawn.assign(name=drawn["gpu"]), marks(tables.devices), title=title)
+    return plot_ratios(
+        drawn.assign(name=drawn["gpu"], hollow=drawn["verdict"].eq(NOT_DECIDED)), marks(tables.devices), title=title
+    )
 
 
 # Another model, or the same one with weights of another type.
