@@ -224,7 +224,9 @@ def _verdict(row: Mapping[str, Any]) -> str:
 
 
 def what_verdicts_cover(report: Report) -> Iterator[Block]:
-    scopes = list(report.tables.need("knobs")["scope"].dropna().unique())
+    report.tables.need("knobs")
+    compared = (report.tables.get(name, "scope")["scope"] for name in ("knobs", "devices", "engines"))
+    scopes = list(pd.concat(compared).dropna().unique())
     covers = (
         f"Of 100 intervals, about 95 contain the true ratio. They cover: {', or '.join(scopes)}. What a further run "
         "measures may lie outside, because it has an error too."

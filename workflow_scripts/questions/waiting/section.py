@@ -53,10 +53,12 @@ def waiting_by_repeat(tables: Tables) -> Plot:
     cells = most[["cell_id"]].merge(each.assign(settings=labels(each, tables.knobs)), on="cell_id")
     named = cells[[*told_apart(cells, COORDINATES[1:], []), "settings"]]
     titles = dict(zip(cells["cell_id"], named.agg(", ".join, axis=1), strict=True))
+    of_drawn = rows.loc[rows["cell_id"].isin(most["cell_id"]), ["waiting_share", "driver_idle_share"]]
+    draw = partial(_draw, most_pct=105 * float(of_drawn.max().max()))
     panels, lines = [], 0.0
     for gpu in [device for device in tables.devices if device in set(cells["gpu"])]:
         shown = [(titles[cell], rows[rows["cell_id"] == cell]) for cell in cells.loc[cells["gpu"] == gpu, "cell_id"]]
-        panels.append(Panel(gpu, partial(_draw, cells=shown)))
+        panels.append(Panel(gpu, partial(draw, cells=shown)))
         lines = max(lines, sum(1.5 + len(repeats) / 2 for _, repeats in shown))
     return Plot(
         title="What GPUs wait for in each repeat",
@@ -71,13 +73,15 @@ def waiting_by_repeat(tables: Tables) -> Plot:
             key("no kernel, by the driver", marker="|", linestyle="none"),
         ],
         repeats=repeats_of(rows),
-        notes=["the cells that wait most on each device; the table has all"],
+        notes=[
+            "of the cells that are long enough to be sampled, those that wait most on each device; the table has all"
+        ],
         panel_height_in=lines * LINE_IN + 0.7,
     )
 
 
-def _draw(ax: Axes, cells: Sequence[tuple[str, pd.DataFrame]]) -> None:
-    """Draw a bar of half a line for each repeat, below the name of its cell."""
+def _draw(ax: Axes, cells: Sequence[tuple[str, pd.DataFrame]], most_pct: float) -> None:
+    """Draw a bar of half a line for each repeat, below the name of its cell; the axis ends at `most_pct`."""
     top = 0.0
     for name, rows in cells:
         write_label(ax, top + 0.5, name)
@@ -92,7 +96,7 @@ def _draw(ax: Axes, cells: Sequence[tuple[str, pd.DataFrame]]) -> None:
         mark_cells(ax, by_driver, y, rows["cell_id"], "driver_idle_share", on="x")
         top = y[-1] + 0.5
     ax.set_ylim(top, 0)
-    ax.set_xlim(left=0)
+    ax.set_xlim(0, most_pct)
     hide_y(ax)
 
 
