@@ -193,6 +193,7 @@ def _changes(report: Report) -> Iterator[str]:
         times = f"{number(row['ratio'])} times" + (f" ({interval})" if interval else "")
         yield f"{row['label']}: {times} the output tokens/s on {row['gpu']}."
     yield from without_effect(rows[~shown & ~rows["about"].isin(rows.loc[shown, "about"])])
+    yield from other_settings.not_compared(report.tables)
 
 
 def _trust(report: Report) -> Iterator[tuple[str, str]]:

@@ -35,7 +35,7 @@ VERDICTS = {
     *("failed start", "flagged", "kept up", "kept up, slow client", "saturated", "predicted", "quiet host", "busy GPU"),
     *("limited by server", "limited by client and server", "not steady", "other settings", "same answers"),
     *("block size", "decided", "simulated", "published", "remote code", "by itself", "ramp", "cannot show", "missed"),
-    *("loaded host", "slowed GPU"),
+    *("loaded host", "slowed GPU", "not compared"),
 }
 DIGITS = range(2, 7)
 

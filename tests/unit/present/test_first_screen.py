@@ -17,7 +17,7 @@ from workflow_scripts.page.sentences import span, verdicts_on
 from workflow_scripts.present.first_screen import Answer, _trust, best_in_words, best_settings, first_screen
 from workflow_scripts.present.page import _lines
 from workflow_scripts.questions.knobs import sequence_limit
-from workflow_scripts.questions.knobs.section import ENGINE, largest_changes
+from workflow_scripts.questions.knobs.section import ENGINE, largest_changes, not_compared
 from workflow_scripts.questions.knobs.sequence_limit import drains
 from workflow_scripts.questions.limits.section import reached
 from workflow_scripts.questions.sections import SECTIONS
@@ -209,6 +209,19 @@ def test_changes_are_ranked_and_told_with_interval_margin_and_what_is_undecided(
         assert phrase in told
     # Settings with a section of their own have an answer there.
     assert not any(words in told for words in ("9,000", "block size", "prefix caching"))
+
+
+@pytest.mark.parametrize(("lock", "told"), [("a" * 64, 0), ("b" * 64, 1)])
+def test_a_setting_that_was_varied_only_between_environments_is_called_not_compared(report, tmp_path, lock, told):
+    cells = in_table(report, "cells").assign(lock_sha256="a" * 64)
+    of = cells[cells["outcome"].eq("ok") & cells["engine"].eq("vllm")].head(1)
+    other = of.assign(
+        cell_id=of["cell_id"] + "-fp8", knob_kv_cache_dtype="fp8", lock_sha256=lock, kv_cache_tokens=123456
+    )
+    now = changed(report, tmp_path, cells=pd.concat([cells, other]))
+    sentences = list(not_compared(now.tables))
+    assert len(sentences) == told
+    assert all("KV-cache type fp8" in of and "hold 123,456 and" in of for of in sentences)
 
 
 def test_imported_cells_are_not_counted_as_measured(report, tmp_path, cells):

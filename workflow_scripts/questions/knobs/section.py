@@ -1,14 +1,17 @@
 """What changed throughput, ranked: every setting, the model and the engine, each with its largest effect."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pandas as pd
 
+from workflow_scripts.catalog.environments import DEFAULT
 from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import sentence
+from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.plot import Plot
 from workflow_scripts.page.ratio_plot import plot_ratios
-from workflow_scripts.page.report import FigurePart, Subject, TablePart
+from workflow_scripts.page.report import FigurePart, Report, Subject, TablePart
 from workflow_scripts.page.sentences import (
     EFFECT_COLUMNS,
     NOT_DECIDED,
@@ -21,8 +24,10 @@ from workflow_scripts.page.sentences import (
 from workflow_scripts.page.series import PLACES
 from workflow_scripts.page.style import marks
 from workflow_scripts.questions.engines.section import equal_work
+from workflow_scripts.statistics.summary import ENVIRONMENT
+from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import instead_of
-from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables, require
+from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables, records, require
 
 MOST_CHANGES = 10
 ENGINE = "vLLM instead of HuggingFace, each at its highest mean"
@@ -63,6 +68,27 @@ models_compared = pairs_that_differ_in(
 )
 
 
+def not_compared(tables: Tables) -> Iterator[str]:
+    """Two settings of each knob that was varied only between environments, and the sizes of their KV caches."""
+    compared = set(tables.get("knobs", "knob")["knob"])
+    cells = tables.measured.drop_duplicates("cell_id")
+    for knob in [of for of in tables.knobs if of.removeprefix("knob_") not in compared]:
+        name, others = knob.removeprefix("knob_"), [of for of in tables.knobs if of != knob]
+        for _, alike in cells.groupby([*COORDINATES, *others], dropna=False, sort=False):
+            rows = alike.sort_values(knob, na_position="first").drop_duplicates([knob])
+            if len(rows) > 1 and len(rows.drop_duplicates([*ENVIRONMENT])) > 1:
+                baseline, *_, other = records(rows)
+                words = instead_of(name, other[knob], DEFAULT if pd.isna(baseline[knob]) else baseline[knob])
+                tokens = " and ".join(f"{of['kv_cache_tokens']:,.0f}" for of in (other, baseline))
+                why = "not compared, because the environments differ"
+                yield f"{sentence(words)}: {why}; KV caches hold {tokens} tokens."
+                break
+
+
+def varied_between_environments(report: Report) -> Iterator[Block]:
+    yield from (Finding("not compared", said) for said in not_compared(report.tables))
+
+
 SUBJECT = Subject(
     id="knobs",
     title="All settings",
@@ -76,5 +102,5 @@ SUBJECT = Subject(
             lambda effects: overall(effects[~effects["knob"].isin(OWN_SECTION)]),
         ),
     ],
-    findings=[verdicts_of_others, models_compared],
+    findings=[verdicts_of_others, models_compared, varied_between_environments],
 )
