@@ -33,6 +33,7 @@ from workflow_scripts.questions.devices.section import of_rates, speedups
 from workflow_scripts.questions.environments import section as environments_compared
 from workflow_scripts.questions.knobs import latency, sequence_limit
 from workflow_scripts.questions.knobs import section as other_settings
+from workflow_scripts.questions.knobs.sequence_limit import WORK
 from workflow_scripts.questions.predictions import section as predicted_and_measured
 from workflow_scripts.questions.predictions.measured_or_predicted import predicted_in_words
 from workflow_scripts.questions.trust.where_measured import host_load
@@ -291,6 +292,8 @@ def _row(tables: Tables, cells: pd.DataFrame, means_of: pd.DataFrame, best: dict
         ties = best["ties"].split(", ") if isinstance(best["ties"], str) else []
         members = cells[cells["knobs"].isin([best["knobs"], *ties])]
     words = best_in_words(members, cells, tables.knobs)
+    work = tables.measured.loc[tables.measured["cell_id"].isin(cells["cell_id"]), list(WORK)]
+    words += "; requests differ" * bool(work.nunique().gt(1).any())
     of_them = means_of.loc[members["cell_id"]]
     rate = span(of_them[RATE])
     if len(members) > 1:
@@ -325,7 +328,7 @@ def best_in_words(members: pd.DataFrame, cells: pd.DataFrame, knobs: Sequence[st
     if fixed and alike.sum() == len(members):
         tied = listed(_side_by_side(members.sort_values(moving), moving), "or")
         return f"{sentence(settings_in_words(members.head(1), fixed)[0])}; {tied}"
-    return f"{plural(len(members), 'setting')} tied, of {len(cells)}"
+    return f"Not decided between {len(members)} of {len(cells)} settings"
 
 
 def _side_by_side(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:

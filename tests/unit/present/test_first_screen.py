@@ -150,7 +150,7 @@ GRID = pd.DataFrame([(16, 1), (16, 8), (32, 1), (32, 8), (64, 8)], columns=KNOBS
     [
         ([3], "Block size 32, at most 8 sequences (of 5)"),
         ([4, 1, 3], "At most 8 sequences; block size 16, 32 or 64"),
-        ([0, 3], "2 settings tied, of 5"),
+        ([0, 3], "Not decided between 2 of 5 settings"),
         ([0, 1, 2, 3, 4], "Not decided between 5 settings"),
     ],
 )
