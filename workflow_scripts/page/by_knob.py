@@ -39,7 +39,7 @@ INVALID: Mapping[str, Any] = {"marker": f"${OUTCOMES['invalid'][1]}$", "linestyl
 PUBLISHED: Mapping[str, Any] = {"marker": "x", "markersize": 6, "markeredgewidth": 1.6, "linewidth": 0.7}
 BESIDE: Mapping[str, Any] = {"textcoords": "offset points", "va": "top", "fontsize": 8.5, "fontweight": "bold"}
 NO_CEILINGS, NOTHING_PUBLISHED = pd.DataFrame(), pd.DataFrame(columns=["published"], dtype=float)
-ALL_SETTINGS, ONE_SETTING = "all settings of other knobs", "one setting of other knobs"
+ALL_SETTINGS, ONE_SETTING = "all settings of other knobs", "no other setting varies"
 _BAND = (
     "if many settings of other knobs were measured, a line is the median of all of them and its band spans the lowest "
     "to the highest"

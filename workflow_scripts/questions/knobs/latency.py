@@ -16,7 +16,7 @@ from workflow_scripts.page.report import FigurePart, Subject
 from workflow_scripts.page.series import Group, device_marks, ends_in_words, repeats_of, values_at
 from workflow_scripts.page.style import INK, LineStyle, Mark
 from workflow_scripts.questions.knobs.sequence_limit import at_both_ends, most_important_line, rate_of
-from workflow_scripts.study.setting_words import knob_name
+from workflow_scripts.study.setting_words import knob_axis, knob_name
 from workflow_scripts.tables.results import RATE, STEADY, Tables, require
 
 TTFT, PER_TOKEN = "ttft_s_p50", "tpot_s_p50"
@@ -48,7 +48,7 @@ def speed_per_user(tables: Tables) -> Plot:
         ],
         x_label="tokens/s per user (1 / median TPOT)",
         y_label=column(rate).axis,
-        handles=[*mark_handles(named_as), key("no cell is better in both (Pareto)", **PARETO)],
+        handles=[*mark_handles(named_as), key("no drawn cell is better in both (Pareto)", **PARETO)],
         repeats=repeats_of(rows),
     )
 
@@ -67,6 +67,7 @@ def latency(tables: Tables) -> Plot:
         panels=[
             _panel(f"Medians ({column(TTFT).unit}) by {name}", line, partial(_first, rows=values, named_as=named_as))
         ],
+        x_label=knob_axis(knob),
         handles=mark_handles(named_as) + [key(label, linestyle=style) for style, label in FIRST.values()],
         repeats=repeats_of(rows),
         notes=["the cells had different numbers of requests, and more of them wait longer"] * (rate_of(line) == STEADY),

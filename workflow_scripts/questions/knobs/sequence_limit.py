@@ -31,11 +31,14 @@ DRAIN, WORK = "drain_share", ("num_requests", "prompt_tokens", "output_tokens")
 
 
 def output_by_max_num_seqs(tables: Tables) -> Plot:
-    """If the requests differ along a line, its rate is that while the engine is full, beside that of whole repeats."""
+    """The panels that the figure of throughput does not have. If the requests differ along a line, its rate is that
+    while the engine is full, beside that of whole repeats."""
     groups = compared(tables, tables.measured, "knob_max_num_seqs", COORDINATES[1:])
     own = {cell for group in groups for cell in group.rows["cell_id"]}
-    if len(groups) == 1 and most_important_knob(tables) == "max_num_seqs" and published_rates(tables, own).empty:
-        raise MissingError("the figure of throughput has the same lines")
+    if most_important_knob(tables) == "max_num_seqs":
+        if len(groups) == 1 and published_rates(tables, own).empty:
+            raise MissingError("the figure of throughput has the same lines")
+        groups = groups[1:] or groups
     return _while_full(tables, groups, "max_num_seqs")
 
 
