@@ -141,11 +141,12 @@ def _throughput(report: Report) -> Iterator[str]:
     overall = effects[(effects["comparison"] == "overall") & (effects["knob"] == knob)]
     # As the first finding of the section, whose verdict stands before the sentence.
     for row in records(largest_first(overall[overall["gpu"].isin(overall["gpu"].head(1))]).head(1)):
+        ends = f"; 95 % interval {interval}" if (interval := span([row["ratio_low"], row["ratio_high"]])) else ""
         settings = [name for name in group.rows["series"][group.rows["cell_id"] == row["cell_id"]] if name][:1]
         told = (
             f"with {', '.join([instead_of(knob, row['value'], row['baseline']), *settings])}, "
             f"{number(row['ratio'])} times the output tokens/s on {row['gpu']} ({number(row['baseline_rate'])} to "
-            f"{number(row['rate'])}{', while the engine is full' if row['metric'] == STEADY else ''})."
+            f"{number(row['rate'])}{', while the engine is full' if row['metric'] == STEADY else ''}){ends}."
         )
         yield f"Not flat: {told}" if row["verdict"] in DECIDED else sentence(told)
     line = one_line(group)
