@@ -137,4 +137,5 @@ SUBJECT = Subject(
         claims_on("prefix-caching"),
     ],
     findings=[hits_by_kv_cache, gains_and_hits, memory_saved],
+    lines=2,  # speed and memory
 )
