@@ -11,11 +11,10 @@ import pandas as pd
 from workflow_scripts.common.wording import plural
 from workflow_scripts.page.blocks import shown
 from workflow_scripts.page.style import Mark, marks
-from workflow_scripts.statistics.summary import ENVIRONMENT
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, setting
 from workflow_scripts.tables.parsed_facts import REPEAT
-from workflow_scripts.tables.results import MissingError, Tables, require
+from workflow_scripts.tables.results import RAN_IN, MissingError, Tables, require
 from workflow_scripts.workloads.arrivals import Load
 
 # Where cells of several engines are compared.
@@ -51,23 +50,30 @@ def groups_varying(rows: pd.DataFrame, knob: str, knobs: Sequence[str], panel_ke
     rows = rows[rows[knob].notna()]
     others = [column for column in knobs if column != knob]
     rows = rows.assign(x=rows[knob])
-    alike, environment = [*COORDINATES, *others], [column for column in ENVIRONMENT if column in rows]
-    rows = rows[rows.groupby([*alike, *environment], dropna=False, sort=False)["x"].transform("nunique") >= 2]
+    # What is not measured has no environment.
+    alike = [*COORDINATES, *others, *{RAN_IN} & {*rows}]
+    rows = rows[rows.groupby(alike, dropna=False, sort=False)["x"].transform("nunique") >= 2]
     require(rows, f"no two measured cells differ only in {knob_name(name)}")
-    ran_in = rows[environment].astype("string").fillna("").agg(" ".join, axis=1)
-    place = ran_in.groupby([rows[of] for of in alike], dropna=False, sort=False).transform(lambda of: of.factorize()[0])
-    rows["further"] = [f", environment {1 + number}" * (number > 0) for number in place.astype(int)]
     names = told_apart(rows, panel_keys)
     groups = [
         Group(
             " · ".join(first[names]),
             dict(first[list(panel_keys)]),
-            part.assign(series=series_labels(part, others) + part["further"]),
+            part.assign(series=series_labels(part, others) + environments_in_words(part)),
         )
         for _, part in rows.groupby(list(panel_keys), sort=False)
         for _, first in part.head(1).iterrows()
     ]
     return sorted(groups, key=lambda group: -group.rows["cell_id"].nunique())
+
+
+def environments_in_words(rows: pd.DataFrame) -> "pd.Series[str]":
+    """What tells the environments of rows apart, if those of one device and engine have several."""
+    if RAN_IN not in rows:
+        return pd.Series("", index=rows.index)
+    several = rows.groupby(["gpu", "engine"], sort=False)[RAN_IN].transform("nunique") > 1
+    numbers = rows[RAN_IN].astype("Int64")
+    return (", environment " + numbers.astype(str)).where(several & numbers.notna(), "")
 
 
 def under_load(cells: pd.DataFrame) -> "pd.Series[bool]":

@@ -25,7 +25,7 @@ from workflow_scripts.page.sentences import (
     with_counts,
     without_effect,
 )
-from workflow_scripts.page.series import PLACES, one_line, under_load, values_at
+from workflow_scripts.page.series import PLACES, environments_in_words, one_line, under_load, values_at
 from workflow_scripts.physics.rate_ceiling import at_least
 from workflow_scripts.present.figures import FIGURES
 from workflow_scripts.questions.devices import section as device_ratios
@@ -40,7 +40,7 @@ from workflow_scripts.questions.trust.where_measured import host_load
 from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.progress import clock
 from workflow_scripts.study.setting_words import instead_of, setting_phrase, settings_in_words, shortly
-from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables, records
+from workflow_scripts.tables.results import RAN_IN, RATE, STEADY, MissingError, Tables, records
 
 MOST_DEVICES, MOST_RATES, SEQUENCES = 2, 3, "max_num_seqs"
 TIMES, WAIT, ENERGY = ("tpot_s_p50", "ttft_s_p50"), "queue_s_p50", "energy_j_per_output_token"
@@ -219,7 +219,11 @@ def _trust(report: Report) -> Iterator[tuple[str, str]]:
         for version in of_one
     ]
     if named:
-        yield "Versions", ", ".join(dict.fromkeys(named))
+        several = bool(cells[RAN_IN].max() > 1)
+        yield (
+            "Versions",
+            ", ".join(dict.fromkeys(named)) + ", in several environments, which are not compared" * several,
+        )
 
 
 def _cells(report: Report) -> Iterator[str]:
@@ -260,13 +264,20 @@ def best_settings(report: Report) -> Table | Fold | None:
     cells = cells[cells["cell_id"].isin(means_of.index[means_of[RATE].notna()])]
     if cells.empty:
         return None
+    cells = cells.merge(tables.rows.drop_duplicates("cell_id")[["cell_id", RAN_IN]], on="cell_id")
+    cells["environment"] = environments_in_words(cells)
     fastest = recommended[recommended["role"] == "best_throughput"].assign(engine=VLLM.name)
-    best = dict(zip(fastest[place].itertuples(index=False, name=None), records(fastest), strict=True))
+    best = {row["cell_id"]: row for row in records(fastest)}
     measured = tables.rows[tables.rows["cell_id"].isin(cells["cell_id"])]
     size = measured.groupby("model")["model_weights_gib"].max().fillna(0).to_dict()
     tokens = measured.assign(tokens=measured[RATE] * measured["wall_s"]).groupby(PLACES)["tokens"].sum().to_dict()
-    places = sorted(cells.groupby(place, sort=False), key=lambda of: (size[of[0][1]], tokens[of[0][:3]]), reverse=True)
-    rows = [_row(tables, of_place, means_of, best.get(names)) for names, of_place in places]
+    places = sorted(
+        cells.groupby([*place, RAN_IN], sort=False), key=lambda of: (size[of[0][1]], tokens[of[0][:3]]), reverse=True
+    )
+    rows = [
+        _row(tables, of_place, means_of, next((best[cell] for cell in of_place["cell_id"] if cell in best), None))
+        for _, of_place in places
+    ]
     headings = ["Model and workload", "Device and engine", "Fastest setting"]
     headings += [column(RATE).axis, *(column(name).label for name in TIMES), column(ENERGY).axis, "Of ceiling"]
     note = (
@@ -308,7 +319,11 @@ def _row(tables: Tables, cells: pd.DataFrame, means_of: pd.DataFrame, best: dict
     waits = of_them[WAIT].dropna()
     if len(waits) and waits.max() > WORTH_SAYING * times[1].max():
         latencies[1] += f", waits {column(WAIT).text(waits.min(), waits.max())}"
-    named = [f"{first['model']}, {first['workload']}", f"{first['gpu']}, {first['engine']}", words]
+    named = [
+        f"{first['model']}, {first['workload']}",
+        f"{first['gpu']}, {first['engine']}{first['environment']}",
+        words,
+    ]
     return [*named, rate, *latencies, span(of_them[ENERGY]) or UNKNOWN, _of_limit(tables, members)]
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.statistics import summary
 from workflow_scripts.tables.measurements import joined
 from workflow_scripts.tables.parsed_facts import REPEAT, START, read_parsed
 from workflow_scripts.tables.typed_tables import read_table
@@ -24,6 +25,8 @@ class MissingError(InputError):
 Rows = TypeVar("Rows", bound=Sized)
 # Rates of cells: over whole repeats, while the engine is full, and with prompt tokens.
 RATE, STEADY = "output_tokens_per_s", "steady_output_tokens_per_s"
+# Number of the environment among those of a device and engine, from 1; cells of several are not compared.
+RAN_IN = "environment_number"
 
 # The meaning of a table without rows.
 EMPTY = {
@@ -138,8 +141,13 @@ class Tables:
 
     @cached_property
     def rows(self) -> pd.DataFrame:
-        """What was asked for and measured, as the one frame of `tables.measurements`."""
-        return joined(self.need("cells"), self._table("starts"), self._table("repeats"))
+        """What was asked for and measured, as the one frame of `tables.measurements`; and `RAN_IN`."""
+        rows = joined(self.need("cells"), self._table("starts"), self._table("repeats"))
+        known = (
+            rows[[*summary.ENVIRONMENT]].astype("string").fillna("").agg(" ".join, axis=1).where(rows["start"].notna())
+        )
+        number = known.groupby([rows["gpu"], rows["engine"]], sort=False).transform(lambda of: of.factorize()[0])
+        return pd.concat([rows, (1 + number.astype(int).clip(lower=0)).rename(RAN_IN)], axis=1)
 
     @cached_property
     def repeats(self) -> pd.DataFrame:

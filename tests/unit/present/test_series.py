@@ -9,7 +9,7 @@ KNOBS = ["knob_block_size", "knob_max_num_seqs"]
 
 
 def cells(*rows: tuple[str, float, float]) -> pd.DataFrame:
-    names = {"engine": "vllm", "model": "m", "workload": "w", "lock_sha256": "a", "processor": pd.NA}
+    names = {"engine": "vllm", "model": "m", "workload": "w", "environment_number": 1}
     return pd.DataFrame(
         [
             {"cell_id": f"{gpu}/{bs}/{seqs}", "gpu": gpu, "knob_block_size": bs, "knob_max_num_seqs": seqs, **names}
@@ -29,14 +29,14 @@ def test_only_cells_with_a_partner_that_differs_in_the_knob_alone_are_compared()
     (group,) = groups_varying(rows, "knob_max_num_seqs", KNOBS, COORDINATES[1:])
     assert group.labels == ["block size 16", "block size 32"]
     # Cells of several environments are on several lines, and one that is alone in its own is on none.
-    rows = cells(("h200", 16, 1), ("h200", 16, 4), ("h200", 16, 8)).assign(lock_sha256=["a", "b", "b"])
+    rows = cells(("h200", 16, 1), ("h200", 16, 4), ("h200", 16, 8)).assign(environment_number=[1, 2, 2])
     (group,) = groups_varying(rows, "knob_max_num_seqs", KNOBS, COORDINATES[1:])
     assert list(group.rows["x"]) == [4, 8]
     assert group.labels == [""]
     both = pd.concat([rows, cells(("h200", 16, 2))])
     (group,) = groups_varying(both, "knob_max_num_seqs", KNOBS, COORDINATES[1:])
     assert dict(zip(group.rows["x"], group.rows["series"], strict=True)) == {
-        **dict.fromkeys([1, 2], ""),
+        **dict.fromkeys([1, 2], ", environment 1"),
         **dict.fromkeys([4, 8], ", environment 2"),
     }
     # Each device has a panel, the one with the most cells first.

@@ -21,10 +21,9 @@ from workflow_scripts.page.sentences import NOT_DECIDED, claims_on, explained, s
 from workflow_scripts.page.series import Group, groups_varying
 from workflow_scripts.page.style import COLOURS, INK, MUTED, LineStyle, Mark, marks
 from workflow_scripts.questions.devices.table import EXPECTED
-from workflow_scripts.statistics.summary import ENVIRONMENT
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_axis
-from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require
+from workflow_scripts.tables.results import RAN_IN, RATE, MissingError, Tables, records, require
 
 # From this share of samples at the power limit on, a sentence names it.
 MUCH_AT_POWER_LIMIT = 0.5
@@ -69,7 +68,7 @@ def groups_by_sequences(tables: Tables) -> list[Group]:
     """The ratios of each pair of devices, model and workload by number of sequences, `x`; all else is equal."""
     rows = of_rates(tables.need("devices"))
     settings = tables.measured.drop_duplicates("cell_id")
-    settings = settings[[*COORDINATES, *ENVIRONMENT, "knobs", "cell_id", *tables.knobs]]
+    settings = settings[[*COORDINATES, RAN_IN, "knobs", "cell_id", *tables.knobs]]
     rows = rows.merge(settings.rename(columns={"gpu": "gpu_a"}), on=["gpu_a", *COORDINATES[1:], "knobs"])
     rows = rows.assign(gpu=rows["gpu_a"] + " over " + rows["gpu_b"])
     groups = groups_varying(rows, "knob_max_num_seqs", tables.knobs, COORDINATES)

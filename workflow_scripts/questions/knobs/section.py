@@ -24,10 +24,9 @@ from workflow_scripts.page.sentences import (
 from workflow_scripts.page.series import PLACES
 from workflow_scripts.page.style import marks
 from workflow_scripts.questions.engines.section import equal_work
-from workflow_scripts.statistics.summary import ENVIRONMENT
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import instead_of
-from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables, records, require
+from workflow_scripts.tables.results import RAN_IN, RATE, STEADY, MissingError, Tables, records, require
 
 MOST_CHANGES = 10
 ENGINE = "vLLM instead of HuggingFace, each at its highest mean"
@@ -76,7 +75,7 @@ def not_compared(tables: Tables) -> Iterator[str]:
         name, others = knob.removeprefix("knob_"), [of for of in tables.knobs if of != knob]
         for _, alike in cells.groupby([*COORDINATES, *others], dropna=False, sort=False):
             rows = alike.sort_values(knob, na_position="first").drop_duplicates([knob])
-            if len(rows) > 1 and len(rows.drop_duplicates([*ENVIRONMENT])) > 1:
+            if len(rows) > 1 and rows[RAN_IN].nunique() > 1:
                 baseline, *_, other = records(rows)
                 words = instead_of(name, other[knob], DEFAULT if pd.isna(baseline[knob]) else baseline[knob])
                 tokens = " and ".join(f"{of['kv_cache_tokens']:,.0f}" for of in (other, baseline))

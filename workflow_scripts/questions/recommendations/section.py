@@ -4,11 +4,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from workflow_scripts.common.wording import listed
+from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.page.blocks import Block, Command, Text
 from workflow_scripts.page.report import Report, Subject
 from workflow_scripts.page.sentences import MOST_SENTENCES, place, with_interval
+from workflow_scripts.page.series import environments_in_words
 from workflow_scripts.study.definition import resolved_models
-from workflow_scripts.tables.results import records, require
+from workflow_scripts.tables.results import RAN_IN, records, require
 
 # Maximum number of ties that are named.
 MOST_TIES = 5
@@ -32,7 +34,9 @@ def commands(report: Report) -> Iterator[Block]:
     models = resolved_models(report.study).items()
     if random := [name for name, model in models if model.hub_repo and model.load_format != "hub"]:
         yield Text(f"Measured with random weights of {listed(random)}; the commands load the published ones.")
-    rows = rows.assign(place=[place(row) for row in records(rows)])
+    measured = report.tables.rows.drop_duplicates("cell_id").set_index("cell_id")
+    known = rows.assign(engine=VLLM.name, **{RAN_IN: rows["cell_id"].map(measured[RAN_IN])})
+    rows = rows.assign(place=[place(row) for row in records(rows)] + environments_in_words(known))
     rows = rows.assign(key=rows["command"].fillna(rows["place"]))
     for _, alike in list(rows.groupby("key", sort=False))[: 2 * MOST_SENTENCES]:
         reasons = [f"{row['place']}, {ROLES[row['role']]}: {_why(report, row)}" for row in records(alike)]
