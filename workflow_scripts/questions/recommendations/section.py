@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from workflow_scripts.common.wording import listed
+from workflow_scripts.common.columns import column
+from workflow_scripts.common.wording import listed, sentence
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.page.blocks import Block, Command, Text
 from workflow_scripts.page.report import Report, Subject
@@ -15,9 +16,11 @@ from workflow_scripts.tables.results import RAN_IN, records, require
 # Maximum number of ties that are named.
 MOST_TIES = 5
 CHOSEN = (
-    "A higher mean is not shown to be faster; this is the one of these with the largest KV cache, then the fewest "
-    "sequences, then the smallest blocks:"
+    "A higher mean is not shown to be faster, so the largest KV cache, then the fewest sequences, then the smallest "
+    "blocks decide"
 )
+# A percentile of fewer requests is about the slowest one.
+FEW_REQUESTS = 100
 ROLES: Mapping[str, str] = {
     "best_throughput": "highest throughput",
     "best_within_latency": "highest throughput within a latency",
@@ -59,16 +62,25 @@ def _why(report: Report, row: Mapping[str, Any]) -> str:
     if row["role"] == "smallest_within_margin":
         return f"the smallest {of} that are shown to be within {row['margin_pct']:g} % of the fastest."
     bound = f" that keep{'s' * alone} {row['latency_bound']}" if row["role"] == "best_within_latency" else ""
-    words = f"{rate}, the {'only one' if alone else 'highest'} {of}{bound}."
-    if row["chosen_among_ties"] is True:
-        words = f"{rate}, one {of}{bound}. {CHOSEN}"
-    elif isinstance(row["ties"], str):
-        words += " Not shown to be slower:"
+    chosen = row["chosen_among_ties"] is True
+    which = "only one" if alone else "choice" if chosen else "highest"
+    bound += _worst(report, row) * bool(bound)
+    words = f"{sentence(report.setting_of(row, row['knobs']))}: {rate}, the {which} {of}{bound}."
     if isinstance(row["ties"], str):
         ties = [report.setting_of(row, name) for name in row["ties"].split(", ")]
         more = f"; and {len(ties) - MOST_TIES} more" if len(ties) > MOST_TIES else ""
-        words += f" {'; '.join(ties[:MOST_TIES])}{more}."
+        words += f" {CHOSEN}." * chosen + f" Not shown to be slower: {'; '.join(ties[:MOST_TIES])}{more}."
     return words
+
+
+def _worst(report: Report, row: Mapping[str, Any]) -> str:
+    """The percentile in the worst repeat, which may break the bound that the mean keeps, and of how few requests."""
+    repeats = report.tables.measured[report.tables.measured["cell_id"] == row["cell_id"]]
+    requests = int(repeats["num_requests"].max())
+    few = f", the slowest of {requests} requests" * (requests < FEW_REQUESTS)
+    return (
+        f" as the mean of the repeats ({column('tpot_s_p99').text(repeats['tpot_s_p99'].max())} in the worst one{few})"
+    )
 
 
 SUBJECT = Subject(id="recommendations", title="Recommendations", parts=[commands])
