@@ -33,6 +33,7 @@ from workflow_scripts.questions.claims.evidence import (
 )
 from workflow_scripts.questions.claims.study_tables import Interval, Row, StudyTables, highest, pairs
 from workflow_scripts.questions.devices.table import NEAR_PCT, PREDICTED, capability_ratios
+from workflow_scripts.questions.knobs.pairs import STEADY
 from workflow_scripts.questions.knobs.table import OVERALL, PAIR
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
 from workflow_scripts.study.setting_words import instead_of, setting_phrase
@@ -47,9 +48,10 @@ def like_sharegpt(cell: Row) -> Under:
 
 
 def effect_text(effect: Row) -> str:
+    full = " while full" * (effect.metric == STEADY)
     return (
-        f"{instead_of(effect.knob, effect.value, effect.baseline)}, {effect.ratio:.3g} times the output tokens/s (95 % "
-        f"interval {effect.ratio_low:.3g} to {effect.ratio_high:.3g}): {effect.verdict}."
+        f"{instead_of(effect.knob, effect.value, effect.baseline)}, {effect.ratio:.3g} times the output tokens/s{full} "
+        f"(95 % interval {effect.ratio_low:.3g} to {effect.ratio_high:.3g}): {effect.verdict}."
     )
 
 
@@ -129,11 +131,13 @@ def throughput_flat_over_max_num_seqs(claim: Claim, tables: StudyTables) -> Iter
         for cell in tables.cells
         for name, rate, sequences in published
         if cell.engine == "vllm" and cell.knob_max_num_seqs == sequences and may_mean(name, cell.gpu)
+        if covers(claim, cell.gpu, cell.model)
     ]
     # The published rate that is furthest above the measured one, per card and workload
     place = attrgetter("gpu", "model", "workload")
     for cell, times, rate, sequences in highest(beside, lambda of: of[1], lambda of: place(of[0])):
-        at = f"{_while_full(cell):,.0f} output tokens/s while full, with {setting_phrase('max_num_seqs', sequences)}"
+        full = "" if math.isnan(float(cell.steady_output_tokens_per_s)) else " while full"
+        at = f"{_while_full(cell):,.0f} output tokens/s{full}, with {setting_phrase('max_num_seqs', sequences)}"
         if pd.notna(cached := getattr(cell, "knob_enable_prefix_caching", None)):
             at += f", {setting_phrase('enable_prefix_caching', cached)}"
         yield measured(claim, cell, f"{at}; {rate}, {times_at_mixes(times)}.")

@@ -92,12 +92,13 @@ class StudyTables:
         )
 
     def waste(self, layout: str, by: Sequence[str] = PLACE, block_size: int | None = None) -> list[Row]:
-        """What a layout of the whole cache wastes, and columns of the cells: means over rows that agree in `by`."""
+        """What a layout of the whole cache wastes, and columns of the cells: as on the page, medians of rows alike in
+        `by`."""
         waste = self.frames["fragmentation"]
         waste = waste[waste["layout"].eq(layout) & waste["layer_kind"].isna()]
         if block_size is not None:
             waste = waste[waste["block_size"].eq(block_size)]
-        return _rows(_means(waste.merge(self._cells, on="cell_id", suffixes=("", "_of_cell")), by))
+        return _rows(_means(waste.merge(self._cells, on="cell_id", suffixes=("", "_of_cell")), by, "median"))
 
 
 def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
@@ -135,11 +136,11 @@ def _key(row: Row, columns: Iterable[str]) -> tuple[object, ...]:
     return tuple(None if value != value else value for value in values)  # NaN is not equal to itself
 
 
-def _means(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """One row per combination of `by`: means of numbers, and the first value of everything else."""
+def _means(rows: pd.DataFrame, by: Sequence[str], of_numbers: str = "mean") -> pd.DataFrame:
+    """One row per combination of `by`: means (or medians) of numbers, and the first value of everything else."""
     numeric = set(rows.select_dtypes("number").columns)
     groups = rows.groupby(list(by), dropna=False, sort=False)
-    how = {name: "mean" if name in numeric else "first" for name in rows.columns if name not in by}
+    how = {name: of_numbers if name in numeric else "first" for name in rows.columns if name not in by}
     return groups.agg(how).reset_index()
 
 
