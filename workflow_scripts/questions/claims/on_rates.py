@@ -111,7 +111,7 @@ def flat(claim: Claim, tables: StudyTables, under: Callable[[Row], Under] | None
             if says == SUPPORTED and effect.verdict != FLAT:
                 text += f" Any difference is within {most_pct:.2g} %, and published numbers count as equal within"
                 text += f" {SAME_PCT:g} %."
-        yield measured(claim, effect, text, says, under=under and under(cell))
+        yield measured(claim, effect, text, says, under=under and under(cell), is_stated=is_within(compared))
 
 
 def refused_sizes(claim: Claim, says: str | None = None) -> Iterator[Evidence]:
