@@ -17,6 +17,8 @@ UNKNOWN = "–"
 DIGITS = 4
 # A column with a longer text breaks its lines.
 LONG = 48
+# Columns of a single row that stand side by side.
+MOST_ACROSS = 5
 # Names of a row that a narrow window shows above its numbers.
 MOST_NAMES = 3
 
@@ -98,6 +100,11 @@ class Table:
     numeric: Sequence[bool]
     note: str = ""
     link: Link | None = None
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it has one row, of so many columns that they are read better below each other."""
+        return len(self.rows) == 1 and len(self.headings) > MOST_ACROSS
 
     @property
     def classes(self) -> list[str]:

@@ -66,20 +66,23 @@ def test_the_page_fits_its_width_with_every_figure_and_begins_with_an_answer(one
     assert folded["firstAnswer"] < folded["firstPicture"]
 
 
-# Of each table with numbers in a narrow window: how far its cells lie from their headings, where its first number ends,
-# by how much a number is too wide, and whether what names its rows tells them apart and stands before the numbers.
+# Of each table with numbers in a narrow window: how far its cells lie from below their headings (of a single row, from
+# beside them), where its first number ends, by how much a number is too wide, and whether what names its rows tells
+# them apart and stands above the numbers.
 NARROW = """[...document.querySelectorAll("#view-report table:has(tbody .number)")].map((t) => {
-  const left = (e) => e.getBoundingClientRect().left;
+  const [left, top] = ["left", "top"].map((side) => (e) => e.getBoundingClientRect()[side]);
+  const single = t.closest(".single");
+  const place = single ? top : left;
   const [head, rows] = [[...t.tHead.rows[0].cells], [...t.tBodies[0].rows]];
   const names = rows.map((row) => [...row.querySelectorAll(".name")]);
   const number = t.querySelector("tbody .number");
   return {
     title: t.ariaLabel,
-    apart: Math.max(...rows.flatMap((row) => [...row.cells].map((cell, i) => Math.abs(left(cell) - left(head[i]))))),
+    apart: Math.max(...rows.flatMap((row) => [...row.cells].map((cell, i) => Math.abs(place(cell) - place(head[i]))))),
     ends: number.getBoundingClientRect().right,
     wide: Math.max(...[...t.querySelectorAll(".number")].map((e) => e.scrollWidth - e.clientWidth)),
     tells: new Set(names.map((of) => of.map((e) => e.textContent).join())).size === rows.length,
-    first: Math.max(...names.flat().map(left)) < left(number),
+    first: Boolean(single) || Math.max(...[...number.closest("tr").querySelectorAll(".name")].map(top)) < top(number),
   };
 })"""
 
