@@ -86,9 +86,9 @@ def _worst(report: Report, row: Mapping[str, Any]) -> str:
 def about(report: Report) -> Iterator[Block]:
     report.tables.need("recommendations")
     yield Text(
-        "The settings of one device, model and workload are tested among themselves. The verdicts of other sections allow "
-        "for all comparisons of the study, so they may leave undecided what is shown here. A limit on latency is one of "
-        "TPOT: all requests are submitted at once, so TTFT includes waiting."
+        "The settings of one device, model and workload are tested among themselves. The verdicts of other sections "
+        "allow for all comparisons of the study, so they may leave undecided what is shown here. A limit on latency is "
+        "one of TPOT: all requests are submitted at once, so TTFT includes waiting."
     )
 
 
