@@ -89,7 +89,7 @@ def ceiling(
     if flops / flop_per_s >= time_s:
         limit, because = "arithmetic", f"{flops / 1e12:.3g} TFLOP per request at {flop_per_s / 1e12:.4g} TFLOP/s"
     else:
-        live = f"{sequences:.4g} live sequence{'s' * (sequences != 1)}"
+        live = f"{sequences:.4g} live sequence{'s' * (sequences != 1)} on {gpu.name}"
         live += ", as many as the KV cache holds" if sequences == fitting else ""
         weights = f"a step reads {facts.decode_weight_bytes / 1e9:.1f} GB of weights at {bandwidth / 1e12:.4g} TB/s"
         limit, because = "memory bandwidth", f"{live}: {weights}"

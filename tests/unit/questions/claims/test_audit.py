@@ -36,7 +36,7 @@ def test_a_ceiling_of_each_kind_by_hand():
     time_s = (5 * LLAMA.decode_weight_bytes / 2 + 406 * 131072) / 4.8e12
     assert by_memory.total_tokens_per_s == pytest.approx(105 / time_s)
     assert by_memory.output_tokens_per_s == pytest.approx(5 / time_s)
-    assert by_memory.because == "2 live sequences: a step reads 15.0 GB of weights at 4.8 TB/s"
+    assert by_memory.because == "2 live sequences on h200: a step reads 15.0 GB of weights at 4.8 TB/s"
     # 48 GB less 16.06 GB of weights, in requests that hold 8000 + 99/2 tokens on average.
     by_size = ceiling(LLAMA, GPUS["l40s"], 1000, MeanLengths(8000, 100), 0.9)
     memory = max(GPUS["l40s"].memory_bytes, GPUS["l40s"].usable_memory_bytes or 0) * 0.9
