@@ -210,7 +210,7 @@ COLUMNS = {
             "running_while_others_wait",
             "Requests at once",
             "mean running sequences while requests wait",
-            summary="interval",
+            summary="mean",
         ),
         _count("waiting_peak", "Waiting requests, peak", "waiting requests", "max"),
         _count("preemptions", "Preemptions", "requests that lost their blocks and were recomputed"),

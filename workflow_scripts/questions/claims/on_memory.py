@@ -156,18 +156,17 @@ def memory_used_by_paging(claim: Claim, tables: StudyTables) -> Iterator[Evidenc
 @check("concurrency-gained-by-paging", "block-size", run("published_claims", "sweep reserved-slots"))
 def concurrency_gained_by_paging(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     """Requests that run in blocks, over those in whole reservations of the same memory."""
-    running = tables.intervals("running_while_others_wait")
-    cells = [cell for cell in tables.cells if cell.knob_num_gpu_blocks_override > 0 and cell.cell_id in running]
+    cells = [cell for cell in tables.cells if cell.knob_num_gpu_blocks_override > 0 < cell.running_while_others_wait]
     paged = [cell for cell in cells if cell.block_size_effective < cell.max_model_len_effective]
     whole = [cell for cell in cells if cell.block_size_effective >= cell.max_model_len_effective]
     for cell, other in pairs(paged, whole, "study source gpu model workload max_model_len_effective"):
         slots, others = ((each.num_gpu_blocks - 1) * each.block_size_effective for each in (cell, other))
         if slots == others:
-            gained = running[cell.cell_id] / running[other.cell_id]
+            gained = cell.running_while_others_wait / other.running_while_others_wait
             text = (
-                f"While others waited, {gained.value:.3g} times as many requests ran in blocks of "
+                f"While others waited, {gained:.3g} times as many requests ran in blocks of "
                 f"{cell.block_size_effective:g} as where each reserved {cell.max_model_len_effective:g} slots of the "
-                f"same memory ({gained.ends()}); {cell.running_peak:g} and {other.running_peak:g} ran at most, of "
+                f"same memory; {cell.running_peak:g} and {other.running_peak:g} ran at most, of "
                 f"{cell.max_concurrency_allowed:g} allowed."
             )
             # KV blocks, not max-num-seqs, end the growth.
