@@ -2,8 +2,8 @@
 // from the requests' times and lengths for a scheduler that allocates a block when the one before it is full.
 import { el } from "./dom.js";
 import { inkOf } from "./canvas.js";
+import { keysOf } from "./chart.js";
 import { sheet } from "./sheet.js";
-import { valueAt } from "./strips.js";
 import { number, plural } from "./words.js";
 
 const SIDE = 12;
@@ -27,19 +27,21 @@ function square(context, kind, x, y, share, line) {
 
 // Tokens of a request in the cache at a time: the prompt while it is read, then one more in each step, because a token
 // enters the cache in the step that makes the next one.
-function tokensHeld(request, time) {
+function tokensHeld(request, time, stepsUntil) {
   const start = request.scheduled_s ?? request.queued_s;
   if (!(start <= time && time < request.last_token_s)) return 0;
   if (time < request.first_token_s) return request.prompt_tokens;
   const steps = request.output_tokens - 1;
-  const done = Math.floor((steps * (time - request.first_token_s)) / (request.last_token_s - request.first_token_s));
+  const [from, now, to] = [request.first_token_s, time, request.last_token_s].map(stepsUntil);
+  const done = Math.floor((steps * (now - from)) / (to - from));
   return request.prompt_tokens + Math.min(steps, done + 1);
 }
 
-// Blocks of each running request: {request, full, partly (share of the last block that is filled), shared}.
-export function blocksAt(requests, time, blockSize) {
+// Blocks of each running request: {request, full, partly (share of the last block that is filled), shared}. Without the
+// number of steps until a time, they are taken to last equally long.
+export function blocksAt(requests, time, blockSize, stepsUntil = (of) => of) {
   return requests
-    .map((request, i) => ({ name: i + 1, request, tokens: tokensHeld(request, time) }))
+    .map((request, i) => ({ name: i + 1, request, tokens: tokensHeld(request, time, stepsUntil) }))
     .filter(({ tokens }) => tokens > 0)
     .map(({ name, request, tokens }) => ({
       name,
@@ -66,8 +68,14 @@ export function blockMap(cell, part) {
   const told = el("p", { class: "note", role: "status" });
   const box = el("div", { class: "chart" });
   const time = () => (Number(slider.value) / 1000) * part.end;
-  const rowsNow = () => blocksAt(part.requests, time(), blockSize);
+  const times = [0, ...part.steps.map((step) => step.time_s), part.end];
+  const stepsUntil = (of) => {
+    const next = times.findIndex((at) => at > of);
+    return next < 0 ? times.length - 1 : next - 1 + (of - times[next - 1]) / (times[next] - times[next - 1]);
+  };
+  const rowsNow = () => blocksAt(part.requests, time(), blockSize, stepsUntil);
   const kinds = Object.keys(KINDS).filter((kind) => kind !== "shared" || part.requests.some((r) => r.cached_prompt_tokens > 0));
+  const legend = kinds.map((kind) => ({ name: KINDS[kind], colour: COLOURS[kind], shape: 1 }));
   const perLine = () => Math.max(1, Math.floor((box.clientWidth - 48) / (SIDE + 2)));
   const linesOf = (row) => Math.ceil((row.full + (row.partly > 0 ? 1 : 0)) / perLine());
   const height = () => 8 + rowsNow().slice(0, MOST_DRAWN).reduce((sum, row) => sum + linesOf(row) * (SIDE + 2) + 4, SIDE);
@@ -88,15 +96,17 @@ export function blockMap(cell, part) {
       }
       top += linesOf(row) * (SIDE + 2) + 4;
     }
-  }, () => ({ title: `Block map of ${cell.cell_id} at ${number(time())} s`, legend: kinds.map((kind) => ({ name: KINDS[kind], colour: COLOURS[kind], shape: 1 })) }));
+  }, () => ({ title: `Block map of ${cell.cell_id} at ${number(time())} s`, legend }));
   const update = () => {
     const rows = rowsNow();
     const used = blocksInUse(rows);
     const tokens = rows.reduce((sum, row) => sum + row.tokens, 0);
-    const usage = part.steps.length && cell.num_gpu_blocks ? valueAt(part.steps.map((s) => s.time_s), part.steps.map((s) => s.kv_cache_usage), time()) : null;
-    const engine = Number.isFinite(usage) ? ` The engine reports ${plural(Math.round(usage * cell.num_gpu_blocks), "block")} in use near that time.` : "";
+    const record = part.steps.find((step) => step.time_s >= time());
+    const usage = record?.kv_cache_usage * cell.num_gpu_blocks;
+    const engine = Number.isFinite(usage) ? ` The engine reports ${plural(Math.round(usage), "block")} in use at ${number(record.time_s)} s.` : "";
+    const sample = part.share < 1 ? `, of a sample of ${number(100 * part.share)} % of the requests` : "";
     const hidden = rows.length > MOST_DRAWN ? ` ${MOST_DRAWN} of the requests are drawn.` : "";
-    told.textContent = `Computed, at ${number(time())} s: ${plural(rows.length, "running request")} with ${plural(tokens, "token")} in ${plural(used, "block")} of ${plural(blockSize, "token")}.${engine}${hidden}`;
+    told.textContent = `Computed, at ${number(time())} s${sample}: ${plural(rows.length, "running request")} with ${plural(tokens, "token")} in ${plural(used, "block")} of ${plural(blockSize, "token")}.${engine}${hidden}`;
     redraw();
   };
   slider.addEventListener("input", update);
@@ -105,15 +115,9 @@ export function blockMap(cell, part) {
     "div",
     {},
     el("p", { class: "note" }, "Computed from the times and lengths of the requests: engines do not report which block a request holds. Each row is a request, each square a block. Numbers count requests in the order in which they were scheduled."),
-    el("p", { class: "legend" }, kinds.map((kind) => el("span", { class: "key" }, swatch(kind), KINDS[kind]))),
+    keysOf(legend),
     el("label", { class: "choice" }, el("span", {}, "Moment of the repeat"), slider),
     told,
     box,
   );
-}
-
-function swatch(kind) {
-  const canvas = el("canvas", { width: SIDE, height: SIDE, "aria-hidden": "true" });
-  square(canvas.getContext("2d"), kind, 0, 0, kind === "partly" ? 0.4 : 1, "#ffffff");
-  return canvas;
 }

@@ -11,11 +11,7 @@ const MOST_WITH_REPEATS = 200;
 // `pick(point)` is called when a point is chosen; `describe(point)` gives its lines of text.
 export class Chart {
   constructor(box, { pick, describe }) {
-    this.describe = describe;
-    this.pick = pick;
-    this.points = [];
-    this.title = "Chart";
-    this.at = -1;
+    Object.assign(this, { describe, pick, points: [], title: "Chart", at: -1 });
     this.tip = el("div", { class: "tip", hidden: true });
     this.ring = el("div", { class: "ring", hidden: true });
     this.said = el("p", { class: "said", "aria-live": "polite" });
@@ -36,8 +32,8 @@ export class Chart {
   }
 
   // Points are {x, y, xLow, xHigh, yLow, yHigh, series, hollow}; series are {colour, shape}; lines are lists of points.
-  show({ points, lines, series, x, y, label }) {
-    Object.assign(this, { lines, series, x, y, title: `${y.label} against ${x.label}` });
+  show({ points, lines, series, x, y, label, isFront = false }) {
+    Object.assign(this, { lines, series, x, y, isFront, title: `${y.label} against ${x.label}` });
     this.points = [...points].sort((a, b) => a.x - b.x || a.y - b.y);
     this.select(-1);
     this.canvas.setAttribute("aria-label", `${label} Arrow keys move from point to point, Enter opens one.`);
@@ -72,7 +68,7 @@ export class Chart {
     context.lineWidth = 1.2;
     context.globalAlpha = 0.55;
     for (const line of this.lines) {
-      context.strokeStyle = this.series[line[0].series].colour;
+      context.strokeStyle = this.isFront ? ink.ink : this.series[line[0].series].colour;
       context.beginPath();
       for (const p of line.filter(shown)) context.lineTo(p.px, p.py);
       context.stroke();
@@ -155,15 +151,21 @@ export class Chart {
   }
 }
 
+function swatch({ colour, shape }) {
+  const canvas = el("canvas", { width: 28, height: 28, "aria-hidden": "true" });
+  const context = canvas.getContext("2d");
+  mark(context, shape, 14, 14, 9);
+  context.fillStyle = colour;
+  context.fill();
+  return canvas;
+}
+
+// A legend of names.
+export function keysOf(legend) {
+  return el("p", { class: "legend" }, legend.map((one) => el("span", { class: "key" }, swatch(one), one.name)));
+}
+
 // The legend: a button per series, which shows and hides it.
 export function legendOf(series, hidden, toggle) {
-  return series.map(({ name, colour, shape }) => {
-    const swatch = el("canvas", { width: 28, height: 28, "aria-hidden": "true" });
-    const context = swatch.getContext("2d");
-    mark(context, shape, 14, 14, 9);
-    context.fillStyle = colour;
-    context.fill();
-    const pressed = !hidden.has(name);
-    return el("button", { type: "button", class: "key", "aria-pressed": String(pressed), onclick: () => toggle(name) }, swatch, name);
-  });
+  return series.map((one) => el("button", { type: "button", class: "key", "aria-pressed": String(!hidden.has(one.name)), onclick: () => toggle(one.name) }, swatch(one), one.name));
 }

@@ -1,6 +1,7 @@
 // The distribution of a latency over the requests of a repeat: the share of requests that took at most this long.
 import { el } from "./dom.js";
 import { inkOf } from "./canvas.js";
+import { keysOf } from "./chart.js";
 import { drawAxis, drawSteps, scaleOf } from "./scale.js";
 import { COLUMNS } from "./columns.js";
 import { sheet } from "./sheet.js";
@@ -13,7 +14,7 @@ export const LATENCIES = {
   e2e_s: (r) => r.last_token_s - r.queued_s,
 };
 
-function shares(title, curves, colours) {
+function shares(title, curves, legend) {
   const box = el("div", { class: "chart" });
   const all = curves.flat();
   sheet(box, () => 160, { role: "img", "aria-label": `${title}: the share of the requests that took at most this long` }, (context, width, tall) => {
@@ -25,19 +26,21 @@ function shares(title, curves, colours) {
     drawAxis(context, ink, up, false, area, { ticks: [0, 0.5, 0.9], text: (share) => `${100 * share} %` });
     curves.forEach((values, i) => {
       if (!values.length) return;
-      context.strokeStyle = colours[i % colours.length];
+      context.strokeStyle = legend[i].colour;
       drawSteps(context, across, up, [...values, values.at(-1)], [...values.keys(), values.length].map((below) => below / values.length), area.left);
     });
-  }, () => ({ title }));
+  }, () => ({ title, legend }));
   return box;
 }
 
+// A chart per latency below a legend of the repeats; empty if no latency is known.
 export function distributions(timeline, colours) {
+  const legend = timeline.repeats.map((repeat, i) => ({ name: `repeat ${repeat}`, colour: colours[i % colours.length], shape: 1 }));
   const views = Object.entries(LATENCIES).map(([column, of]) => {
     const curves = timeline.repeats.map((repeat) =>
       timeline.requests.filter((r) => r.repeat === repeat).map((r) => of(r) * COLUMNS[column].factor).filter(Number.isFinite).sort((a, b) => a - b),
     );
-    return curves.some((values) => values.length) ? shares(heading(column), curves, colours) : null;
+    return curves.some((values) => values.length) ? shares(heading(column), curves, legend) : null;
   });
-  return views.some(Boolean) ? el("div", { class: "three" }, views) : null;
+  return views.some(Boolean) ? [keysOf(legend), el("div", { class: "three" }, views)] : [];
 }

@@ -14,17 +14,8 @@ import { OUTCOMES, heading, number, setting, shown } from "./words.js";
 const REASONS = { ok: "Starts that failed", missing: "Last line of its log", invalid: "Check that failed", timeout: "Reason" };
 const drawer = el("dialog", { class: "drawer", "aria-labelledby": "drawer-title", onclose: () => changeAddress({ cell: null }) });
 
-// The settings that the engine reported; empty if they cannot be read.
-function parsed(text) {
-  try {
-    return Object(JSON.parse(text ?? "{}"));
-  } catch {
-    return {};
-  }
-}
-
 function settingsTable(cell, data) {
-  const effective = parsed(cell.effective);
+  const effective = JSON.parse(cell.effective ?? "{}");
   const knobs = new Map(data.knobs.map(({ name, words }) => [name, words]));
   const asked = [...knobs.keys()].filter((name) => (cell[`knob_${name}`] ?? null) !== null);
   const replaced = (cell.not_as_asked ?? "").split("; ");
@@ -113,9 +104,10 @@ async function timelineParts(cell, data) {
   show(timeline.repeats[0]);
   const repeats = choice("Repeat", timeline.repeats.map((repeat) => [String(repeat), `repeat ${repeat}`]), "0", (value) => show(Number(value)));
   const spread = distributions(timeline, data.colours);
+  const ofStart = startsOf(cell.repeats) > 1 ? " of the first start that gave results" : "";
   return [
-    ...(spread ? part("Latency of its requests", el("p", { class: "note" }, "The share of the requests that took at most this long, one line per repeat."), spread) : []),
-    ...part("Timeline", ...(timeline.repeats.length > 1 ? [repeats] : []), el("p", { class: "note" }, [startsOf(cell.repeats) > 1 ? "Timeline and latencies are of the cell's first start that gave results." : "", chosenNote(timeline)].join(" ").trim()), box),
+    ...(spread.length ? part("Latency of its requests", el("p", { class: "note" }, `The share of the requests that took at most this long, one line per repeat${ofStart}.`), ...spread) : []),
+    ...part("Timeline", ...(timeline.repeats.length > 1 ? [repeats] : []), el("p", { class: "note" }, `One repeat${ofStart}. ${chosenNote(timeline)}`), box),
   ];
 }
 
@@ -123,7 +115,7 @@ async function contentOf(cell, data) {
   const facts = [
     ["Device", `${cell.gpu}${cell.device_name ? ` (${cell.device_name})` : ""}`],
     ["Engine", `${cell.engine}${cell.engine_version ? ` (${cell.engine_version})` : ""}`],
-    ["Model", `${cell.model}${cell.dtype ? `, computed in ${cell.dtype}` : ""}`],
+    ["Model", `${cell.model}${cell.dtype ? `, computed in ${cell.dtype}` : ""}${cell.weights ? `, with ${cell.weights} weights` : ""}`],
     ["Workload", cell.workload],
     ["Settings", cell.settings],
     ["Outcome", `${OUTCOMES[cell.outcome] ?? cell.outcome}${cell.comparable === false && cell.outcome !== "missing" ? "; measured with a definition other than the study's, so it is not compared" : ""}`],
@@ -132,7 +124,7 @@ async function contentOf(cell, data) {
   if (cell.source && cell.source !== "measured") facts.push(["Kind of numbers", cell.source]);
   if (cell.not_as_asked) facts.push(["Replaced by the engine", cell.not_as_asked]);
   if (cell.host) facts.push(["Host", cell.host]);
-  if (cell.steady === false) facts.push(["First repeat", "more than 5 % slower than the later ones"]);
+  if (cell.steady === false) facts.push(cell.repeats.some(({ repeat }) => repeat) ? ["First repeat", "took more than 5 % longer than the mean of the later ones"] : ["Warm-up", "its last two passes differ by more than 5 %"]);
   if (cell.kv_cache_tokens) facts.push(["KV cache", `${setting(cell.num_gpu_blocks)} blocks of ${setting(cell.block_size_effective)} tokens: ${setting(cell.kv_cache_tokens)} tokens`]);
   return [
     definitionList(facts),

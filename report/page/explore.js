@@ -86,16 +86,22 @@ function pointsOf(cells, x, y, colourBy, facets, hidden) {
   return { points, series, lines };
 }
 
-function countsOf(cells) {
+// How the cells ended, what their intervals cover, and whether they did different work.
+function summaryOf(cells, metric) {
   const of = Map.groupBy(cells, ({ outcome }) => outcome);
   const parts = Object.keys(OUTCOMES).filter((name) => of.has(name)).map((name) => `${of.get(name).length} ${OUTCOMES[name]}`);
-  return `${plural(cells.length, "cell")}: ${parts.join(", ") || "none"}.`;
+  const scopes = new Set(cells.filter((cell) => cell.scope && cell.statistic(metric)?.interval).map(({ scope }) => scope));
+  const works = new Set(cells.map(({ model, workload }) => `${model}, ${workload}`));
+  return [
+    `${plural(cells.length, "cell")}: ${parts.join(", ") || "none"}.`,
+    ...(scopes.size ? [`Intervals cover: ${[...scopes].join("; ")}.`] : []),
+    ...(works.size > 1 ? ["These cells have several models or workloads: they did different work, so their order does not rank settings."] : []),
+  ].join(" ");
 }
 
 function resultsTable(cells, metric, store) {
-  const { label } = COLUMNS[metric];
   const several = (of) => new Set(cells.map(of)).size > 1;
-  const [hasDevice, hasScope, hasOutcome] = [several((cell) => cell.gpu), several((cell) => cell.scope ?? ""), several((cell) => cell.outcome)];
+  const [hasDevice, hasOutcome] = [several((cell) => cell.gpu), several((cell) => cell.outcome)];
   const places = store.differing.filter((id) => id !== "gpu" && several((cell) => cell[id]));
   const rows = cells.map((cell) => () => {
     const found = cell.statistic(metric);
@@ -106,12 +112,11 @@ function resultsTable(cells, metric, store) {
       range ? `${shown(metric, range.low)} to ${shown(metric, range.high)}${found.interval ? " (95 %)" : ""}` : "–",
       found ? String(found.n) : "–",
       ...places.map((id) => cell[id]),
-      ...(hasScope ? [(found?.interval && cell.scope) || "–"] : []),
-      ...(hasOutcome ? [`${OUTCOMES[cell.outcome] ?? cell.outcome}${cell.outcome !== "ok" && cell.reason ? `: ${cell.reason.slice(0, 80)}` : ""}`] : []),
+      ...(hasOutcome ? [`${OUTCOMES[cell.outcome] ?? cell.outcome}${cell.outcome !== "ok" && cell.reason ? `: ${cell.reason.length > 80 ? `${cell.reason.slice(0, 80)} ...` : cell.reason}` : ""}`] : []),
     ];
   });
-  const headings = ["Settings", heading(metric), "Range or interval", "Repeats", ...places.map((id) => PLACES[id]), ...(hasScope ? ["Interval covers"] : []), ...(hasOutcome ? ["Outcome"] : [])];
-  return longTable(`Cells by ${label}`, headings, rows, headings.map((_, i) => i > 0 && i < 4));
+  const headings = ["Settings", heading(metric), "Range or interval", "Repeats", ...places.map((id) => PLACES[id]), ...(hasOutcome ? ["Outcome"] : [])];
+  return longTable(`Cells by ${COLUMNS[metric].label}`, headings, rows, headings.map((_, i) => i > 0 && i < 4));
 }
 
 function ordered(cells, metric) {
@@ -145,9 +150,8 @@ export function showExplore(panel, store) {
   const controls = el("div", { class: "controls" });
   const form = el("div");
 
-  const valuesOf = (axis) => [...new Set(store.cells.map(axis.of))].filter((value) => typeof value === "number").sort((a, b) => a - b);
   const axisOf = (axis, isLog) => {
-    const values = axis.isSetting ? valuesOf(axis) : [];
+    const values = axis.isSetting ? [...new Set(store.cells.map(axis.of))].filter((value) => typeof value === "number").sort((a, b) => a - b) : [];
     const few = values.length && values.length <= 12;
     return { label: axis.label, isLog, ticks: few ? values : undefined, text: axis.isSetting ? setting : undefined };
   };
@@ -177,7 +181,7 @@ export function showExplore(panel, store) {
       const place = Math.max(0, places.indexOf(name));
       return { name, colour: store.colours[place % store.colours.length], shape: place };
     });
-    summary.textContent = countsOf(cells);
+    summary.textContent = summaryOf(cells, metric);
     chart.show({ ...drawn, series, x: axisOf(x, isLog.has("x")), y: axisOf(y, isLog.has("y")), label: `${y.label} against ${x.label}, ${plural(drawn.points.length, "point")}.` });
     legend.replaceChildren(...legendOf(series, hidden, (name) => {
       const next = new Set(hidden);

@@ -32,15 +32,12 @@ export function filterForm(facets, parameters, changed) {
   for (const facet of facets) {
     const chosen = new Set(parameters.getAll(facet.id));
     const count = el("span", { class: "note" });
-    const say = () => {
-      count.textContent = chosen.size ? ` ${chosen.size} of ${facet.values.length}` : " all";
-    };
+    const say = () => (count.textContent = chosen.size ? ` ${chosen.size} of ${facet.values.length}` : " all");
     say();
     const boxes = facet.values.map((value) => {
       const key = String(value);
       const toggle = (event) => {
-        if (event.target.checked) chosen.add(key);
-        else chosen.delete(key);
+        chosen[event.target.checked ? "add" : "delete"](key);
         say();
         changed(facet.id, [...chosen]);
       };

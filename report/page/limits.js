@@ -17,23 +17,22 @@ const BOUNDS = { ttft: "ttft_s", tpot: "tpot_s", e2e: "e2e_s" };
 // Inputs whose values are in the address.
 function numberInput(label, name, changed) {
   const input = el("input", {
-    type: "number", min: 0, step: "any", value: current().get(name) ?? "", inputmode: "decimal",
+    type: "number", min: Number.MIN_VALUE, step: "any", value: current().get(name) ?? "", inputmode: "decimal",
     oninput: () => {
-      changeAddress({ [name]: input.value });
+      changeAddress({ [name]: input.validity.valid ? input.value : null });
       changed();
     },
   });
   return {
-    node: el("label", { class: "choice" }, el("span", {}, label), input),
-    // The number, or null if the field is empty or holds none in its range.
+    node: el("label", { class: "choice" }, el("span", {}, label), input, el("span", { class: "wrong" }, "Not a number above 0, so it is not used")),
+    // The number, or null if the field is empty or holds none above 0.
     value: () => (input.value !== "" && input.validity.valid ? Number(input.value) : null),
   };
 }
 
 function choiceInput(label, name, options, fallback, changed) {
-  const known = new Set(options.map(([value]) => value));
-  let value = current().get(name);
-  if (!known.has(value)) value = known.has(fallback) ? fallback : options[0]?.[0];
+  const isKnown = (of) => options.some(([value]) => value === of);
+  let value = [current().get(name), fallback].find(isKnown) ?? options[0]?.[0];
   const node = choice(label, options, value, (next) => {
     value = next;
     changeAddress({ [name]: next });
@@ -64,7 +63,7 @@ export function brokenBound(cell, bounds, percentile) {
   const broken = Object.entries(bounds).filter(([, bound]) => bound !== null).flatMap(([id, bound]) => {
     const [found, { label }] = [cell.statistic(`${BOUNDS[id]}_p${percentile}`), COLUMNS[BOUNDS[id]]];
     if (!found) return [{ words: `${label} not known`, times: Infinity }];
-    return found.high > bound ? [{ words: `${label} ${shown(BOUNDS[id], found.high)} ${COLUMNS[BOUNDS[id]].unit}`, times: found.high / bound }] : [];
+    return found.high > bound ? [{ words: `${label} ${shown(BOUNDS[id], found.high)} ${COLUMNS[BOUNDS[id]].unit} in its worst repeat`, times: found.high / bound }] : [];
   });
   return broken.sort((a, b) => b.times - a.times)[0] ?? null;
 }
@@ -96,7 +95,6 @@ export function showLimits(panel, store) {
   const table = el("div");
   const legend = el("div", { class: "legend", role: "group", "aria-label": "Devices: show or hide" });
   const box = el("div", { class: "chart" });
-  const changed = () => update();
   const inputs = {
     work: choiceInput("Model and workload", "work", [...works.keys()].map((work) => [work, work]), "", changed),
     percentile: choiceInput("Percentile of the requests", "p", percentiles.map((p) => [p, p === "50" ? "median" : `${p} % of the requests`]), "99", changed),
@@ -126,37 +124,37 @@ export function showLimits(panel, store) {
     });
     const series = devices.map((device, i) => ({ name: device, colour: store.colours[i % store.colours.length], shape: i }));
     const front = paretoFront(points.filter((point) => !point.hollow));
-    chart.show({ points, lines: front.length > 1 ? [front] : [], series, x: { label: `${heading(column)}${inputs[axis()].value() ? "; the upright line is your limit" : ""}`, isLog: true, limit: inputs[axis()].value() }, y: { label: heading(RATE), isLog: isWide(points.map((point) => point.y), MANY_TIMES) }, label: `Throughput against latency, ${plural(points.length, "cell")}, ${front.length} on the Pareto front.` });
+    chart.show({ points, lines: front.length > 1 ? [front] : [], series, x: { label: `${heading(column)}${inputs[axis()].value() ? "; the upright line is your limit" : ""}`, isLog: true, limit: inputs[axis()].value() }, y: { label: heading(RATE), isLog: isWide(points.map((point) => point.y), MANY_TIMES) }, label: `Throughput against latency, ${plural(points.length, "cell")}, ${front.length} on the Pareto front.`, isFront: true });
     legend.replaceChildren(...legendOf(series, hidden, (device) => {
       if (!hidden.delete(device)) hidden.add(device);
       changeAddress({ hide: [...hidden] });
-      update();
+      changed();
     }));
-    return new Set(front.map((point) => point.cell));
   };
 
-  const update = () => {
+  function changed() {
     changeAddress({ view: "limits" });
     const percentile = inputs.percentile.value();
     const seconds = (bound, column) => (bound === null ? null : bound / COLUMNS[column].factor);
     const bounds = Object.fromEntries(Object.entries(BOUNDS).map(([id, column]) => [id, seconds(inputs[id].value(), column)]));
     const known = new Map(prices.map(({ device, value }) => [device, value()]));
     const candidates = works.get(inputs.work.value());
-    const goal = inputs.goal.value();
-    const ranked = candidates
-      .map((cell) => ({ ...scored(cell, known), broken: brokenBound(cell, bounds, percentile) }))
-      .sort((a, b) => Boolean(a.broken) - Boolean(b.broken) || (a[goal] === null) - (b[goal] === null) || (goal === "rate" ? -1 : 1) * (a[goal] - b[goal]));
+    const ranked = candidates.map((cell) => ({ ...scored(cell, known), broken: brokenBound(cell, bounds, percentile) }));
+    const asked = inputs.goal.value();
+    const goal = ranked.some((one) => one[asked] !== null) ? asked : "rate";
+    ranked.sort((a, b) => Boolean(a.broken) - Boolean(b.broken) || (a[goal] === null) - (b[goal] === null) || (goal === "rate" ? -1 : 1) * (a[goal] - b[goal]));
     const keeping = ranked.filter(({ broken }) => broken === null).map(({ cell }) => cell);
     const nearest = ranked.filter(({ broken }) => broken && broken.times < Infinity).sort((a, b) => a.broken.times - b.broken.times)[0];
     out.textContent = [
+      ...(goal === asked ? [] : [`${asked === "price" ? "Enter a price to order by it" : `${GOALS.get(asked)} is not known`}; the order is by ${GOALS.get(goal)}.`]),
       `${keeping.length} of ${plural(candidates.length, "measured cell")} keep the limits in every repeat.`,
       ...(nearest && !keeping.length ? [`The nearest takes ${number(nearest.broken.times)} times its limit: ${nearest.cell.gpu}, ${nearest.cell.label} (${nearest.broken.words}).`] : []),
       ...(candidates.some((cell) => isOfFew(cell, percentile)) ? [`* Fewer than ${FEW_ABOVE} requests of a repeat took longer than this percentile, so it is about the slowest ones.`] : []),
     ].join(" ");
-    const front = draw(candidates, new Set(keeping));
+    draw(candidates, new Set(keeping));
     const columns = Object.values(BOUNDS).map((column) => `${column}_p${percentile}`).filter((column) => COLUMNS[column] && store.repeats[column]);
     const [cost, energy] = ["price", "energy"].map((name) => ranked.some((one) => one[name] !== null));
-    const headings = ["Settings", "Within the limits", heading(RATE), "Range or interval", ...(cost ? [GOALS.get("price")] : []), ...(energy ? [heading(ENERGY)] : []), ...columns.map(heading), "Engine", "Pareto front"];
+    const headings = ["Settings", "Within the limits", heading(RATE), "Range or interval", ...(cost ? [GOALS.get("price")] : []), ...(energy ? [heading(ENERGY)] : []), ...columns.map(heading), "Engine"];
     const rows = ranked.map(({ cell, broken, rate, low, high, price, energy: joules }) => () => [
       cellButton(cell, devices.length > 1),
       broken ? `no: ${broken.words}` : "yes",
@@ -166,19 +164,18 @@ export function showLimits(panel, store) {
       ...(energy ? [number(joules)] : []),
       ...columns.map((column) => `${shown(column, cell.statistic(column)?.value)}${isOfFew(cell, percentile) ? " *" : ""}`),
       cell.engine,
-      front.has(cell) ? "yes" : "no",
     ]);
-    const numeric = headings.map((_, i) => i > 1 && i < headings.length - 2);
+    const numeric = headings.map((_, i) => i > 1 && i < headings.length - 1);
     table.replaceChildren(longTable(`Settings by ${GOALS.get(goal)}, those within the limits first`, headings, rows, numeric));
-  };
+  }
   panel.replaceChildren(
     el("h2", {}, "Your limits"),
     el("p", { class: "lead" }, "Set how long a request may take and what a device costs. A setting keeps a limit if the chosen share of its requests does so in every repeat. An empty field sets no limit."),
     el("div", { class: "controls" }, Object.values(inputs).map(({ node }) => node), prices.map(({ node }) => node)),
     ...[out, legend, box],
-    el("p", { class: "note" }, "The line between points is the Pareto front: no other setting within the limits is faster at the same or a lower latency. Bars are 95 % intervals if they are known, otherwise the range of the repeats. Hollow points do not keep the limits. If a workload submits all requests at once, TTFT includes the wait for a free place."),
+    el("p", { class: "note" }, "The line between points is the Pareto front: no other setting within the limits is faster at the same or a lower latency. It is of the values alone: where intervals overlap, another run may have another front. Bars are 95 % intervals if they are known, otherwise the range of the repeats. Hollow points do not keep the limits in their worst repeat, although their value over all repeats may. If a workload submits all requests at once, TTFT includes the wait for a free place."),
     table,
   );
-  update();
+  changed();
   chart.redraw();
 }

@@ -14,6 +14,7 @@ export function isWide(values, ratio) {
 export function scaleOf(values, isLog, from, to) {
   const usable = values.filter((value) => Number.isFinite(value) && (!isLog || value > 0));
   let [low, high] = usable.length ? endsOf(usable) : isLog ? [1, 10] : [0, 1];
+  const isZero = low === 0 && high === 0;
   if (isLog) {
     [low, high] = low === high ? [low / 2, high * 2] : [low / (high / low) ** 0.05, high * (high / low) ** 0.05];
   } else {
@@ -22,13 +23,14 @@ export function scaleOf(values, isLog, from, to) {
   }
   const at = isLog ? Math.log : (value) => value;
   const place = (value) => from + ((at(value) - at(low)) / (at(high) - at(low))) * (to - from);
-  return { low, high, isLog, place, shows: (value) => !isLog || value > 0 };
+  return { low, high, isLog, isZero, place, shows: (value) => !isLog || value > 0 };
 }
 
 // At most about `most` round values between the ends of a scale.
 export function ticksOf(scale, most) {
-  if (scale.isLog) {
-    for (const steps of [[1, 1.5, 2, 3, 4, 5, 6, 8], [1, 2, 5], [1, 3], [1]]) {
+  if (scale.isZero) return [0];
+  if (scale.isLog && scale.high > 3 * scale.low) {
+    for (const steps of [[1, 1.5, 2, 3, 4, 5, 6, 8], [1, 2, 3, 5], [1, 2, 5], [1, 3], [1]]) {
       const ticks = [];
       for (let power = Math.floor(Math.log10(scale.low)); power <= Math.ceil(Math.log10(scale.high)); power += 1) {
         for (const step of steps) ticks.push(step * 10 ** power);
@@ -47,7 +49,7 @@ export function ticksOf(scale, most) {
 
 // Draw an axis below or left of `area`, {left, right, top, bottom}, with a line over the area at each tick. Labels that
 // would overlap the one before are left out.
-export function drawAxis(context, ink, scale, isX, area, { label = "", ticks = null, most = isX ? Math.max(3, (area.right - area.left) / 90) : 6, text = number }) {
+export function drawAxis(context, ink, scale, isX, area, { label = "", ticks = null, most = isX ? Math.max(4, (area.right - area.left) / 90) : 6, text = number }) {
   context.textAlign = isX ? "center" : "right";
   context.textBaseline = isX ? "top" : "middle";
   context.lineWidth = 1;

@@ -13,7 +13,7 @@ const TITLE = 16;
 const HEIGHT = 76;
 
 // The value at a time: a record is of the step that ended at its time, a sample of its time.
-export function valueAt(times, values, time) {
+function valueAt(times, values, time) {
   const next = times.findIndex((at) => at >= time);
   return next < 0 ? values.at(-1) : values[next];
 }

@@ -14,7 +14,7 @@ export function timelineOf(unpacked) {
   const chosen = ["requests", "steps", "trace"]
     .map((name, i) => ({ name: ["requests", "steps", "samples"][i], shown: [requests, steps, trace][i].length, of: unpacked[name]?.rows ?? 0 }))
     .filter(({ shown, of }) => shown < of);
-  return { requests, steps, trace, repeats, chosen };
+  return { requests, steps, trace, repeats, chosen, share: requests.length / (unpacked.requests?.rows ?? 1) };
 }
 
 export function ofRepeat(timeline, repeat) {
@@ -22,18 +22,17 @@ export function ofRepeat(timeline, repeat) {
   const [requests, steps, trace] = [timeline.requests, timeline.steps, timeline.trace].map(only);
   requests.sort((a, b) => (a.scheduled_s ?? a.queued_s ?? 0) - (b.scheduled_s ?? b.queued_s ?? 0));
   const ends = [...requests.map((row) => row.last_token_s), ...steps.map((row) => row.time_s)].filter(Number.isFinite);
-  return { requests, steps, trace, end: Math.max(1e-6, ...ends) };
+  return { requests, steps, trace, share: timeline.share, end: Math.max(1e-6, ...ends) };
 }
 
 // The phases of a request as [phase, from, to] in seconds.
 export function phasesOf(request) {
-  const known = (value) => value !== null && value !== undefined;
   const phases = [
     ["waiting", request.queued_s, request.scheduled_s],
     ["prefill", request.scheduled_s, request.first_token_s],
     ["decode", request.first_token_s, request.last_token_s],
   ];
-  return phases.filter(([, from, to]) => known(from) && known(to) && to > from);
+  return phases.filter(([, from, to]) => [from, to].every(Number.isFinite) && to > from);
 }
 
 function requestStrip(requests) {

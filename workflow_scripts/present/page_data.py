@@ -25,6 +25,7 @@ import pandas as pd
 from workflow_scripts.common.columns import COLUMNS, LATENCIES
 from workflow_scripts.page.report import Report
 from workflow_scripts.page.style import COLOURS
+from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, settings_in_words
 from workflow_scripts.tables.parsed_facts import REPEAT
@@ -39,7 +40,7 @@ OF_CELLS = (
     *("not_as_asked", "effective", "block_size_effective", "num_gpu_blocks", "kv_cache_tokens", "max_concurrency"),
     *("steady", "git_commit", "lock_sha256"),
 )
-OF_PAGE = ("scope", "settings", "label", "log", "log_file", "output_tokens_per_device_hour")
+OF_PAGE = ("scope", "settings", "label", "weights", "log", "log_file", "output_tokens_per_device_hour")
 LIMITS = (
     *("output_tokens_per_s_ceiling", "total_tokens_per_s_ceiling", "wall_s_min", "mbu", "mfu", "ceiling_share"),
     *("bound_by", "steps_bound_by", "exceeds", "ceiling_broken"),
@@ -84,9 +85,11 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
     intervals, repeats = _intervals(report, place), _repeats(report, place)
     scopes = intervals.drop_duplicates("cell").set_index("cell")["scope"]
     values = _values(report, repeats, grid["cell_id"])
+    random = [name for name, of in resolved_models(report.study).items() if of.load_format in ("dummy", "seeded")]
     cells = grid.assign(
         settings=settings_in_words(grid, knobs),
         label=grid["cell_id"].map(report.labels),
+        weights=grid["model"].map(dict.fromkeys(random, "random")),
         log_file=grid["cell_id"].map(logs["what"]),
         log=grid["cell_id"].map(logs["value"]),
         scope=scopes,
