@@ -12,7 +12,7 @@ from workflow_scripts.common.wording import plural
 from workflow_scripts.page.blocks import shown
 from workflow_scripts.page.style import Mark, marks
 from workflow_scripts.study.grid import COORDINATES
-from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, setting
+from workflow_scripts.study.setting_words import knob_name, labels, setting
 from workflow_scripts.tables.parsed_facts import REPEAT
 from workflow_scripts.tables.results import RAN_IN, MissingError, Tables, require
 from workflow_scripts.workloads.arrivals import Load
@@ -135,12 +135,7 @@ def series_labels(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
 def cell_titles(cells: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
     """For each cell what distinguishes it from the others shown: names, and on a second line the settings."""
     names = told_apart(cells, COORDINATES, ["engine"])
-    varied = knobs_that_differ(cells, knobs)
-    settings = [
-        ", ".join(setting(knob, value) for knob, value in zip(varied, values, strict=True) if pd.notna(value))
-        for _, *values in cells[varied].itertuples(name=None)
-    ]
-    titles: pd.Series = cells[names].agg(" · ".join, axis=1).str.cat(settings, sep="\n").str.strip()
+    titles: pd.Series = cells[names].agg(" · ".join, axis=1).str.cat(labels(cells, knobs), sep="\n")
     return titles
 
 

@@ -15,6 +15,7 @@ from workflow_scripts.catalog.published import PROMPT_SHARES
 from workflow_scripts.common.columns import COLUMNS, column, unit_of
 from workflow_scripts.common.wording import number
 from workflow_scripts.page.blocks import DIGITS as TABLE_DIGITS
+from workflow_scripts.page.sentences import MOST_SENTENCES
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.rate_ceiling import MeanLengths, judge_rate
 from workflow_scripts.questions.engines.table import with_cell_ids
@@ -171,6 +172,26 @@ def test_numbers_of_a_row_that_follow_from_each_other_do(folder, tables):
     # One sequence at a time waits for nearly all of its time to the first token.
     alone = of[of.index.str.contains("/chat.*(?:-seqs1-|-batch1-)") & (folder.name in STUDIES)]
     assert alone["queue_s_p50"].to_numpy() == pytest.approx(alone["ttft_s_p50"].to_numpy(), rel=0.03)
+
+
+def test_the_parts_of_a_repeat_are_its_time_and_only_cells_that_wait_by_no_measure_are_busy(folder, tables, page):
+    waits = tables["waiting"]
+    parts = waits[["device_s", "launch_s", "arrival_s", "other_s"]]
+    assert parts.notna().all(axis=1).equals(parts.notna().any(axis=1))
+    known = waits[parts.notna().all(axis=1)]
+    assert parts.loc[known.index].sum(axis=1).to_numpy() == pytest.approx(known["wall_s"].to_numpy(), rel=1e-9)
+    assert len(known) or folder.name not in STUDIES
+    shown = [(of, rows) for of, rows in page.tables if of.startswith("Shares of the time")]
+    for row in [dict(zip(rows[0], row, strict=True)) for _, rows in shown for row in rows[1:]]:
+        told = [
+            float(row[of]) for of in row if of.startswith(("GPU works", "Launches", "First", "Other")) if row[of] != "–"
+        ]
+        assert told == [] or sum(told) == pytest.approx(100, abs=0.05)
+    sampled = waits.dropna(subset="driver_idle_share").groupby("cell_id")
+    much = (sampled[["waiting_share", "driver_idle_share"]].mean() > 0.1).any(axis=1).sum()
+    named = {name for text in page.findings for name in WAITING.findall(text)}
+    assert len(named) == (min(much, MOST_SENTENCES) if shown else 0)
+    assert ("busy GPU" in page.verdicts) == (bool(shown) and not much)
 
 
 def test_rows_of_a_place_are_in_the_order_of_their_settings(folder, tables, page):

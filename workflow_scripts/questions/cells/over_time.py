@@ -17,7 +17,8 @@ from workflow_scripts.page.style import COLOURS
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.tables.results import Tables, require
 
-MOST_CELLS = 6
+# Devices and engines; of each, two cells.
+MOST_PLACES = 4
 REPEAT_LINES = ("-", "--", ":")
 # A record says what ran in the step that ended at that time.
 STEPS: Mapping[str, Any] = {"drawstyle": "steps-pre", "linewidth": 1.2}
@@ -46,9 +47,16 @@ def _plot(tables: Tables, rows: pd.DataFrame, what: str, y_label: str, columns: 
     titles = cell_titles(cells, tables.knobs)
     starts = tables.rows[tables.rows["cell_id"].isin(cells.index)].groupby("cell_id")["start"].nunique()
     notes = ["of each cell one start of its engine is drawn"] if starts.max() > 1 else []
-    if len(cells) < (measured := tables.measured["cell_id"].nunique()):
-        which = "for each device and engine, those that may run the most and the fewest sequences at once"
-        notes.append(f"{len(cells)} of {measured} measured cells are drawn: {which}")
+    measured = tables.measured.drop_duplicates("cell_id")
+    if len(cells) < len(measured):
+        places = len(measured.drop_duplicates(["gpu", "engine"]))
+        of = (
+            "each device and engine"
+            if places <= MOST_PLACES
+            else f"{MOST_PLACES} of {places} pairs of device and engine"
+        )
+        which = f"of {of}, those that may run the most and the fewest sequences at once"
+        notes.append(f"{len(cells)} of {len(measured)} measured cells are drawn: {which}")
     peaks = rows.groupby("cell_id")[next(iter(columns))].max()
     highest = [f"{', '.join(titles[str(cell)].splitlines())}: {number(peak)}" for cell, peak in peaks.items()]
     return Plot(
@@ -68,9 +76,9 @@ def _plot(tables: Tables, rows: pd.DataFrame, what: str, y_label: str, columns: 
 
 
 def _steps_of_few_cells(tables: Tables) -> pd.DataFrame:
-    """Steps of at most `MOST_CELLS` cells: for each device and engine the cell that may run the most sequences at once
-    (of several the one with the most requests, then the one that most devices have), then the one that may run the
-    fewest; of each its first start that gave results."""
+    """Steps of a few cells: for each of the first `MOST_PLACES` devices and engines the cell that may run the most
+    sequences at once (of several the one with the most requests, then the one that most devices have) and the one that
+    may run the fewest; of each its first start that gave results."""
     cells = tables.measured.drop_duplicates("cell_id")
     devices = cells.groupby([*COORDINATES[1:], "knobs"])["gpu"].transform("nunique")
     cells = cells.assign(devices=devices)
@@ -79,7 +87,8 @@ def _steps_of_few_cells(tables: Tables) -> pd.DataFrame:
         cells.sort_values(order, ascending=[fewest, fewest, False], kind="stable").drop_duplicates(["gpu", "engine"])
         for fewest in (False, True)
     ]
-    chosen = pd.concat(ends).drop_duplicates("cell_id").head(MOST_CELLS)
+    places = cells[["gpu", "engine"]].drop_duplicates().head(MOST_PLACES)
+    chosen = pd.concat(ends).drop_duplicates("cell_id").merge(places)
     return tables.facts("steps", chosen["cell_id"]).sort_values(["cell_id", "repeat", "time_s"])
 
 

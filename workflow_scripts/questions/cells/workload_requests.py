@@ -1,6 +1,7 @@
 """What the engines were asked: the workloads, and the lengths and arrivals of the requests that really ran."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from workflow_scripts.page.report import FigurePart, Report, Subject
 from workflow_scripts.page.series import cell_titles, evenly
 from workflow_scripts.page.style import COLOURS, LineStyle
 from workflow_scripts.study.paths import MANIFEST
-from workflow_scripts.tables.results import Tables, require
+from workflow_scripts.tables.results import MissingError, Tables, require
 from workflow_scripts.workloads.sampling import in_words
 from workflow_scripts.workloads.workload_kinds import LengthDistribution, TextWorkload
 
@@ -126,6 +127,10 @@ def workloads(report: Report) -> Iterator[Block]:
     paths = sorted(report.prepared.glob(f"workloads/**/{MANIFEST}"))
     made = sorted(map(read_json, paths), key=lambda manifest: -int(manifest["num_requests"]))
     served = dict(list(report.tables.rows.dropna(subset="num_requests").groupby("workload")["num_requests"]))
+    requests: dict[str, pd.DataFrame] = {}
+    with suppress(MissingError):
+        for title, of_model in _workloads(report.tables):
+            requests.setdefault(title.partition(" · ")[0], of_model)
     for name, workload in report.study.workloads.items():
         manifest = next((m for m in made if m["workload"] == name), None)
         asked = workload.num_prompts if manifest is None else manifest["num_requests"]
@@ -142,26 +147,33 @@ def workloads(report: Report) -> Iterator[Block]:
                 "Made from": manifest and manifest.get("source"),
                 "Requests per cell": " to ".join(dict.fromkeys([shown(min(counts)), shown(max(counts))])),
                 "Requests that share text": manifest and manifest["requests_with_prefix"],
-                "prompt_tokens": _length(manifest, "prompt_tokens", prompt),
-                "output_tokens": _length(manifest, "output_tokens", getattr(workload, "output_tokens", None)),
+                "prompt_tokens": _length(manifest, requests.get(name), "prompt_tokens", prompt),
+                "output_tokens": _length(
+                    manifest, requests.get(name), "output_tokens", getattr(workload, "output_tokens", None)
+                ),
                 "Sampling": in_words(workload.sampling),
             }
         )
     yield table_of(pd.DataFrame(rows), None, "Workloads with the lengths of their requests")
     if not made:
-        reason = "the requests themselves are not beside these tables, so lengths are those of the study file"
+        reason = (
+            "the requests themselves are not beside these tables, so lengths are those served, or of the study file"
+        )
         yield Absent("requests as made", reason)
 
 
-def _length(manifest: dict[str, Any] | None, field: str, asked: Any) -> str | None:
-    if manifest is not None:
-        lengths = manifest[field]
-        least, most, median = (shown(lengths[of]) for of in ("min", "max", "median"))
+def _length(manifest: dict[str, Any] | None, served: pd.DataFrame | None, field: str, asked: Any) -> str | None:
+    """Of the requests as made, else as the cell with the most requests served them, else as the study asks."""
+    said = ", as served" if manifest is None and served is not None else ""
+    said += f" ({asked})" if said and isinstance(asked, str) else ""
+    made = served[field].agg(["min", "max", "median"]) if served is not None else None
+    if (lengths := made if manifest is None else manifest[field]) is not None:
+        least, most, median = (shown(float(lengths[of])) for of in ("min", "max", "median"))
     elif isinstance(asked, LengthDistribution):
         least, most, median = f"{asked.minimum:,}", f"{asked.maximum:,}", f"about {asked.median:,.6g}"
     else:
         return None if asked is None else shown(asked)
-    return least if least == most else f"{least} to {most}, median {median}"
+    return (least if least == most else f"{least} to {most}, median {median}") + said
 
 
 SUBJECT = Subject(

@@ -146,6 +146,7 @@ SUBJECT = Subject(
                 "experts_touched_share": "Experts that a decode step used",
                 "experts_touched_share_uniform": "Expected of equally likely experts",
                 "decode_bound_by": "Decoding limited by",
+                "bound_by": "Whole repeat limited by",
                 "steps_bound_by": "Steps limited by",
             },
             "Cells closest to their ceilings",

@@ -9,7 +9,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
-from matplotlib.ticker import MaxNLocator
 
 from workflow_scripts.common.wording import plural
 from workflow_scripts.page.plot import LINE_IN, Panel, Plot
@@ -63,7 +62,34 @@ def of_one_cell(blocks: pd.DataFrame) -> pd.DataFrame:
 
 
 def first_requests(events: pd.DataFrame) -> pd.DataFrame:
-    return events[events["request"] < MOST_ROWS]
+    """The events of the first requests; if these share no blocks, of the first whose tables can be drawn whole."""
+    first = events[events["request"] < MOST_ROWS]
+    taken = events[events["event"].isin(TAKEN)]
+    at_first = taken["step"] == taken.groupby("request")["step"].transform("min")
+    blocks = taken[at_first].groupby("request").size()
+    short = blocks.index[blocks + MOST_GROWTH < FIRST_PLACES + LAST_PLACES][:MOST_ROWS]
+    shares = (first["event"] == "shared").any()
+    return first if shares or len(short) < MOST_ROWS else events[events["request"].isin(short)]
+
+
+class Square(NamedTuple):
+    """A block at a place of a drawn table: `share` of it is filled, `row` is that of its request."""
+
+    row: int
+    place: int
+    block: int
+    share: float
+    colour: str
+
+
+def squares_of(moment: Moment, size: int, requests: Sequence[int]) -> list[Square]:
+    users, found = moment.users, []
+    for row, request in enumerate(requests):
+        for place, block in moment.held.get(request, {}).items():
+            share = min(1.0, moment.tokens[request] / size - place)
+            colour = SHARED if users[block] > 1 else FULL if share == 1 else PARTLY
+            found.append(Square(row, place, block, share, colour))
+    return found
 
 
 def moments_of(events: pd.DataFrame) -> list[Moment]:
@@ -82,44 +108,44 @@ def moments_of(events: pd.DataFrame) -> list[Moment]:
 def block_tables(tables: Tables) -> Plot:
     events = of_one_cell(tables.need("blocks"))
     size = int(events["block_size"].iloc[0])
-    moments = moments_of(events)
-    longest = max(max(table) + 1 for moment in moments for r, table in moment.held.items() if r < MOST_ROWS)
+    requests = sorted(map(int, first_requests(events)["request"].dropna().unique()))
+    drawn = [(moment, squares_of(moment, size, requests)) for moment in moments_of(events)]
+    longest = 1 + max(square.place for _, squares in drawn for square in squares)
     name = ", ".join(events["cell_id"].iloc[0].split("/")[:-1])
-    notes = [f"the first {MOST_ROWS} requests of {name}, with blocks of {size} tokens"]
+    short = "" if requests[-1] < MOST_ROWS else " with short prompts"
+    notes = [f"the first {len(requests)} requests{short} of {name}, with blocks of {size} tokens"]
     places = list(range(longest))
     if longest > FIRST_PLACES + LAST_PLACES:
         places[FIRST_PLACES:-LAST_PLACES] = []
         some = f"the first {FIRST_PLACES} and last {LAST_PLACES} are drawn"
         notes.append(f"of tables with up to {longest} places, {some}")
+    draw = partial(_draw, requests=requests, places=places)
+    colours = {square.colour for _, squares in drawn for square in squares if square.place in places}
     return Plot(
         title="Block tables of the first requests",
-        alt=" ".join(_in_words(moment, size) for moment in moments),
+        alt=" ".join(_in_words(moment, squares, requests) for moment, squares in drawn),
         sources=["predicted"],
-        panels=[Panel(f"step {m.step}", partial(_draw, moment=m, size=size, places=places)) for m in moments],
+        panels=[Panel(f"step {moment.step}", partial(draw, squares=squares)) for moment, squares in drawn],
         x_label="Place in the block table",
         y_label="Request",
-        handles=[Patch(color=colour, label=name) for colour, name in LEGEND.items()],
+        handles=[Patch(color=colour, label=name) for colour, name in LEGEND.items() if colour in colours],
         notes=notes,
         panel_height_in=LINE_IN * 1.3 * MOST_ROWS + 0.7,
     )
 
 
-def _draw(ax: Axes, moment: Moment, size: int, places: Sequence[int]) -> None:
-    users = moment.users
-    font_pt = 6.5 if max(users, default=0) < 1000 else 4.8
+def _draw(ax: Axes, squares: Sequence[Square], requests: Sequence[int], places: Sequence[int]) -> None:
+    font_pt = 6.5 if max((square.block for square in squares), default=0) < 1000 else 4.8
     filled: dict[str, list[Path]] = {}
     outlines: dict[str, list[Path]] = {}
     at = {place: x + (place != x) for x, place in enumerate(places)}  # a gap where places are left out
-    for request in range(MOST_ROWS):
-        for place, block in moment.held.get(request, {}).items():
-            if place not in at:
-                continue
-            share = min(1.0, moment.tokens[request] / size - place)
-            colour = SHARED if users[block] > 1 else FULL if share == 1 else PARTLY
-            filled.setdefault(colour, []).append(_rectangle(at[place], request, share))
-            outlines.setdefault(colour, []).append(_rectangle(at[place], request, 1))
-            if share == 1:
-                ax.text(at[place], request, str(block), ha="center", va="center", fontsize=font_pt, color="white")
+    for row, place, block, share, colour in squares:
+        if place not in at:
+            continue
+        filled.setdefault(colour, []).append(_rectangle(at[place], row, share))
+        outlines.setdefault(colour, []).append(_rectangle(at[place], row, 1))
+        if share == 1:
+            ax.text(at[place], row, str(block), ha="center", va="center", fontsize=font_pt, color="white")
     # One path per colour: a separate square for each block would make the page several times as large.
     for colour, paths in filled.items():
         ax.add_patch(PathPatch(Path.make_compound_path(*paths), facecolor=colour, linewidth=0))
@@ -128,23 +154,24 @@ def _draw(ax: Axes, moment: Moment, size: int, places: Sequence[int]) -> None:
     ax.set_ylim(MOST_ROWS - 0.5, -0.5)
     ax.grid(visible=False)
     ax.set_xticks(list(at.values())[::2], [str(place) for place in places[::2]])
-    ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set_yticks(range(len(requests)), map(str, requests))
 
 
-def _rectangle(place: int, request: int, share: float) -> Path:
-    left, top = place - 0.44, request - 0.4
+def _rectangle(place: int, row: int, share: float) -> Path:
+    left, top = place - 0.44, row - 0.4
     right, bottom = left + 0.88 * share, top + 0.8
     return Path([(left, top), (right, top), (right, bottom), (left, bottom), (left, top)], closed=True)
 
 
-def _in_words(moment: Moment, size: int) -> str:
-    drawn = {request: table for request, table in moment.held.items() if request < MOST_ROWS}
-    blocks = {block for table in drawn.values() for block in table.values()}
-    shared = sum(moment.users[block] > 1 for block in blocks)
-    entries, tokens = sum(map(len, drawn.values())), sum(moment.tokens[request] for request in drawn)
+def _in_words(moment: Moment, squares: Sequence[Square], requests: Sequence[int]) -> str:
+    blocks = {square.block for square in squares}
+    shared = len({square.block for square in squares if square.colour == SHARED})
+    entries = plural(len(squares), "block number")
+    held = moment.held.keys() & set(requests)
+    tokens = sum(moment.tokens[request] for request in held)
     return (
-        f"Step {moment.step}: {plural(len(drawn), 'request')} with {plural(tokens, 'token')}; block tables with "
-        f"{plural(entries, 'block number')} of {plural(len(blocks), 'block')}; shared by several requests: {shared}."
+        f"Step {moment.step}: {plural(len(held), 'request')} with {plural(tokens, 'token')}; block tables with "
+        f"{entries} of {plural(len(blocks), 'block')}; shared by several requests: {shared}."
     )
 
 

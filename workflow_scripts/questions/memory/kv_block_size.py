@@ -14,7 +14,7 @@ from workflow_scripts.page.blocks import Block, Finding, Text, shown
 from workflow_scripts.page.by_knob import compared, plot_by_knob
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
-from workflow_scripts.page.sentences import claims_on, effects_of, some, verdicts_on
+from workflow_scripts.page.sentences import claims_on, effects_of, some, span, verdicts_on
 from workflow_scripts.page.series import repeats_of, told_apart
 from workflow_scripts.page.style import COLOURS, LineStyle
 from workflow_scripts.study.grid import COORDINATES
@@ -75,10 +75,9 @@ def waste_by_block_size(tables: Tables) -> Plot:
     names = rows["layout"].map(LAYOUTS)
     blocks = "blocks of " + rows["block_size"].map("{:g}".format) + " tokens"
     measured = rows.assign(how=names.where(rows["layout"] != PAGED, blocks))[rows["source"] != "predicted"]
-    medians = measured.groupby([*keys, "how"], sort=False)["waste_pct"].median().reset_index()
-    shares = [
-        f"{', '.join([*names, how])}: {waste_pct:.3g} %" for *names, how, waste_pct in medians.itertuples(index=False)
-    ]
+    named = measured.assign(name=measured[[*keys, "how"]].agg(", ".join, axis=1))
+    medians = named.groupby(["name", "cell_id"], sort=False)["waste_pct"].median()
+    shares = [f"{name}: {span(of_cells)} %" for name, of_cells in medians.groupby(level="name", sort=False)]
     return Plot(
         title="Empty slots in held KV memory, against the block size",
         alt=f"Share of the slots in held KV memory that held no token, measured: {'; '.join(shares)}.",
@@ -90,20 +89,19 @@ def waste_by_block_size(tables: Tables) -> Plot:
         y_label=column("waste_pct").axis,
         handles=[handle for name, handle in handles.items() if name in set(rows["layout"])],
         repeats=repeats_of(rows),
-        notes=["marks and lines are medians over all cells and repeats of a panel, bars and bands the range"],
+        notes=["each cell has marks and lines of its own, medians over its repeats; bars are the range"],
         panel_height_in=3.0,
     )
 
 
 def _draw_waste(ax: Axes, rows: pd.DataFrame) -> None:
-    for layout, part in rows.groupby("layout", sort=False):
+    for (layout, _), part in rows.groupby(["layout", "cell_id"], sort=False):
         if layout in LEVEL:
             _, color, style = LEVEL[str(layout)]
             ax.axhline(part["waste_pct"].median(), color=color, linestyle=style, linewidth=1.3)
             continue
         at = part.groupby("block_size")["waste_pct"].agg(["median", "min", "max"])
         if layout == WHATIF:
-            ax.fill_between(at.index, at["min"], at["max"], color=COLOURS[0], alpha=0.12, linewidth=0)
             ax.plot(at.index, at["median"], color=COLOURS[0], linestyle=":")
         else:
             ax.vlines(at.index, at["min"], at["max"], color=COLOURS[0], linewidth=1.5)
@@ -113,7 +111,7 @@ def _draw_waste(ax: Axes, rows: pd.DataFrame) -> None:
         log2_axis(ax, sizes)
     else:
         ax.set_xticks([])
-    ax.set_ylim(0, 100)
+    ax.set_ylim(-2, 102)  # lines at 0 % are visible
 
 
 def empty_slots(report: Report) -> Iterator[Block]:
@@ -167,7 +165,10 @@ def prediction_errors(report: Report) -> Iterator[Block]:
         f"cells; the largest error is {number(error_pct.max())} %."
     )
     if len(whole):
-        sentence += f" Measured KV caches hold {held[0]} tokens, or {held[1]} requests of full length."
+        sentence += (
+            f" Measured KV caches have blocks for {held[0]} tokens, or {held[1]} requests of full length; vLLM keeps "
+            "one of the blocks to itself."
+        )
     cells = report.tables.rows
     amounts = [f"knob_{name}" for name, knob in every_knob().items() if knob.reserves == "amount"]
     sized = cells.loc[cells.filter(amounts).notna().any(axis=1), "cell_id"]
@@ -207,10 +208,10 @@ CAPACITY = TablePart(
         "kv_cache_tokens_error_pct": "Error of predicted tokens",
         "observed_max_concurrency": "Requests of full length",
         "predicted_max_concurrency": "Requests of full length, predicted",
-        "observed_kv_cache_bytes": "KV cache",
     },
     "Capacity of the KV cache, as the engine had it and as predicted",
-    note="Of the first start of each cell.",
+    note="Of the first start of each cell. Tokens are those of all blocks, of which vLLM keeps one to itself; engines "
+    "round the requests of full length.",
 )
 
 

@@ -24,6 +24,8 @@ QUANTITIES = (
     "prefix_cache_hit_rate",
 )
 EVICTED = "evicted_blocks"
+# What makes a measured number an upper bound, and how its label says so.
+COUNTS_TRIES, BOUND = "the engine also counts those of tries that find no blocks", ", at most"
 # Rows are compared if these are equal: they have the same requests and the same memory for them.
 MEMORY = [*PLACES, "pool_tokens"]
 # Lines that a layout takes in a panel of users.
@@ -195,9 +197,14 @@ def _exactness(rows: pd.DataFrame) -> Iterator[Finding]:
     if both.empty:
         return
     right = (both[names].to_numpy() == both[predicted].to_numpy()).all(axis=1)
-    most, expected = both[["preemptions", "preemptions_predicted"]].max()
-    at_most = "at most " * (len(both) > 1)
-    seen = f"{at_most}{most:g} preemptions were measured and {expected:g} predicted" if most else "none was preempted"
+    most = records(both.sort_values("preemptions", ascending=False))[0]
+    preempted, again = (f"{most[name]:,.0f} measured, {most[f'{name}_predicted']:,.0f} predicted" for name in names)
+    which = "in the cell with the most " if len(both) > 1 else ""
+    seen = (
+        f"{which}preemptions: {preempted}; tokens computed again: {again} (medians of the repeats; {COUNTS_TRIES})"
+        if most["preemptions"]
+        else "none was preempted"
+    )
     yield Finding(
         f"{int(right.sum())} of {len(both)} exact",
         "The preemptions and the tokens computed again are exactly as predicted from the schedule in "
@@ -265,11 +272,12 @@ def every_pool(report: Report) -> Iterator[Block]:
     rows = under_pressure(report.tables)
     columns = {**CELL, "pool_tokens": "Tokens that fit", "layout": "Layout"}
     for name in QUANTITIES:
-        columns |= {name: "", f"{name}_predicted": f"{column(name).label}, predicted"}
+        columns |= {name: "", f"{name}_predicted": f"{column(name).label.removesuffix(BOUND)}, predicted"}
     columns[f"{EVICTED}_predicted"] = "Blocks of shared prompts that lost their content, predicted"
     caption = "Every size of the pool"
     whole = report.link(report.tables.folder / "repeats.csv", "repeats.csv")
-    shown = table_of(report.named(rows), columns, caption, "vLLM keeps one block of the cache to itself.", whole)
+    note = f"Tokens that fit are without the block that vLLM keeps to itself. Of tokens computed again, {COUNTS_TRIES}."
+    shown = table_of(report.named(rows), columns, caption, note, whole)
     yield Fold(f"{caption}: {plural(len(rows), 'row')}", [shown])
 
 

@@ -83,7 +83,7 @@ def devices(report: Report) -> Iterator[Block]:
 def engines(report: Report) -> Iterator[Block]:
     cells = report.tables.rows
     by_engine = (
-        cells[cells["outcome"] != "missing"]
+        cells[cells["outcome"] == "ok"]
         .groupby("engine", sort=False)
         .agg(
             versions=("engine_version", _each_once),
@@ -96,7 +96,7 @@ def engines(report: Report) -> Iterator[Block]:
     yield table_of(
         by_engine.reset_index(),
         {"engine": "Engine", "versions": "Version", "backends": "Attention backend", "cells": "Cells"},
-        "Engines that ran",
+        "Engines of measured cells",
     )
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 from workflow_scripts.common.wording import plural
 from workflow_scripts.device.device_check import FAULTS
 from workflow_scripts.device.device_record import NOISY_PCT
-from workflow_scripts.page.blocks import Absent, Block, Finding, Findings, Fold, Table, shown
+from workflow_scripts.page.blocks import Absent, Block, Finding, Findings, Fold, Table, table_of
 from workflow_scripts.page.report import MOST_ROWS, REPEAT_COLUMNS, Report, Subject, TablePart, several_starts
 from workflow_scripts.page.sentences import NOT_DECIDED, span
 from workflow_scripts.study.accounting import NODE_HEADINGS, accounted_jobs, by_node
@@ -194,6 +194,7 @@ def _measured_where(cells: pd.DataFrame) -> Table:
     """Cells by device, host, engine, protocol and lock, which shows what was merged or measured again."""
     places = {
         "gpu": "Device",
+        "device_uuid": "UUID",
         "host": "Host",
         "processor": "Processor",
         "engine_version": "Engine",
@@ -201,11 +202,12 @@ def _measured_where(cells: pd.DataFrame) -> Table:
         "lock_sha256": "Lock (SHA-256)",
     }
     measured = cells[cells["outcome"] != "missing"]
-    counts = measured.groupby(list(places), dropna=False, sort=False)["cell_id"].nunique()
-    counted = counts.reset_index().itertuples(index=False, name=None)
-    rows = [[*map(shown, place), shown(lock)[:12], str(count)] for *place, lock, count in counted]
-    note = "Cells with different locks, processors or protocol versions are not compared with each other."
-    return Table("Cells by where they were measured", [*places.values(), "Cells"], rows, [False] * 6 + [True], note)
+    measured = measured.assign(**{name: measured[name].str[:12] for name in ("device_uuid", "lock_sha256")})
+    counts = measured.groupby(list(places), dropna=False, sort=False)["cell_id"].nunique().reset_index(name="cells")
+    note = (
+        "Cells with different locks, processors of CPU devices or protocol versions are not compared with each other."
+    )
+    return table_of(counts, {**places, "cells": "Cells"}, "Cells by where they were measured", note)
 
 
 SUBJECT = Subject(id="provenance", title="Provenance", parts=[provenance])

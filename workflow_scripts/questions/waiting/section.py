@@ -42,6 +42,8 @@ WAITS: Mapping[str, tuple[str, str]] = {
     "arrival": ("first steps, arrival of requests", COLOURS[2]),
     "other": ("other", COLOURS[4]),
 }
+# Two independent measures of waiting: of the engine's steps, and of the driver.
+MEASURES = ["waiting_share", "driver_idle_share"]
 
 
 def waiting_by_repeat(tables: Tables) -> Plot:
@@ -106,16 +108,21 @@ def sampled(waiting: pd.DataFrame) -> pd.DataFrame:
 
 
 def shares_by_cell(waiting: pd.DataFrame) -> pd.DataFrame:
-    """One row per cell, the one that waits most first: means over repeats, and the range of waiting.
+    """One row per cell, the one that waits most first: means over repeats, and of both measures of waiting the lowest
+    and the highest.
 
-    `waits` is the share of waiting, or where the engine does not report its steps, what the driver reports.
+    `waits` is the larger mean, and `most_waits` the highest of a repeat. An engine that does not report its steps has
+    only the driver's measure.
     """
     shares = {f"{part}_share": waiting[f"{part}_s"] / waiting["wall_s"] for part in ("device", *WAITS)}
-    rows = waiting.assign(waits=waiting["waiting_share"].fillna(waiting["driver_idle_share"]), **shares)
-    of_cell = rows[rows["waits"].notna()].groupby([*CELL, "cell_id"], sort=False)
-    means = of_cell[[*shares, "waits", "waiting_share", "driver_idle_share", "launch_s", "prompt_steps"]].mean()
-    ends = of_cell["waits"].agg(least_share="min", most_share="max")
-    return means.join(ends).reset_index().sort_values("waits", ascending=False, kind="stable")
+    of_cell = waiting.assign(**shares).groupby([*CELL, "cell_id"], sort=False)
+    cells = of_cell[[*shares, *MEASURES, "launch_s", "prompt_steps"]].mean()
+    for end in ("min", "max"):
+        cells = cells.join(of_cell[MEASURES].agg(end).add_suffix(f"_{end}"))
+    cells = cells.assign(
+        waits=cells[MEASURES].max(axis=1), most_waits=cells[[f"{measure}_max" for measure in MEASURES]].max(axis=1)
+    )
+    return cells.dropna(subset="waits").reset_index().sort_values("waits", ascending=False, kind="stable")
 
 
 def much_waiting(report: Report) -> Iterator[Block]:
@@ -123,8 +130,12 @@ def much_waiting(report: Report) -> Iterator[Block]:
     cells = shares_by_cell(sampled(report.tables.need("waiting")))
     much = cells[cells["waits"] > MUCH_WAITING]
     if much.empty:
-        sentence = f"In none of {len(cells)} cells does the GPU wait for its host for {_pct(MUCH_WAITING)} of the time."
-        yield Finding("busy GPU", sentence, "good")
+        sentence = (
+            f"In none of {len(cells)} cells does the GPU wait for its host for {_pct(MUCH_WAITING)} of the time, by "
+            f"its steps or by the driver: at most for {_pct(cells['waits'].max())}, and in the worst repeat for "
+            f"{_pct(cells['most_waits'].max())}."
+        )
+        yield Finding("busy GPU", sentence, "good" if cells["most_waits"].max() <= MUCH_WAITING else "neutral")
     remedies = _remedies(report.tables)
     findings = [
         Finding(_pct(row["waits"]), _waiting_text(report, row) + remedies.get(row["cell_id"], ""))
@@ -134,16 +145,20 @@ def much_waiting(report: Report) -> Iterator[Block]:
 
 
 def _waiting_text(report: Report, row: Mapping[str, Any]) -> str:
-    name = report.names.get(row["cell_id"], row["cell_id"])
-    waits = f"{_pct(row['waits'])} of the time ({_pct(row['least_share'])} to {_pct(row['most_share'])} by repeat)"
+    by_steps, by_driver = (
+        f"{_pct(row[measure])} of the time ({_pct(row[f'{measure}_min'])} to {_pct(row[f'{measure}_max'])} by repeat)"
+        for measure in MEASURES
+    )
+    sentence = f"{report.names.get(row['cell_id'], row['cell_id'])}: the GPU waits for its host for "
+    driver = "by the utilization that the driver reports"
     if pd.isna(row["waiting_share"]):
-        why = "by the utilization that the driver reports"
-    else:
-        each_ms = 1000 * row["launch_s"] / row["prompt_steps"]
-        steps = f"{row['prompt_steps']:.0f} steps, {each_ms:.0f} ms each"
-        why = f"{_pct(row['launch_share'])} for launches of steps with prompts ({steps})"
-        why += f" and {_pct(row['arrival_share'])} for the first steps and the arrival of requests"
-    return f"{name}: the GPU waits for its host for {waits}, {why}."
+        return f"{sentence}{by_driver}, {driver}."
+    each_ms = 1000 * row["launch_s"] / row["prompt_steps"]
+    return (
+        f"{sentence}{by_steps}, {_pct(row['launch_share'])} for launches of steps with prompts "
+        f"({row['prompt_steps']:.0f} steps, {each_ms:.0f} ms each) and {_pct(row['arrival_share'])} for the first "
+        f"steps and the arrival of requests; {driver}, for {by_driver}."
+    )
 
 
 def _remedies(tables: Tables) -> Mapping[str, str]:
@@ -186,14 +201,17 @@ SUBJECT = Subject(
                 "launch_share": "Launches of steps with prompts",
                 "arrival_share": "First steps, arrival",
                 "other_share": "Other waiting",
-                "least_share": "Least waiting of a repeat",
-                "most_share": "Most waiting of a repeat",
+                "waiting_share": "All waiting",
+                "waiting_share_min": "Least waiting of a repeat",
+                "waiting_share_max": "Most waiting of a repeat",
                 "driver_idle_share": "No kernel, by the driver",
+                "driver_idle_share_max": "Most of a repeat without a kernel",
             },
             "Shares of the time, means over repeats",
             shares_by_cell,
-            note="Other waiting is what remains of the time, so its error may make it negative. The driver does not "
-            "tell for repeats that are too short to be sampled; the figure leaves them out.",
+            note="Waiting is the time that the estimated work of the GPU leaves, so the error of the estimate may make "
+            "a part negative. It is not known of engines that do not report their steps, nor of quantized models. The "
+            "driver does not tell for repeats that are too short to be sampled; the figure leaves them out.",
         ),
     ],
 )

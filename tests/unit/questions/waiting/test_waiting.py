@@ -71,8 +71,13 @@ def test_a_step_with_many_prompts_hides_every_launch_and_cached_tokens_are_not_c
     assert cached["device_s"] == pytest.approx(1 + 2 + 2 + 2 + 2 + 2 + 2 + 1 + 1)
 
 
+def test_a_repeat_with_a_step_of_unknown_time_is_not_divided():
+    unknown = REPEAT.assign(repeat=1, token_s=np.nan)
+    assert list(divided(pd.concat([REPEAT, unknown])).index) == [("c", 1, 0)]
+
+
 def test_the_data_sheet_stands_in_for_rates_that_were_not_measured(tmp_path):
-    cells = pd.DataFrame({"model": [LLAMA], "dtype": ["bfloat16"], "quantization": [""]}, index=["c"])
+    cells = pd.DataFrame({"model": LLAMA, "dtype": "bfloat16", "quantization": ["", "fp8"]}, index=["c", "quantized"])
     cells = cells.assign(knob_tensor_parallel_size=1, knob_pipeline_parallel_size=1)
     (costs,) = _prompt_costs(cells, rates_of(get_gpu("h200"), tmp_path)).itertuples()
     facts = read_model_facts(get_model(LLAMA).config, "bfloat16")
