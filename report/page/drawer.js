@@ -15,7 +15,8 @@ const REASONS = { ok: "Starts that failed", missing: "Last line of its log", inv
 const drawer = el("dialog", { class: "drawer", "aria-labelledby": "drawer-title", onclose: () => changeAddress({ cell: null }) });
 
 function settingsTable(cell, data) {
-  const effective = JSON.parse(cell.effective ?? "{}");
+  let effective = {};
+  try { effective = Object(JSON.parse(cell.effective ?? "{}")); } catch { /* what cannot be read is not shown */ }
   const knobs = new Map(data.knobs.map(({ name, words }) => [name, words]));
   const asked = [...knobs.keys()].filter((name) => (cell[`knob_${name}`] ?? null) !== null);
   const replaced = (cell.not_as_asked ?? "").split("; ");
