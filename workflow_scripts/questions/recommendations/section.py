@@ -76,8 +76,8 @@ def _why(report: Report, row: Mapping[str, Any]) -> str:
 def _worst(report: Report, row: Mapping[str, Any]) -> str:
     """The percentile in the worst repeat, which may break the bound that the mean keeps, and of how few requests."""
     repeats = report.tables.measured[report.tables.measured["cell_id"] == row["cell_id"]]
-    requests = int(repeats["num_requests"].max())
-    few = f", the slowest of {requests} requests" * (requests < FEW_REQUESTS)
+    requests = repeats["num_requests"].max()
+    few = f", the slowest of {requests:g} requests" if requests < FEW_REQUESTS else ""
     return (
         f" as the mean of the repeats ({column('tpot_s_p99').text(repeats['tpot_s_p99'].max())} in the worst one{few})"
     )
