@@ -192,7 +192,8 @@ class SlurmLab:
     def _start_mariadb(self) -> None:
         options = f"--defaults-file={self.conf.with_name('mariadb.conf')}"
         socket_file = self.root / "run" / "mariadb.sock"
-        subprocess.run(["mariadb-install-db", options, "--skip-test-db"], check=True, capture_output=True)
+        made = subprocess.run(["mariadb-install-db", options, "--skip-test-db"], capture_output=True, text=True)
+        assert made.returncode == 0, made.stdout + made.stderr
         self._daemon("mariadbd", options)
         wait_for(socket_file.exists, 60, "MariaDB")
         self.environment["MYSQL_UNIX_PORT"] = str(socket_file)
