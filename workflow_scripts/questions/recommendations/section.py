@@ -59,13 +59,14 @@ def _why(report: Report, row: Mapping[str, Any]) -> str:
     alone = row["eligible"] == 1
     some = f"{row['eligible']:g} of " if not alone and row["eligible"] < row["compared"] else ""
     of = f"of {some}{row['compared']:g} measured settings"
+    named = f"{sentence(report.setting_of(row, row['knobs']))}: {rate}, the"
     if row["role"] == "smallest_within_margin":
-        return f"the smallest {of} that are shown to be within {row['margin_pct']:g} % of the fastest."
+        return f"{named} smallest {of} that are shown to be within {row['margin_pct']:g} % of the fastest."
     bound = f" that keep{'s' * alone} {row['latency_bound']}" if row["role"] == "best_within_latency" else ""
     chosen = row["chosen_among_ties"] is True
     which = "only one" if alone else "choice" if chosen else "highest"
     bound += _worst(report, row) * bool(bound)
-    words = f"{sentence(report.setting_of(row, row['knobs']))}: {rate}, the {which} {of}{bound}."
+    words = f"{named} {which} {of}{bound}."
     if isinstance(row["ties"], str):
         ties = [report.setting_of(row, name) for name in row["ties"].split(", ")]
         more = f"; and {len(ties) - MOST_TIES} more" if len(ties) > MOST_TIES else ""
