@@ -249,7 +249,7 @@ def _starts(report: Report) -> str:
         return f"{repeats} per cell"
     text = f"{repeats} per start, {span(starts[starts > 0])} starts per cell"
     measures = report.tables.get("intervals", "measure", "starts_apart_pct")
-    apart = measures.loc[measures["measure"] == RATE, "starts_apart_pct"].max()
+    apart = measures.loc[measures["measure"].isin([RATE, STEADY]), "starts_apart_pct"].max()
     return text + (f", whose throughput differs by at most {number(apart)} %" if apart > 0 else "")
 
 

@@ -138,7 +138,10 @@ def much_waiting(report: Report) -> Iterator[Block]:
         yield Finding("busy GPU", sentence, "good" if cells["most_waits"].max() <= MUCH_WAITING else "neutral")
     remedies = _remedies(report.tables)
     findings = [
-        Finding(_pct(row["waits"]), _waiting_text(report, row) + remedies.get(row["cell_id"], ""))
+        Finding(
+            " to ".join(dict.fromkeys(map(_pct, sorted(row[of] for of in MEASURES if pd.notna(row[of]))))),
+            _waiting_text(report, row) + remedies.get(row["cell_id"], ""),
+        )
         for row in records(much)
     ]
     yield from some(findings, "waiting")
