@@ -80,7 +80,7 @@ function pointsOf(cells, x, y, colourBy, facets, hidden) {
     if (!series.includes(name)) series.push(name);
     if (!hidden.has(name)) points.push({ ...point, series: series.indexOf(name) });
   }
-  const alike = Map.groupBy(x.isSetting ? points : [], ({ cell }) => JSON.stringify([cell.lock_sha256, cell.processor, ...others.map((facet) => facet.of(cell))]));
+  const alike = Map.groupBy(x.isSetting ? points : [], ({ cell }) => JSON.stringify([cell.environment_number, ...others.map((facet) => facet.of(cell))]));
   const lines = [...alike.values()].filter((line) => line.length > 1);
   for (const line of lines) line.sort((a, b) => a.x - b.x);
   return { points, series, lines };
@@ -214,12 +214,10 @@ export function showExplore(panel, store) {
     choice("Against", axes.map((axis) => [axis.id, axis.label]), now.x.id, (value) => update({ x: value, log: null })),
     ...(now.colours.length ? [choice("Colour by", now.colours.map((facet) => [facet.id, facet.words]), now.colourBy?.id, (value) => update({ by: value, hide: [] }))] : []),
   );
+  const filterBy = ({ parameters }) => filterForm(facets, parameters, (id, values) => update({ [id]: values }));
   form.append(
-    filterForm(facets, now.parameters, (id, values) => update({ [id]: values })),
-    el("button", { type: "button", class: "plain", onclick: () => {
-      update(Object.fromEntries(["hide", ...facets.map((facet) => facet.id)].map((id) => [id, []])));
-      for (const input of form.querySelectorAll("input:checked")) input.click();
-    } }, "Clear the filter"),
+    filterBy(now),
+    el("button", { type: "button", class: "plain", onclick: () => form.firstChild.replaceWith(filterBy(update(Object.fromEntries(["hide", ...facets.map((facet) => facet.id)].map((id) => [id, []]))))) }, "Clear the filter"),
   );
   panel.replaceChildren(
     el("h2", {}, "Explore"),

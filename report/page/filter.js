@@ -1,4 +1,4 @@
-// One filter for all that a view shows: from each group the cells with any chosen value, or all cells without a choice.
+// One filter for all that a view shows: from each group the chosen values; all without a choice; `none` if all were unchecked.
 import { el } from "./dom.js";
 import { OUTCOMES, PLACES, setting } from "./words.js";
 
@@ -32,12 +32,13 @@ export function filterForm(facets, parameters, changed) {
   for (const facet of facets) {
     const chosen = new Set(parameters.getAll(facet.id));
     const count = el("span", { class: "note" });
-    const say = () => (count.textContent = chosen.size ? ` ${chosen.size} of ${facet.values.length}` : " all");
+    const say = () => (count.textContent = chosen.size ? ` ${chosen.size - chosen.has("none")} of ${facet.values.length}` : " all");
     say();
     const boxes = facet.values.map((value) => {
       const key = String(value);
       const toggle = (event) => {
         chosen[event.target.checked ? "add" : "delete"](key);
+        chosen[chosen.size ? "delete" : "add"]("none");
         say();
         changed(facet.id, [...chosen]);
       };

@@ -27,14 +27,16 @@ from workflow_scripts.page.ratio_plot import plot_ratios
 from workflow_scripts.page.report import figure_facts
 from workflow_scripts.page.style import GRID, marks
 from workflow_scripts.present.page import page_of
+from workflow_scripts.statistics.comparisons import NOT_DECIDED
 
 # Maximum number of cells in a panel.
 MOST_CELLS = 40
-_NUMBER = re.compile(r"-?[\d.,]+(e[+-]?\d+)?( \(.*\))?|")
+_NUMBER = re.compile(r"(-?[\d.,]+(e[+-]?\d+)?)?")
 _CAPTION = [
     (
         "",
-        "A mark is the ratio of a cell, B over A, with its 95 % interval; the cells of a measure are sorted by it.",
+        "A mark is the ratio of a cell, B over A, with its 95 % interval. All panels show the cells in one order: by "
+        "the ratio of the first measure.",
     ),
     (
         "How to read it:",
@@ -45,53 +47,47 @@ _CAPTION = [
 
 
 def ratios(content: Mapping[str, Any]) -> Plot:
-    """One panel per measure: the ratio of each cell with its interval, sorted, on the band in which it is flat."""
+    """One panel per measure: the ratio of each cell with its interval, on the band in which it is flat.
+
+    All panels have the same cells in the same order: by the ratio of the first measure that a cell has.
+    """
     found = content["comparison"]
     rows = pd.DataFrame(found["cells"]).rename(columns={"low": "ratio_low", "high": "ratio_high"})
     rows = rows.astype({"ratio_low": float, "ratio_high": float}).assign(
         source="measured",
         panel=rows["measure"].map(content["measures"]),
-        label=rows["cell"].map(_labels(rows["cell"])),
+        label=rows["cell"].map(content["names"]),
+        hollow=rows["verdict"] == NOT_DECIDED,
         name=rows["cell"].str.split("/").str[0],
     )
-    order = list(content["measures"])
-    rows = rows.sort_values("ratio", ascending=False)
-    rows = rows.sort_values("measure", key=lambda measures: measures.map(order.index), kind="stable")
-    largest = (
-        rows["ratio"].map(lambda ratio: max(ratio, 1 / ratio)).groupby(rows["panel"]).rank("first", ascending=False)
+    largest = rows["ratio"].map(lambda ratio: max(ratio, 1 / ratio)).groupby(rows["cell"]).max()
+    rows = rows[rows["cell"].isin(largest.nlargest(MOST_CELLS).index)]
+    measures = list(content["measures"])
+    rows = rows.assign(place=rows["measure"].map(measures.index)).sort_values(
+        ["place", "ratio"], ascending=[True, False]
     )
+    cells = list(rows["cell"].unique())
+    rows = rows.assign(order=rows["cell"].map(cells.index)).sort_values(["place", "order"])
     plot = plot_ratios(
-        rows[largest <= MOST_CELLS],
+        rows,
         marks(sorted(set(rows["name"]))),
         title=f"{found['study_b']} (B) over {found['study_a']} (A)",
         panels_are="measures",
     )
     margin = 1 + found["margin_pct"] / 100
-    few = [f"of each measure the {MOST_CELLS} cells that differ most are drawn; the table has all"]
+    few = [f"the {MOST_CELLS} cells that differ most in any measure are drawn; the table has all"]
     return replace(
         plot,
         panels=[replace(panel, draw=partial(_on_band, draw=panel.draw, margin=margin)) for panel in plot.panels],
         x_label="Ratio (1: no difference)",
         handles=[*plot.handles, Patch(color=GRID, label=f"within {found['margin_pct']:g} %")],
-        notes=few if largest.max() > MOST_CELLS else [],
+        notes=few if len(largest) > MOST_CELLS else [],
     )
 
 
 def _on_band(ax: Axes, draw: Callable[..., None], margin: float) -> None:
     ax.axvspan(1 / margin, margin, color=GRID, linewidth=0, zorder=0)
     draw(ax)
-
-
-def _labels(cells: "pd.Series[str]") -> dict[str, str]:
-    """For each id of a cell, the parts that differ between the cells.
-
-    >>> list(_labels(pd.Series(["h200/vllm/llama/chat/bs16", "l4/vllm/llama/chat/bs32"])).values())
-    ['h200, bs16', 'l4, bs32']
-    """
-    ids = cells.drop_duplicates()
-    parts = ids.str.split("/", expand=True).set_axis(ids)
-    differing = [name for name in parts if parts[name].nunique() > 1] or list(parts)[-1:]
-    return {str(cell): ", ".join(row.dropna()) for cell, row in parts[differing].iterrows()}
 
 
 def _figure(content: Mapping[str, Any]) -> Figure:

@@ -29,7 +29,7 @@ from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, settings_in_words
 from workflow_scripts.tables.parsed_facts import REPEAT
-from workflow_scripts.tables.results import MissingError, Tables
+from workflow_scripts.tables.results import RAN_IN, MissingError, Tables
 
 MEASURES = tuple(COLUMNS)
 # The serving table has these too, with further percentiles.
@@ -38,7 +38,7 @@ OF_CELLS = (
     *("cell_id", "gpu", "engine", "model", "workload", "knobs", "sweeps", "outcome", "reason", "comparable", "source"),
     *("max_concurrency_allowed", "host", "device_name", "processor", "engine_version", "dtype", "attention_backend"),
     *("not_as_asked", "effective", "block_size_effective", "num_gpu_blocks", "kv_cache_tokens", "max_concurrency"),
-    *("steady", "git_commit", "lock_sha256"),
+    *("steady", "git_commit", RAN_IN),
 )
 OF_PAGE = ("scope", "settings", "label", "weights", "log", "log_file", "output_tokens_per_device_hour")
 LIMITS = (
@@ -93,6 +93,7 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
         log_file=grid["cell_id"].map(logs["what"]),
         log=grid["cell_id"].map(logs["value"]),
         scope=scopes,
+        **{RAN_IN: grid["cell_id"].map(report.tables.rows.drop_duplicates("cell_id").set_index("cell_id")[RAN_IN])},
         output_tokens_per_device_hour=values["output_tokens_per_s"] * 3600 / _devices(grid),
     )
     return {

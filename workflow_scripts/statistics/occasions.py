@@ -1,7 +1,7 @@
 """Statistics of two occasions: the same cells measured at different times, on other hosts or by other versions.
 
-A rate that was measured on one occasion says nothing about other occasions, because its interval does not cover the
-effect of an occasion on a cell. So the interval of two occasions covers the variation within each and between them.
+The starts of one occasion do not show the effect of an occasion on a cell, so their interval does not cover it. The
+interval of two occasions covers the variation within each and between them.
 """
 
 from typing import NamedTuple

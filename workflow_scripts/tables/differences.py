@@ -36,15 +36,19 @@ def value_text(value: Any) -> str:
     """A value as it appears in a sentence.
 
     >>> [value_text(value) for value in (None, True, 32.0, 0.6, "bfloat16", -0.0, 1e16, 1e-5)]
-    ['nothing', 'true', '32', '0.6', 'bfloat16', '0', '1e+16', '1e-05']
+    ['not set', 'true', '32', '0.6', 'bfloat16', '0', '1e+16', '1e-05']
+    >>> value_text({"ttft_s": 1.0, "tokens": [8, 16]})
+    'ttft_s: 1, tokens: 8, 16'
     """
     if value is None:
-        return "nothing"
+        return "not set"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
         return f"{value + 0.0:.15g}"  # + 0.0 turns -0 into 0
-    return value if isinstance(value, str) else "other values"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {value_text(of)}" for name, of in value.items())
+    return ", ".join(map(value_text, value)) if isinstance(value, list) else str(value)
 
 
 class Different(Record):

@@ -16,7 +16,10 @@ def test_a_change_fails_the_target_and_is_in_the_markdown(tmp_path, write_study)
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert "1 measure of 1 cell compared: 1 changed" in done.stdout
-    assert "| 9 (5.93 to 13.7) | between occasions |" in (tmp_path / "results" / "small" / "comparison.md").read_text()
+    assert (
+        "| 9 (5.93 to 13.7) | changes | 100 | 900 | between occasions |"
+        in (tmp_path / "results" / "small" / "comparison.md").read_text()
+    )
 
 
 def test_results_in_a_path_that_cannot_be_used_are_refused_before_anything(tmp_path, write_study):

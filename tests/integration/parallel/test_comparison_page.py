@@ -35,8 +35,8 @@ def test_there_are_no_views_and_a_table_is_sorted_and_saved(tab, comparison, tmp
     tab.open(comparison)
     assert tab.evaluate("document.querySelectorAll('[role=tab]').length") == 0
     table = "document.querySelector('#cells figure.table:last-of-type')"
-    ratios = f"[...{table}.querySelectorAll('tbody td:nth-child(4)')].map((of) => parseFloat(of.textContent))"
-    tab.evaluate(f"{table}.querySelectorAll('thead button')[3].click()")
+    ratios = f"[...{table}.querySelectorAll('tbody td:nth-child(2)')].map((of) => parseFloat(of.textContent))"
+    tab.evaluate(f"{table}.querySelectorAll('thead button')[1].click()")
     assert tab.evaluate(ratios) == sorted(tab.evaluate(ratios))
     saved = tab.download(f"{table}.querySelector('.save button')", tmp_path)
     assert len(saved.read_text(encoding="utf-8").splitlines()) == 1 + len(tab.evaluate(ratios))

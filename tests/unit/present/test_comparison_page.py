@@ -59,7 +59,12 @@ def test_a_comparison_of_nothing_has_a_page_that_says_why(page_of):
 def test_the_picture_shows_the_cells_of_each_measure_by_their_ratio_on_the_band_of_the_margin(axes_of):
     cells = [(cell(f"bs{i}", mean(100)), cell(f"bs{i}", mean(60 + 2 * i))) for i in range(MOST_CELLS + 1)]
     found = comparison(digest(*(a for a, _ in cells)), digest(*(b for _, b in cells)), 1)
-    content = {"comparison": json.loads(found.model_dump_json()), "measures": {"output_tokens_per_s": "rate"}}
+    measures = {"output_tokens_per_s": "rate"}
+    content = {
+        "comparison": json.loads(found.model_dump_json()),
+        "names": found.compared_in_words[1],
+        "measures": measures,
+    }
     plot = ratios(content)
     ax = axes_of(plot)
     dots = [line for line in ax.lines if line.get_marker() == "o"]
@@ -70,3 +75,20 @@ def test_the_picture_shows_the_cells_of_each_measure_by_their_ratio_on_the_band_
     band = ax.patches[0].get_extents().transformed(ax.transData.inverted())
     assert (band.x0, band.x1) == pytest.approx((1 / 1.02, 1.02))
     assert "bs40, cpu-all: 1.4 (" in plot.alt
+
+
+def test_all_panels_show_the_cells_in_one_order(axes_of):
+    measures = {"output_tokens_per_s": "rate", "ttft_s_p50": "latency"}
+    of_a, of_b = (
+        [
+            cell(f"bs{i}", *(mean(100 + b * change, measure=of) for of in measures))
+            for i, change in enumerate((20, 50, 30))
+        ]
+        for b in (0, 1)
+    )
+    of_b[0] = cell("bs0", mean(120), mean(300, measure="ttft_s_p50"))
+    found = comparison(digest(*of_a), digest(*of_b), 1)
+    names = found.compared_in_words[1]
+    plot = ratios({"comparison": json.loads(found.model_dump_json()), "names": names, "measures": measures})
+    panels = [[text.get_text() for text in axes_of(plot, panel).texts] for panel in (0, 1)]
+    assert panels == [["bs1", "bs2", "bs0"]] * 2

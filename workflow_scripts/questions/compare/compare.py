@@ -3,9 +3,9 @@
     kvsweep compare results/demo other/results/demo --html comparison.html --markdown comparison.md
 
 Each run is the folder of a study, an archive, a report or a digest.json. A is the run that began earlier, or the first
-one if that is not known; ratios are of B over A. If two cells cannot be compared, the output says why. A rate that was
-measured on one occasion says nothing about other occasions, so a cell counts as changed only if the change exceeds the
-variation between occasions.
+one if that is not known; ratios are of B over A. If two cells cannot be compared, the output says why. Starts of one
+occasion do not show how much a cell varies between occasions, so a cell counts as changed only if the change exceeds
+that variation too.
 
 Exit codes: 0: nothing changed; 1: a cell changed or has another outcome, or a comparison in B contradicts the one in A;
 2: bad input, or no cell can be compared; 3: a fault of the infrastructure.
@@ -28,8 +28,8 @@ from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_json, write_text
 from workflow_scripts.common.markdown import cell, rows_of
 from workflow_scripts.common.terminal import Terminal
-from workflow_scripts.common.wording import number, plural
-from workflow_scripts.questions.compare.comparison import CellRatio, Comparison, comparison, in_order
+from workflow_scripts.common.wording import listed, number, plural
+from workflow_scripts.questions.compare.comparison import CellRatio, Comparison, comparison, in_order, in_words, on_cpu
 from workflow_scripts.questions.compare.digest import DigestError, Found, read_digest
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
 from workflow_scripts.statistics.variation import of_occasions
@@ -38,6 +38,16 @@ from workflow_scripts.tables.differences import Different, value_text
 CHANGED = 1
 # Parts of the comparison, which are sections of its page.
 CELLS, PAIRS, DIFFERENT, NOT_COMPARED = "Cells", "Comparisons within each run", "What differs", "Not compared"
+# What may change a cell's result besides the settings of the study.
+ENVIRONMENT = {
+    "device_name": "device",
+    "device_uuid": "card",
+    "host": "host",
+    "processor": "processor",
+    "engine_version": "version of the engine",
+    "lock_sha256": "set of installed packages",
+    "git_commit": "commit of kvsweep",
+}
 # Maximum number of rows of a table in the terminal and in Markdown; JSON has all.
 MOST_ROWS = 40
 
@@ -55,18 +65,30 @@ def summary(result: Comparison) -> Iterator[str]:
     runs = (("A", result.study_a, result.began_a), ("B", result.study_b, result.began_b))
     known = (f"{name}: {study}, {f'begun {began}' if began else 'of an unknown time'}" for name, study, began in runs)
     yield f"{'. '.join(known)}. Ratios are of B over A."
+    differing = {d.what for d in result.differences}
+    if others := [words for name, words in ENVIRONMENT.items() if name in differing]:
+        yield f"B was measured with another {listed(others)} than A. A change may come from any such difference."
     counts = Counter(c.verdict for c in result.cells)
     yield (
         f"{plural(len(result.cells), 'measure')} of {plural(len({c.cell for c in result.cells}), 'cell')} compared: "
         f"{counts[CHANGES]} changed, {counts[FLAT]} flat within {result.margin_pct:g} %, "
         f"{counts[NOT_DECIDED]} not decided."
     )
-    (cpus, _), (gpus, _) = map(of_occasions, (True, False))
-    vary = f"{cpus:g} % on CPUs, {gpus:g} % on GPUs" if (pct := result.occasions_vary_pct) is None else f"{pct:g} %"
-    yield (
-        "A rate that was measured on one occasion says nothing about other occasions. So the intervals of cells allow "
-        f"for the variation between occasions (standard deviation {vary})."
-    )
+    if result.open_without_1:
+        yield (
+            f"{result.open_without_1} of those not decided have an interval that excludes 1. An interval is of one "
+            "measure; a verdict requires a change beyond the margin and allows for the number of measures tested."
+        )
+    if shared := result.compared_in_words[0]:
+        yield f"All compared cells are of {shared}."
+    if result.cells:
+        kinds = {on_cpu(c.cell): "CPUs" if on_cpu(c.cell) else "GPUs" for c in result.cells}
+        usual = listed(f"{of_occasions(is_cpu)[0]:g} % on {kind}" for is_cpu, kind in kinds.items())
+        vary = usual if result.occasions_vary_pct is None else f"{result.occasions_vary_pct:g} %"
+        yield (
+            "Starts of one occasion do not show how much a cell varies from one day or machine to another. So the "
+            f"intervals also allow for a standard deviation of {vary} between occasions."
+        )
     if result.refused:
         yield f"{plural(len(result.refused), 'cell')} cannot be compared; the reasons are below."
     if result.outcomes:
@@ -75,17 +97,17 @@ def summary(result: Comparison) -> Iterator[str]:
         yield f"Only in A: {plural(len(result.only_a), 'cell')}; only in B: {len(result.only_b)}."
     yield from starts_in_words(result)
     if result.pairs:
-        of_a, of_b = (
-            [inside for inside in of if inside is not None]
-            for of in zip(*((p.inside, p.a_inside) for p in result.pairs), strict=True)
-        )
-        contradictions = sum(pair.contradiction is not None for pair in result.pairs)
+        contradictory = sum(pair.contradiction is not None for pair in result.pairs)
         yield (
-            f"Both studies made {plural(len(result.pairs), 'comparison')} of the same two cells. In {sum(of_a)} "
-            f"of the {len(of_a)} that have an interval in A, the ratio in B is inside it; in {sum(of_b)} of the "
-            f"{len(of_b)} that have one in B, the ratio in A is. "
-            f"A and B contradict each other in {contradictions or 'none'} of them."
+            f"Comparisons of two cells that both runs made: {len(result.pairs)}. Contradictions: {contradictory}. "
+            f"B's ratio lies inside A's interval in {_share(p.inside for p in result.pairs)}, and A's ratio inside B's "
+            f"interval in {_share(p.a_inside for p in result.pairs)}."
         )
+
+
+def _share(inside: Iterable[bool | None]) -> str:
+    known = [each for each in inside if each is not None]
+    return f"{sum(known)} of {len(known)}"
 
 
 def starts_in_words(result: Comparison) -> Iterator[str]:
@@ -95,21 +117,22 @@ def starts_in_words(result: Comparison) -> Iterator[str]:
 
 def sections(result: Comparison) -> list[Section]:
     """The tables of the comparison; those without rows are left out."""
+    (_, names), (_, all_names) = result.compared_in_words, in_words(result.labels)
     of_measures: dict[str, list[tuple[str, ...]]] = {c.measure: [] for c in result.cells}
     for c in sorted(result.cells, key=lambda c: (c.verdict != CHANGES, -c.size)):
         values = (number(column(c.measure).scaled(value)) for value in (c.a, c.b))
-        of_measures[c.measure].append((c.cell, *values, ratio_text(c), c.scope or "", _verdict(c, result)))
+        of_measures[c.measure].append((names[c.cell], ratio_text(c), _verdict(c, result), *values, c.scope or ""))
     agrees = {True: "inside {}'s interval", False: "outside {}'s interval", None: "{} has no interval"}
     pairs = [
         (
-            *(p.cell, p.baseline, ratio_text(p.a), p.a.verdict or "", ratio_text(p.b), p.b.verdict or ""),
+            *(names[p.cell], names[p.baseline], ratio_text(p.a), p.a.verdict or "", ratio_text(p.b), p.b.verdict or ""),
             p.contradiction or f"B {agrees[p.inside].format('A')}; A {agrees[p.a_inside].format('B')}",
         )
         for p in sorted(result.pairs, key=lambda p: (p.contradiction is None, False not in (p.inside, p.a_inside)))
     ]
-    outcomes = [(o.cell, o.a, o.b, o.reason or "") for o in result.outcomes]
-    refused = [(r.cell, "; ".join(r.why)) for r in result.refused]
-    of_cell = ("cell", "A", "B", "B/A (95 % interval)", "interval covers", "verdict")
+    outcomes = [(all_names[o.cell], o.a, o.b, o.reason or "") for o in result.outcomes]
+    refused = [(all_names[r.cell], "; ".join(r.why)) for r in result.refused]
+    of_cell = ("cell", "B/A (95 % interval)", "verdict", "A", "B", "interval covers")
     of_pair = ("cell", "over", "A (95 % interval)", "verdict", "B (95 % interval)", "verdict", "agreement")
     of_place = ("device and engine", "measure", "cells", "median B/A", "range")
     tables = [
@@ -130,15 +153,18 @@ def sections(result: Comparison) -> list[Section]:
         Section(
             DIFFERENT, "What else differs between A and B", ("what", "A", "B", "cells"), _differing(result.differences)
         ),
-        Section(NOT_COMPARED, "Only in A", ("cell",), [(cell,) for cell in result.only_a]),
-        Section(NOT_COMPARED, "Only in B", ("cell",), [(cell,) for cell in result.only_b]),
+        Section(NOT_COMPARED, "Only in A", ("cell",), [(all_names[cell],) for cell in result.only_a]),
+        Section(NOT_COMPARED, "Only in B", ("cell",), [(all_names[cell],) for cell in result.only_b]),
     ]
     return [table for table in tables if table.rows]
 
 
 def _differing(differences: Sequence[Different]) -> list[tuple[str, ...]]:
     others = {d.what: f", and {plural(d.others, 'other pair')}" if d.others else "" for d in differences}
-    return [(d.what, value_text(d.a), value_text(d.b) + others[d.what], str(d.cells or "")) for d in differences]
+    return [
+        (ENVIRONMENT.get(d.what, d.what), value_text(d.a), value_text(d.b) + others[d.what], str(d.cells or ""))
+        for d in differences
+    ]
 
 
 def ratio_text(of: CellRatio | Found) -> str:
@@ -203,6 +229,7 @@ def draw(result: Comparison, out: Path) -> None:
         "summary": list(summary(result)),
         "sections": [section._asdict() for section in sections(result)],
         "comparison": result.model_dump(mode="json", exclude={"differences"}),
+        "names": result.compared_in_words[1],
         "measures": {measure: column(measure).axis for measure in dict.fromkeys(c.measure for c in result.cells)},
     }
     with tempfile.TemporaryDirectory() as scratch:

@@ -4,7 +4,8 @@ docs/report.md explains the result.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from statistics import median
 
@@ -16,7 +17,7 @@ from workflow_scripts.device.device_record import NOISY_PCT
 from workflow_scripts.questions.compare.comparability import why_not
 from workflow_scripts.questions.compare.digest import Digest, DigestCell, Found, Mean
 from workflow_scripts.questions.waiting.table import half_without_waiting
-from workflow_scripts.statistics.comparisons import CHANGES, FASTER, FLAT, SLOWER, log_margin, verdicts
+from workflow_scripts.statistics.comparisons import CHANGES, FASTER, FLAT, NOT_DECIDED, SLOWER, log_margin, verdicts
 from workflow_scripts.statistics.occasions import Means, compare_occasions
 from workflow_scripts.statistics.start_spread import FloatArray
 from workflow_scripts.statistics.summary import RATE
@@ -96,7 +97,7 @@ class Comparison(Record):
     `began_a` and `began_b`: when the first repeat of each began, None if not known; `by_itself`: settings that took
     effect and differ, although a cell asks for the same in both; `start_s_a` and `start_s_b`: median time of a start of
     the engine in seconds, over cells of which both know it; `others_pct`: compared cells during which others used much
-    of the CPU, with the larger share of both runs.
+    of the CPU, with the larger share of both runs; `labels`: the settings of each cell of A or B in words, by its id.
     """
 
     study_a: str
@@ -116,11 +117,38 @@ class Comparison(Record):
     start_s_b: float | None
     others_pct: dict[str, float]
     differences: list[Different]
+    labels: dict[str, str]
+
+    @property
+    def open_without_1(self) -> int:
+        """How many measures are not decided although their intervals exclude 1."""
+        open_ones = (c for c in self.cells if c.verdict == NOT_DECIDED)
+        return sum(c.low is not None and c.high is not None and not c.low <= 1 <= c.high for c in open_ones)
+
+    @property
+    def compared_in_words(self) -> tuple[str, dict[str, str]]:
+        """The compared cells, as `in_words` gives them."""
+        ids = [*(c.cell for c in self.cells), *(cell for p in self.pairs for cell in (p.cell, p.baseline))]
+        return in_words({name: self.labels[name] for name in ids})
 
     @property
     def changed(self) -> bool:
         verdicts = {c.verdict for c in self.cells}
         return CHANGES in verdicts or bool(self.outcomes) or any(p.contradiction for p in self.pairs)
+
+
+def in_words(labels: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """What all cells share of device, engine, model, workload and settings; and for each cell, by its id, the rest.
+
+    >>> in_words({"l4/hf/opt/chat/a": "batches of 8, cache offloaded", "l4/hf/opt/chat/b": "batches of 8"})
+    ('l4, hf, opt, chat, batches of 8', {'l4/hf/opt/chat/a': 'cache offloaded', 'l4/hf/opt/chat/b': 'batches of 8'})
+    """
+    parts = {name: [*name.split("/", 4)[:4], *label.split(", ")] for name, label in labels.items()}
+    cells_with = Counter(part for of in parts.values() for part in dict.fromkeys(of))
+    shared = [part for part in cells_with if cells_with[part] == len(parts)]
+    return ", ".join(shared), {
+        name: ", ".join(part for part in of if part not in shared) or labels[name] for name, of in parts.items()
+    }
 
 
 def in_order(one: Digest, other: Digest) -> tuple[Digest, Digest]:
@@ -167,6 +195,7 @@ def comparison(a: Digest, b: Digest, occasions_vary_pct: float | None = None) ->
             *(Different(what=f"study: {d.path}", a=d.a, b=d.b, cells=0, others=0) for d in of_study),
             *counted(difference for x, y, _ in ended for difference in _of_cell(x, y)),
         ],
+        labels={name: cell.label or name.split("/", 4)[-1] for name, cell in (of_b | of_a).items()},
     )
 
 

@@ -41,7 +41,7 @@ class Mean(StrictRecord):
 
 class DigestCell(StrictRecord):
     """A cell. `content`: its weights and requests; `environment`: with what and where it was measured; `effective`: the
-    settings that took effect, empty if not known.
+    settings that took effect, empty if not known; `label`: the settings in words that tell it from others of its study.
 
     `comparable`: whether it was measured as its study defines it. `began`: when its first repeat began, UTC.
     `ceilings`: the highest output tokens/s that its device allows, by the source of the device's rates. `device_rate`:
@@ -63,6 +63,7 @@ class DigestCell(StrictRecord):
     device_rate: Mean | None = None
     start_s: _Positive | None = None
     others_pct: Annotated[float, Field(ge=0)] | None = None
+    label: str | None = None
 
     @model_validator(mode="after")
     def _one_mean_of_a_measure(self) -> "DigestCell":

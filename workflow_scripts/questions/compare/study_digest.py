@@ -27,9 +27,10 @@ from workflow_scripts.questions.limits.table import SCHEMA as LIMITS
 from workflow_scripts.questions.waiting.table import SCHEMA as WAITING
 from workflow_scripts.questions.waiting.table import means_without_waiting
 from workflow_scripts.statistics.comparisons import mean_errors
-from workflow_scripts.statistics.summary import RATE, cell_ids, cell_summary, comparable_rows, records
+from workflow_scripts.statistics.summary import RATE, cell_ids, cell_summary, comparable_rows, knob_columns, records
 from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
+from workflow_scripts.study.setting_words import labels
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.measurements import read_measurements
@@ -53,6 +54,8 @@ def digest_of(study: Study, cells: pd.DataFrame, table: Table) -> Digest:
     """The digest of a study: `cells` is the frame of `tables.measurements`, `table` gives other tables by name."""
     models = resolved_models(study)
     by_cell = dict(list(cells.groupby("cell_id", sort=False)))
+    grid = cells.drop_duplicates("cell_id").set_index("cell_id")
+    words = labels(grid, knob_columns(cells))
     means, ceilings = _means(cells), _ceilings(table(LIMITS.name))
     device_rates = _of_device(table(WAITING.name))
     digest_cells = []
@@ -82,6 +85,7 @@ def digest_of(study: Study, cells: pd.DataFrame, table: Table) -> Digest:
                 device_rate=device_rates.get(cell.id),
                 start_s=_finite(rows.groupby("start")["start_s"].first().mean()),
                 others_pct=_finite(rows[["cpu_steal_pct", "cpu_others_pct"]].max().max()),
+                label=words[cell.id],
             )
         )
     return Digest(

@@ -124,6 +124,24 @@ def test_what_a_comparison_is_for_is_listed_and_refuses_nothing():
         ("lock_sha256", "a" * 64, "b" * 64, 1),
         ("limit: output tokens/s by measured rates", 500.0, 600.0, 1),
     ]
+    told = list(compare.summary(found))[1]
+    named = {name for name, words in compare.ENVIRONMENT.items() if words in told}
+    assert named == {"host", "engine_version", "lock_sha256"}
+
+
+def test_the_summary_counts_open_measures_whose_interval_excludes_1_and_tells_only_what_was_compared():
+    rates = {"bs1": 109, "bs2": 100, "bs3": 60}
+    of_a, of_b = (
+        [cell(name, mean(rate), id=f"h200/vllm/tiny/chat/{name}", label=f"{name}, context of 8") for name, rate in of]
+        for of in (dict.fromkeys(rates, 100).items(), rates.items())
+    )
+    found = comparison(digest(*of_a), digest(*of_b))
+    apart = [c.verdict for c in found.cells if not c.low <= 1 <= c.high]
+    assert (sorted(apart), found.open_without_1) == (["changes", "not decided"], 1)
+    shared, names = found.compared_in_words
+    assert (shared, list(names.values())) == ("h200, vllm, tiny, chat, context of 8", list(rates))
+    text = " ".join(compare.summary(found))
+    assert ("2 % on GPUs" in text, "CPU" in text, "than A" in text) == (True, False, False)
 
 
 def test_what_took_effect_otherwise_is_one_line_for_each_setting_and_comes_first():
@@ -250,7 +268,7 @@ def test_markdown_and_json_are_written_whatever_the_exit_code(tmp_path):
     assert "<script>" not in text
     assert "\n# y" not in text
     tables = [line for line in text.splitlines() if line.startswith("|")]
-    assert {"| cell | A | B | B/A (95 % interval) | interval covers | verdict |"} <= set(tables)
+    assert {"| cell | B/A (95 % interval) | verdict | A | B | interval covers |"} <= set(tables)
     assert "## Not compared" in text
 
 
@@ -290,7 +308,7 @@ def test_every_measure_of_a_cell_is_compared_in_a_table_of_its_own_in_the_units_
     means = [mean(100), mean(0.25, measure="ttft_s_p50"), mean(3, measure="energy_j_per_output_token")]
     a, b = (digest(changed(of, means=means)) for of in (A, B))
     tables = [section for section in compare.sections(comparison(a, b)) if section.headings[0] == "cell"]
-    assert [(table.title.split(",")[0], table.rows[0][1]) for table in tables] == [
+    assert [(table.title.split(",")[0], table.rows[0][3]) for table in tables] == [
         (column("output_tokens_per_s").axis, "100"),
         (column("ttft_s_p50").axis, "250"),
         (column("energy_j_per_output_token").axis, "3"),
