@@ -16,7 +16,7 @@ UNKNOWN = "–"
 # Significant digits in tables.
 DIGITS = 4
 # A column with a longer text breaks its lines.
-LONG = 48
+LONG = 20
 # Columns of a single row that stand side by side.
 MOST_ACROSS = 5
 # Names of a row that a narrow window shows above its numbers.

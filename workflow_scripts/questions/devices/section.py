@@ -45,6 +45,7 @@ _REFERENCES = (
     Reference("measured_bandwidth_ratio", "memory bandwidth (measured)", COLOURS[1], DASHED),
     Reference("measured_flop_ratio", "matrix rate (measured)", COLOURS[2], DASHED),
 )
+PAIR = {"gpu_a": "Faster device", "gpu_b": "Slower device", **CELL}
 _SHARES = {
     "weights_share": "Reading weights",
     "kv_share": "Reading KV",
@@ -302,23 +303,13 @@ SUBJECT = Subject(
         TablePart(
             "devices",
             {
-                "gpu_a": "Faster device",
-                "gpu_b": "Slower device",
-                **CELL,
+                **PAIR,
                 "ratio": "Speed-up (95 % interval)",
                 "scope": "Interval covers",
                 "device_ratio": "Without waiting for the host",
                 "predicted_ratio": "Predicted from one calibration",
                 "predicted_ratio_error_pct": "Error of this prediction",
                 "own_predicted_ratio": "Predicted from both",
-                "bandwidth_ratio": "Ratio of bandwidths, published",
-                "flop_ratio": "Ratio of matrix rates, published",
-                "measured_bandwidth_ratio": "Ratio of bandwidths, measured",
-                "measured_flop_ratio": "Ratio of matrix rates, measured",
-                "kv_tokens_ratio": "Ratio of KV-cache tokens",
-                **{f"{share}_b": f"{words}, slower device, predicted" for share, words in _SHARES.items()},
-                "power_cap_share_a": f"{column('power_cap_share').label}, faster device",
-                "power_cap_share_b": f"{column('power_cap_share').label}, slower device",
                 "explanation": "Shown to be within 10 % of",
                 "compatible_with": "Also compatible with",
                 "nearest_difference_pct": "Difference from the nearest ratio",
@@ -328,6 +319,30 @@ SUBJECT = Subject(
                 explanation=lambda rows: rows["explanation"].map(explained, na_action="ignore"),
                 compatible_with=lambda rows: rows["compatible_with"].map(explained, na_action="ignore"),
             ),
+        ),
+        TablePart(
+            "devices",
+            {
+                **PAIR,
+                "bandwidth_ratio": "Memory bandwidth, published",
+                "measured_bandwidth_ratio": "Memory bandwidth, measured",
+                "flop_ratio": "Matrix rate, published",
+                "measured_flop_ratio": "Matrix rate, measured",
+                "kv_tokens_ratio": "KV-cache tokens",
+            },
+            "Ratios of the devices' rates and KV caches",
+            of_rates,
+        ),
+        TablePart(
+            "devices",
+            {
+                **PAIR,
+                "power_cap_share_a": "At the power limit, faster device",
+                "power_cap_share_b": "At the power limit, slower device",
+                **{f"{share}_b": f"{words}, predicted" for share, words in _SHARES.items()},
+            },
+            "Shares of the samples at the power limit, and of the time of the slower device",
+            of_rates,
         ),
         claims_on("devices"),
     ],

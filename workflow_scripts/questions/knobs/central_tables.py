@@ -89,15 +89,15 @@ def _rates(tables: Tables) -> Mapping[tuple[str, str, str], str]:
     intervals = tables.get("intervals", "cell_id", "measure", "value", "low", "high")
     of_rates = intervals[intervals["measure"].isin([RATE, STEADY])]
     for row in records(with_intervals(of_rates.rename(columns={"low": "value_low", "high": "value_high"}))):
-        # A line may break before an interval, and not inside it.
-        texts["measured", row["cell_id"], row["measure"]] = shown(row["value"]).replace(" to ", "\u00a0to\u00a0")
+        # A line may break before an interval and before its upper end.
+        texts["measured", row["cell_id"], row["measure"]] = shown(row["value"]).replace(" to ", "\u00a0to ")
     predictions = tables.get("predictions", "predicted", "published")
     for source in ("predicted", "published"):
         for row in records(predictions.dropna(subset=source)):
             # Others do not state which tokens they count.
             shares = PROMPT_SHARES if source == "published" else (0,)
             ends = (shown(row[source] * (1 - share)) for share in shares)
-            texts[source, row["cell_id"], row["quantity"]] = "\u00a0to\u00a0".join(ends)
+            texts[source, row["cell_id"], row["quantity"]] = "\u00a0to ".join(ends)
     return texts
 
 

@@ -182,9 +182,9 @@ def _with_ceilings(predictions: pd.DataFrame) -> pd.DataFrame:
     flagged = rows["flagged"].astype(object).where(rows["measured"].notna(), None)
     return rows.assign(
         ceiling=rows["high"].mask(has_band),
-        high=rows["high"].where(has_band),
+        predicted_low=rows["low"],
+        predicted_high=rows["high"],
         flagged=flagged,
-        speed_source=rows["speed_source"].map(SOURCES),
     )
 
 
@@ -199,16 +199,13 @@ SUBJECT = Subject(
             "predictions",
             {
                 **CELL,
-                "predicted": heading(RATE, "Predicted"),
-                "low": heading(RATE, "Band from"),
-                "high": heading(RATE, "Band to"),
-                "ceiling": heading(RATE, "Without a band: at most"),
                 "measured": heading(RATE, "Measured"),
+                "predicted": heading(RATE, "Predicted (band)"),
                 "error_pct": "Error",
-                "flagged": "Differs from its prediction",
-                "running_peak_predicted": "Sequences at once, predicted",
+                "flagged": "Flagged",
                 "running_peak_measured": "Sequences at once, measured",
-                "speed_source": "Predicted from",
+                "running_peak_predicted": "Sequences at once, predicted",
+                "ceiling": heading(RATE, "Without a band: at most"),
             },
             f"{column(RATE).label} of every cell, predicted and measured",
             _with_ceilings,

@@ -35,6 +35,14 @@ SEQUENCES, ARRIVALS, TOO_HIGH = "knob_max_num_seqs", "knob_request_rate_per_s", 
 BY_RATE = ("ttft_s_p50", "tpot_s_p50", "goodput_requests_per_s")
 MOST_SERIES, MOST_FINDINGS = 6, 8
 _PANEL = [*PLACES, "axis"]
+OF_SERVER = {
+    **PLACE_HEADINGS,
+    "endpoint": "Server",
+    "knobs": "Settings and load",
+    "load": "Kind of load",
+    "request_rate_per_s": "Sent",
+    "users": "Users",
+}
 # Knobs that say what the load is and which server gets it.
 _NO_SETTINGS = {f"knob_{name}" for name in (*LOADS, "ramp_to_per_s", "endpoint")}
 
@@ -353,23 +361,26 @@ SUBJECT = Subject(
         TablePart(
             "serving_summary",
             {
-                **PLACE_HEADINGS,
-                "endpoint": "Server",
-                "knobs": "Settings and load",
-                "load": "Kind of load",
-                "request_rate_per_s": "Sent",
-                "users": "Users",
+                **OF_SERVER,
+                "saturated": "Load too high",
+                "limited_by": "Limited by",
                 **dict.fromkeys(
                     ("requests_per_s", "output_tokens_per_s", "ttft_s_p50", "ttft_s_p99", "ttfa_s_p50"), ""
                 ),
-                **dict.fromkeys(("itl_s_p50", "tpot_s_p50", "e2e_s_p99", "goodput_requests_per_s", "running_peak"), ""),
+                **dict.fromkeys(("itl_s_p50", "tpot_s_p50", "e2e_s_p99", "goodput_requests_per_s"), ""),
+            },
+            "Servers side by side, one row per load",
+        ),
+        TablePart(
+            "serving_summary",
+            {
+                **OF_SERVER,
+                "running_peak": "",
                 "in_flight_peak": "Maximum requests at once (client)",
                 "memory_utilization": "Device memory in use",
                 **dict.fromkeys(("kv_cache_usage_peak", "preemptions"), ""),
-                "saturated": "Load too high",
-                "limited_by": "Limited by",
             },
-            "Servers side by side, one row per load",
+            "Requests at once and memory of the servers, one row per load",
         ),
         sequences_by_rate,
         TablePart(
