@@ -44,6 +44,15 @@ _BAND = (
     "if many settings of other knobs were measured, a line is the median of all of them and its band spans the lowest "
     "to the highest"
 )
+_WHILE_FULL = (
+    "the cells of a line served different requests, so rates are those while as many sequences ran as the limit allows"
+)
+_PUBLISHED = (
+    "crosses are rates that others published for the same device and setting, of requests that are not known; a source "
+    "that does not say which tokens it counts may count prompts. The text is the share of prompt tokens with which the "
+    "device's data sheet allows the cross that needs the most; a rate in reach of its ceiling may still be wrong"
+)
+_FAILED = "a question mark is a cell that failed a check, for example because it is above its ceiling"
 
 
 def compared(tables: Tables, rows: pd.DataFrame, knob: str, panel_keys: Sequence[str]) -> list[Group]:
@@ -115,7 +124,7 @@ class _Lines:
         x, share = first["published_prompt_share"].idxmax(), first["published_prompt_share"].max()
         if share > 0:
             place, side = ((4, -6), "left") if x < first.index.max() else ((-4, -6), "right")
-            text = f"possible only if\n{at_least(share)}\nare prompt tokens"
+            text = f"{rows['gpu'].iloc[0]}, {x:g}: possible only if\n{at_least(share)}\nare prompt tokens"
             ax.annotate(text, (x, first.at[x, "published"]), place, ha=side, **BESIDE)
 
 
@@ -167,7 +176,12 @@ def plot_by_knob(
         y_label=shown.axis,
         handles=handles,
         repeats=repeats_of(rows),
-        notes=[_BAND] if ALL_SETTINGS in {*rows["colour"], *rows["style"]} else [],
+        notes=[
+            *[_BAND] * (ALL_SETTINGS in {*rows["colour"], *rows["style"]}),
+            *[_WHILE_FULL] * (WHOLE in rows),
+            *[_PUBLISHED] * (len(published) > 0),
+            *[_FAILED] * any(map(len, invalid)),
+        ],
     )
 
 

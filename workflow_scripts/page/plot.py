@@ -101,6 +101,8 @@ def use_style() -> None:
     mpl.rc("text", color=INK)
     mpl.rc("grid", color=GRID, linewidth=0.6)
     mpl.rc("lines", linewidth=1.5, markersize=5.5)
+    # Edges of bars would look like marks on a dark page.
+    mpl.rc("patch", force_edgecolor=False)
     # Text stays text: the files are small, and can be searched and read aloud.
     mpl.rc("svg", fonttype="none", hashsalt="kvsweep")
     # Lines may be off by half a point, which nobody sees, and need fewer points.

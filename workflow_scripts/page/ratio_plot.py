@@ -26,7 +26,7 @@ from workflow_scripts.page.plot import (
 )
 from workflow_scripts.page.series import evenly, repeats_in_words, repeats_of
 from workflow_scripts.page.style import INK, MUTED, PAPER, LineStyle, Mark
-from workflow_scripts.tables.results import records
+from workflow_scripts.tables.results import Tables, records
 
 MOST_LABELS = 14
 MOST_DOTS = 40
@@ -188,22 +188,25 @@ def _in_words(start: str, rows: pd.DataFrame) -> str:
 
 def plot_bars(
     rows: pd.DataFrame,
-    values: pd.DataFrame,
+    tables: Tables,
     measures: Sequence[str],
     named: Mapping[str, Mark],
     *,
     title: str,
     panels_are: str,
 ) -> Plot:
-    """One panel per value of `panel` and per measure; a bar is the value of the cell of a `label`.
+    """One panel per value of `panel` and per measure; a bar is the value of the cell of a `label`, with its interval.
 
-    `name` says in which colour a bar is drawn; `values` are by cell and measure.
+    `name` says in which colour a bar is drawn.
     """
-    of_cells = values.reindex(rows["cell_id"])
     drawn = [column(name) for name in measures if rows[name].notna().any()]
     rows = rows.assign(
         **{of.name: of.scaled(rows[of.name]) for of in drawn},
-        **{f"{of.name}_of_cell": of.scaled(of_cells[of.name].to_numpy()) for of in drawn},
+        **{
+            f"{of.name}_{end}": of.scaled(rows["cell_id"].map(ends))
+            for of in drawn
+            for end, ends in tables.intervals_of(of.name).items()
+        },
     )
     groups = sorted(rows.groupby("panel", sort=False), key=lambda item: -item[1]["cell_id"].nunique())
     most = max(part["label"].nunique() for _, part in groups)
@@ -224,6 +227,7 @@ def plot_bars(
         panels_are=panels_are,
         handles=[
             *(Patch(color=named[name].color, label=name) for name in dict.fromkeys(rows["name"])),
+            key("95 % interval", MUTED, linewidth=1.5),
             key("a repeat", **DOT),
         ],
         repeats=repeats_of(rows),
@@ -232,27 +236,29 @@ def plot_bars(
     )
 
 
-def _bars(rows: pd.DataFrame, name: str) -> list[tuple[str, float]]:
-    """The labels with their means, the highest first."""
-    of_label = rows.groupby("label", sort=False)[f"{name}_of_cell"].median().dropna()
-    of_label = of_label.sort_values(ascending=False, kind="stable")
-    return list(of_label.head(MOST_BARS).items())  # type: ignore[arg-type]
+def _bars(rows: pd.DataFrame, name: str) -> list[tuple[str, float, float, float]]:
+    """The labels with their means and the ends of their intervals, the highest first."""
+    value, low, high = (f"{name}_{of}" for of in ("value", "low", "high"))
+    of_label = rows.groupby("label", sort=False)[[value, low, high]].median().dropna(subset=value)
+    of_label = of_label.sort_values(value, ascending=False, kind="stable")
+    return list(of_label.head(MOST_BARS).itertuples(name=None))
 
 
 def _draw_bars(ax: Axes, rows: pd.DataFrame, name: str, named: Mapping[str, Mark]) -> None:
     bars = _bars(rows, name)
-    for i, (label, mean) in enumerate(bars):
+    for i, (label, mean, *ends) in enumerate(bars):
         y, part = LINES_PER_BAR * i, rows[rows["label"] == label]
         write_label(ax, y + 0.5, f"{label}: {number(mean)}")
         ax.barh(y + 1.3, mean, height=0.6, color=named[part["name"].iloc[0]].color)
+        ax.hlines(y + 1.75, *ends, color=MUTED, linewidth=1.5)
         ax.plot(part[name], [y + 1.3] * len(part), **DOT)
-        mark_cells(ax, [mean], [y + 1.3], part["cell_id"].head(1), name, on="x")
+        mark_cells(ax, [mean], [y + 1.3], part["cell_id"].head(1), name, on="x", ends=[ends])
     ax.set_ylim(LINES_PER_BAR * len(bars), 0)
-    ax.set_xlim(0, 1.08 * float(rows[name].max()))
+    ax.set_xlim(0, 1.08 * float(rows[[name, f"{name}_high"]].max().max()))
     ax.locator_params(axis="x", nbins=5)
     hide_y(ax)
 
 
 def _bars_in_words(panel: object, rows: pd.DataFrame, measures: Sequence[Column]) -> str:
-    bars = [f"{label} {number(high)} {of.unit}" for of in measures for label, high in _bars(rows, of.name)]
+    bars = [f"{label} {number(high)} {of.unit}" for of in measures for label, high, *_ in _bars(rows, of.name)]
     return f"{panel}: {', '.join(bars)}"

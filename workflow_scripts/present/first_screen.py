@@ -205,7 +205,8 @@ def _trust(report: Report) -> Iterator[tuple[str, str]]:
     if random := [
         of for of, model in resolved_models(report.study).items() if model.load_format in ("dummy", "seeded")
     ]:
-        yield "Weights", f"random, of {listed(random)}; speed does not depend on their values"
+        of = f"random, of {listed(random)}; the work does not depend on their values"
+        yield "Weights", f"{of}, but at a power limit the speed may, slightly"
     yield "Cells", ", ".join(_cells(report))
     yield "Measured", _starts(report)
     with suppress(MissingError):

@@ -61,7 +61,7 @@ def test_published_rates_have_rows_of_their_own_and_imported_ones_are_labelled(r
     found = rows(tables["max_num_seqs"][TOTAL], **{"Other settings": "block size 16"})
     assert [row["Device / max-num-seqs"] for row in found] == [
         "h200",
-        "h200 (published, if 75 to 0 % are prompt tokens)",
+        "NVIDIA H200 SXM (published by others, if 75 to 0 % are prompt tokens)",
     ]
     assert [row["Workload"] for row in found][1] == "the source's own"
     low, high = (float(end.replace(",", "")) for end in found[1]["4"].split("\u00a0to "))

@@ -20,6 +20,7 @@ from workflow_scripts.tables.results import Tables, require
 # Devices and engines; of each, two cells.
 MOST_PLACES = 4
 REPEAT_LINES = ("-", "--", ":")
+PREEMPTED = ", and the one with the most preemptions, if there is any"
 # A record says what ran in the step that ended at that time.
 STEPS: Mapping[str, Any] = {"drawstyle": "steps-pre", "linewidth": 1.2}
 
@@ -55,7 +56,7 @@ def _plot(tables: Tables, rows: pd.DataFrame, what: str, y_label: str, columns: 
             if places <= MOST_PLACES
             else f"{MOST_PLACES} of {places} pairs of device and engine"
         )
-        which = f"of {of}, those that may run the most and the fewest sequences at once"
+        which = f"of {of}, those that may run the most and the fewest sequences at once{PREEMPTED}"
         notes.append(f"{len(cells)} of {len(measured)} measured cells are drawn: {which}")
     peaks = rows.groupby("cell_id")[next(iter(columns))].max()
     highest = [f"{', '.join(titles[str(cell)].splitlines())}: {number(peak)}" for cell, peak in peaks.items()]
@@ -78,7 +79,7 @@ def _plot(tables: Tables, rows: pd.DataFrame, what: str, y_label: str, columns: 
 def _steps_of_few_cells(tables: Tables) -> pd.DataFrame:
     """Steps of a few cells: for each of the first `MOST_PLACES` devices and engines the cell that may run the most
     sequences at once (of several the one with the most requests, then the one that most devices have) and the one that
-    may run the fewest; of each its first start that gave results."""
+    may run the fewest, and the cell with the most preemptions; of each its first start that gave results."""
     cells = tables.measured.drop_duplicates("cell_id")
     devices = cells.groupby([*COORDINATES[1:], "knobs"])["gpu"].transform("nunique")
     cells = cells.assign(devices=devices)
@@ -88,7 +89,8 @@ def _steps_of_few_cells(tables: Tables) -> pd.DataFrame:
         for fewest in (False, True)
     ]
     places = cells[["gpu", "engine"]].drop_duplicates().head(MOST_PLACES)
-    chosen = pd.concat(ends).drop_duplicates("cell_id").merge(places)
+    preempted = cells[cells["preemptions"] > 0].nlargest(1, "preemptions")
+    chosen = pd.concat([*ends, preempted]).drop_duplicates("cell_id").merge(places)
     return tables.facts("steps", chosen["cell_id"]).sort_values(["cell_id", "repeat", "time_s"])
 
 

@@ -42,7 +42,7 @@ def engines(tables: Tables) -> Plot:
         rows.assign(
             panel=rows[keys].agg(" · ".join, axis=1), label=rows["engine"] + " · " + settings, name=rows["engine"]
         ),
-        tables.values,
+        tables,
         [RATE],
         marks(rows["engine"].sort_values(ascending=False)),
         title=f"{column(RATE).label} of vLLM and HuggingFace for equal work",

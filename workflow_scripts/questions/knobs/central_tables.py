@@ -6,15 +6,17 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.catalog.published import PROMPT_SHARES
 from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import plural
 from workflow_scripts.page.blocks import UNKNOWN, Block, Fold, Table, outcome_words, shown, with_intervals
 from workflow_scripts.page.report import MOST_ROWS, PLACE_HEADINGS, Report, Subject
+from workflow_scripts.page.series import environments_in_words
 from workflow_scripts.questions.cells.section import MOST_LETTERS
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, setting_phrase, settings_in_words
-from workflow_scripts.tables.results import RATE, STEADY, Tables, records, require
+from workflow_scripts.tables.results import RAN_IN, RATE, STEADY, Tables, records, require
 
 KNOBS = ("max_num_seqs", "block_size", "batch_size")
 OVER: Mapping[str, str] = {RATE: "whole repeats", STEADY: "steady part"}
@@ -35,9 +37,10 @@ class Line(NamedTuple):
 def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
     """For each knob tables of rates, of published rates and of KV memory; the tables of rates come first.
 
-    A row has all cells of a device that differ only in the knob.
+    A row has all cells of a device and environment that differ only in the knob.
     """
     grid, rates = _with_memory(tables), _rates(tables)
+    grid = grid.merge(tables.rows.drop_duplicates("cell_id")[["cell_id", RAN_IN]], on="cell_id")
     for knob in KNOBS:
         of_knob, name = f"knob_{knob}", knob_name(knob)
         if of_knob not in grid:
@@ -48,13 +51,15 @@ def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
         if rows.empty:
             continue
         varied = knobs_that_differ(rows, others)
+        rows["environment"] = environments_in_words(rows)
         # The devices of one setting stand below each other.
         rows["setting"] = rows.groupby([*COORDINATES[1:], *others], dropna=False, sort=False).ngroup()
         rows = rows.sort_values("setting", kind="stable")
-        rows["row"] = rows.groupby(["setting", "gpu"], sort=False).ngroup()
+        rows["row"] = rows.groupby(["setting", "gpu", RAN_IN], sort=False).ngroup()
         firsts = rows.drop_duplicates("row")
         places = records(firsts[list(PLACE_HEADINGS)].rename(columns=PLACE_HEADINGS))
-        named = [of | {SETTINGS: words} for of, words in zip(places, settings_in_words(firsts, varied), strict=True)]
+        settings = (settings_in_words(firsts, varied) + firsts["environment"]).str.removeprefix(", ")
+        named = [of | {SETTINGS: words} for of, words in zip(places, settings, strict=True)]
         of_rows = [part for _, part in rows.groupby("row")]
         parts = of_rows[:MOST_ROWS]
         effects = tables.get("knobs", "comparison", "knob")
@@ -150,8 +155,10 @@ def _published(
     if any(("published", cell, RATE) in rates for cell in at):
         # Others published rates of their own requests.
         shares = " to ".join(f"{100 * share:g}" for share in PROMPT_SHARES)
+        gpu = load_gpus().get(names["Device"])
+        title = gpu.title if gpu else names["Device"]
         own = {
-            "Device": f"{names['Device']} (published, if {shares} % are prompt tokens)",
+            "Device": f"{title} (published by others, if {shares} % are prompt tokens)",
             PLACE_HEADINGS["workload"]: "the source's own",
         }
         for source, called in (("measured", names), ("published", {**names, **own})):

@@ -14,7 +14,7 @@ from workflow_scripts.common.columns import column
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_cells, mark_handles, plain_log_axis, ratio_axis
 from workflow_scripts.page.report import FigurePart, Subject
 from workflow_scripts.page.series import Group, device_marks, ends_in_words, repeats_of, values_at
-from workflow_scripts.page.style import INK, LineStyle, Mark
+from workflow_scripts.page.style import INK, MUTED, LineStyle, Mark
 from workflow_scripts.questions.knobs.sequence_limit import at_both_ends, most_important_line, rate_of
 from workflow_scripts.study.setting_words import knob_axis, knob_name
 from workflow_scripts.tables.results import RATE, STEADY, Tables, require
@@ -39,16 +39,21 @@ def speed_per_user(tables: Tables) -> Plot:
     values[PER_USER] = 1 / values[PER_TOKEN]
     cells = rows[["gpu", "x", "cell_id"]].drop_duplicates("cell_id").join(tables.value(rate), on="cell_id")
     values = values.merge(cells.drop_duplicates(["gpu", "x", rate]), on=["gpu", "x", rate], how="left")
+    values = values.join(tables.intervals_of(rate)[["low", "high"]], on="cell_id")
+    values = values.join(1 / tables.intervals_of(PER_TOKEN)[["low", "high"]].add_suffix("_speed"), on="cell_id")
+    draw = partial(_curve, rows=values, repeats=rows, rate=rate, named_as=named_as)
     return Plot(
         title="Throughput against speed per user",
         alt=_ends(values, rate, column(rate).axis, knob_name(knob)),
         sources=sorted(rows["source"].unique()),
-        panels=[
-            _panel(f"numbers are {knob_name(knob)}", line, partial(_curve, rows=values, rate=rate, named_as=named_as))
-        ],
+        panels=[_panel(f"numbers are {knob_name(knob)}", line, draw)],
         x_label="tokens/s per user (1 / median TPOT)",
         y_label=column(rate).axis,
-        handles=[*mark_handles(named_as), key("no drawn cell is better in both (Pareto)", **PARETO)],
+        handles=[
+            *mark_handles(named_as),
+            key("95 % intervals; a repeat is a dot", MUTED, linewidth=1.5),
+            key("no drawn cell is better in both (Pareto)", **PARETO),
+        ],
         repeats=repeats_of(rows),
     )
 
@@ -86,7 +91,7 @@ def _ends(values: pd.DataFrame, measure: str, axis: str, name: str) -> str:
     )
 
 
-def _curve(ax: Axes, rows: pd.DataFrame, rate: str, named_as: Mapping[str, Mark]) -> None:
+def _curve(ax: Axes, rows: pd.DataFrame, repeats: pd.DataFrame, rate: str, named_as: Mapping[str, Mark]) -> None:
     best = rows.sort_values([PER_USER, rate], ascending=False)
     best = best[best[rate] > best[rate].cummax().shift(fill_value=0)]
     ax.plot(best[PER_USER], best[rate], **PARETO)
@@ -94,7 +99,11 @@ def _curve(ax: Axes, rows: pd.DataFrame, rate: str, named_as: Mapping[str, Mark]
     for (gpu, part), (place, side) in zip(rows.groupby("gpu", sort=False), sides, strict=False):
         mark = named_as[str(gpu)]
         ax.plot(part[PER_USER], part[rate], color=mark.color, marker=mark.marker)
-        mark_cells(ax, part[PER_USER], part[rate], part["cell_id"], rate)
+        ax.vlines(part[PER_USER], part["low"], part["high"], color=mark.color, linewidth=1.5)
+        ax.hlines(part[rate], part["low_speed"], part["high_speed"], color=mark.color, linewidth=1.5)
+        each = repeats[repeats["gpu"] == gpu]
+        ax.scatter(1 / each[PER_TOKEN], each[rate], color=mark.color, marker=".", alpha=0.35, s=16)
+        mark_cells(ax, part[PER_USER], part[rate], part["cell_id"], rate, ends=part[["low", "high"]].to_numpy())
         for x, speed, at in part[["x", PER_USER, rate]].itertuples(index=False):
             ax.annotate(f"{x:g}", (speed, at), place, textcoords="offset points", ha=side, fontsize=8)
     plain_log_axis(ax, "x", rows[PER_USER].min() / 1.3, rows[PER_USER].max() * 1.3, most=6)

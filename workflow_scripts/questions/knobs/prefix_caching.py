@@ -47,7 +47,7 @@ def prefix_caching(tables: Tables) -> Plot:
     labels = rows[["name", *differing]].agg(" · ".join, axis=1)
     return plot_bars(
         rows.assign(panel=rows["workload"], label=labels),
-        tables.values.reindex(columns=list(_MEASURES)),
+        tables,
         _MEASURES,
         marks(["without prefix caching", "with prefix caching"]),
         title="Prefix caching: speed, KV memory and energy of the same requests",

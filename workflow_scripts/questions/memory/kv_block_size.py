@@ -54,6 +54,13 @@ LEVEL: Mapping[str, tuple[str, str, LineStyle]] = {
     "hf_dynamic_cache": ("HF dynamic cache (measured)", COLOURS[2], "-"),
     "hf_static_cache": ("HF static cache (measured)", COLOURS[7], "-"),
 }
+# Of several cells lines may lie close together.
+COMPUTED: Mapping[str, Any] = {"linewidth": 0.9, "alpha": 0.7}
+WITH_WINDOWS = (
+    "a token that no later token attends to counts as empty: the distance between a dot and the line of layers that "
+    "keep all tokens is what windows save, and that to the line of own pages the cost of pages with equal bytes and "
+    "groups of equal size"
+)
 LAYOUTS = {name: label.partition(" (")[0] for name, (label, *_) in LEVEL.items()}
 
 
@@ -89,7 +96,10 @@ def waste_by_block_size(tables: Tables) -> Plot:
         y_label=column("waste_pct").axis,
         handles=[handle for name, handle in handles.items() if name in set(rows["layout"])],
         repeats=repeats_of(rows),
-        notes=["each cell has marks and lines of its own, medians over its repeats; bars are the range"],
+        notes=[
+            "each cell has marks and lines of its own, medians over its repeats; bars are the range",
+            *[WITH_WINDOWS] * bool({"paged_own_pages", "paged_every_token"} & set(rows["layout"])),
+        ],
         panel_height_in=3.0,
     )
 
@@ -98,11 +108,11 @@ def _draw_waste(ax: Axes, rows: pd.DataFrame) -> None:
     for (layout, _), part in rows.groupby(["layout", "cell_id"], sort=False):
         if layout in LEVEL:
             _, color, style = LEVEL[str(layout)]
-            ax.axhline(part["waste_pct"].median(), color=color, linestyle=style, linewidth=1.3)
+            ax.axhline(part["waste_pct"].median(), color=color, linestyle=style, **COMPUTED)
             continue
         at = part.groupby("block_size")["waste_pct"].agg(["median", "min", "max"])
         if layout == WHATIF:
-            ax.plot(at.index, at["median"], color=COLOURS[0], linestyle=":")
+            ax.plot(at.index, at["median"], color=COLOURS[0], linestyle=":", **COMPUTED)
         else:
             ax.vlines(at.index, at["min"], at["max"], color=COLOURS[0], linewidth=1.5)
             ax.plot(at.index, at["median"], color=COLOURS[0], marker="o", linestyle="none")

@@ -94,7 +94,7 @@ def predicted_by_max_num_seqs(tables: Tables) -> Plot:
     several = len(named) > 1
     lines = [key(f"predicted{f': {name}' * several}, with its band", **style) for name, style in named.items()]
     return Plot(
-        title=f"{column(RATE).label}, against max-num-seqs, as predicted",
+        title=f"{column(RATE).label} over whole repeats, against max-num-seqs, as predicted",
         alt=" ".join(
             ends_in_words(f"{', '.join(map(str, names))}, predicted:", _by_limit(part)["predicted"])
             for names, part in list(rows.groupby(PLACES, sort=False))[:8]

@@ -13,7 +13,7 @@ from workflow_scripts.page.sentences import NOT_DECIDED, span
 from workflow_scripts.study.accounting import NODE_HEADINGS, accounted_jobs, by_node
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import last_plan
-from workflow_scripts.tables.results import require
+from workflow_scripts.tables.results import RAN_IN, require
 from workflow_scripts.workloads.warmup import TOLERANCE
 
 # Maximum number of cells in a sentence; a table has all of them.
@@ -191,13 +191,15 @@ places = TablePart(
 
 
 def _measured_where(cells: pd.DataFrame) -> Table:
-    """Cells by device, host, engine, protocol and lock, which shows what was merged or measured again."""
+    """Cells by device, host, engine, environment and lock, which shows what was merged or measured again."""
+    several = {RAN_IN: "Environment"} if cells[RAN_IN].max() > 1 else {}
     places = {
         "gpu": "Device",
         "device_uuid": "UUID",
         "host": "Host",
         "processor": "Processor",
         "engine_version": "Engine",
+        **several,
         "protocol": "Protocol version",
         "lock_sha256": "Lock (SHA-256)",
     }

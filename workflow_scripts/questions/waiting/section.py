@@ -42,6 +42,7 @@ WAITS: Mapping[str, tuple[str, str]] = {
     "arrival": ("first steps, arrival of requests", COLOURS[2]),
     "other": ("other", COLOURS[4]),
 }
+BY_DRIVER: Mapping[str, Any] = {"color": INK, "marker": "|", "markeredgewidth": 1.6, "linestyle": "none"}
 # Two independent measures of waiting: of the engine's steps, and of the driver.
 MEASURES = ["waiting_share", "driver_idle_share"]
 
@@ -72,7 +73,7 @@ def waiting_by_repeat(tables: Tables) -> Plot:
         x_label=heading("waiting_share", "Waiting, share of the time"),
         handles=[
             *(Patch(color=color, label=words) for words, color in WAITS.values()),
-            key("no kernel, by the driver", marker="|", linestyle="none"),
+            key("no kernel, by the driver", **BY_DRIVER),
         ],
         repeats=repeats_of(rows),
         notes=[
@@ -94,7 +95,7 @@ def _draw(ax: Axes, cells: Sequence[tuple[str, pd.DataFrame]], most_pct: float) 
             ax.barh(y, width, left=left, height=0.4, color=color)
             left += width
         by_driver = 100 * rows["driver_idle_share"].to_numpy(dtype=float)
-        ax.plot(by_driver, y, marker="|", color=INK, linestyle="none")
+        ax.plot(by_driver, y, **BY_DRIVER)
         mark_cells(ax, by_driver, y, rows["cell_id"], "driver_idle_share", on="x")
         top = y[-1] + 0.5
     ax.set_ylim(top, 0)
