@@ -7,9 +7,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.unit.present.conftest import changed, in_table, report_of, written
+from tests.unit.present.conftest import DEMO, changed, in_table, report_of, written
 from tests.unit.present.synthetic import SCRIPT
-from workflow_scripts.present.page_data import MOST_BYTES, MOST_ROWS, _intervals, timelines
+from workflow_scripts.present.page_data import MOST_BYTES, MOST_ROWS, _intervals, page_data, timelines
 from workflow_scripts.statistics.comparisons import ONE_START
 from workflow_scripts.statistics.summary import comparable_rows
 from workflow_scripts.tables.results import Tables
@@ -47,6 +47,14 @@ def test_every_cell_is_there_with_its_outcome_and_its_settings_in_words(results,
     assert "prefix caching on" in told
     assert all(values(data["cells"]["log"])[place] for place in (0, 5))
     assert SCRIPT in values(data["cells"]["log"])[5]
+
+
+def test_a_cell_with_another_lock_has_another_environment_number(report, tmp_path, cells):
+    other = cells.loc[cells["outcome"] == "ok", "cell_id"].iloc[-1]
+    locks = cells["lock_sha256"].mask(cells["cell_id"] == other, "c" * 64)
+    of = page_data(changed(report, tmp_path, cells=cells.assign(lock_sha256=locks)), DEMO)["cells"]
+    numbers = zip(values(of["cell_id"]), of["environment_number"], strict=True)
+    assert [cell for cell, number in numbers if number != 1] == [other]
 
 
 def test_every_repeat_has_its_measured_values_and_limits(data, cells):
