@@ -19,6 +19,8 @@ PROBE = """(() => {
   return {
     width: innerWidth,
     scrollWidth: document.documentElement.scrollWidth,
+    scrolling: [...document.querySelectorAll(".scroll")].filter((e) => e.scrollWidth > e.clientWidth + 1)
+      .map((e) => e.firstElementChild.ariaLabel),
     height: document.documentElement.scrollHeight,
     images: [...document.querySelectorAll("figure img")].map((i) => ({
       loaded: i.complete && i.naturalWidth > 0, width: i.clientWidth,
@@ -56,6 +58,7 @@ def test_the_page_fits_its_width_with_every_figure_and_begins_with_an_answer(one
     assert seen["width"] == width
     assert seen["tooWide"] == []
     assert seen["scrollWidth"] == width
+    assert drawn == "column" or seen["scrolling"] == []
     images = seen["images"]
     assert len(images) == len(DRAWN)
     assert all(image["loaded"] and image["drawn"] == drawn and image["width"] > 300 for image in images)

@@ -269,16 +269,18 @@ def every_way(report: Report) -> Iterator[Block]:
 
 
 def every_pool(report: Report) -> Iterator[Block]:
-    rows = under_pressure(report.tables)
-    columns = {**CELL, "pool_tokens": "Tokens that fit", "layout": "Layout"}
-    for name in QUANTITIES:
-        columns |= {name: "", f"{name}_predicted": f"{column(name).label.removesuffix(BOUND)}, predicted"}
-    columns[f"{EVICTED}_predicted"] = "Blocks of shared prompts that lost their content, predicted"
+    rows = report.named(under_pressure(report.tables))
+    words = {f"{name}_predicted": f"{column(name).label.removesuffix(BOUND)}, predicted" for name in QUANTITIES}
+    words[f"{EVICTED}_predicted"] = "Blocks of shared prompts that lost their content, predicted"
+    place = {**CELL, "pool_tokens": "Tokens that fit", "layout": "Layout"}
     caption = "Every size of the pool"
     whole = report.link(report.tables.folder / "repeats.csv", "repeats.csv")
     note = f"Tokens that fit are without the block that vLLM keeps to itself. Of tokens computed again, {COUNTS_TRIES}."
-    shown = table_of(report.named(rows), columns, caption, note, whole)
-    yield Fold(f"{caption}: {plural(len(rows), 'row')}", [shown])
+    shown = []
+    for about, names in (("speed", QUANTITIES[:3]), ("preemptions and prefix cache", (*QUANTITIES[3:], EVICTED))):
+        columns = {of: words.get(of, "") for name in names for of in (name, f"{name}_predicted")}
+        shown.append(table_of(rows, place | columns, f"{caption}: {about}", note, whole))
+    yield Fold(f"{caption}: {plural(len(rows), 'row')}", shown)
 
 
 SUBJECT = Subject(
