@@ -84,7 +84,7 @@ def test_users_in_the_same_memory_are_counted_in_blocks_and_contiguously(tmp_pat
     (*_, wrong) = told(users_in_the_same_memory, pools(tmp_path, predicted_preemptions=6))
     assert "4 of 5" in wrong[1]
     # The table has measured beside predicted.
-    table = table_in(every_pool, report)
+    ((_, table),) = (fold.blocks for fold in every_pool(report))
     evicted = "Blocks of shared prompts that lost their content, predicted"
     assert {"Preemptions", "Preemptions, predicted", evicted} <= set(table.headings)
     assert {row[table.headings.index(evicted)] for row in table.rows} == {"3"}
