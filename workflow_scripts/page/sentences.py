@@ -13,6 +13,7 @@ from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.page.blocks import Block, Finding, Fold, Text, outcome_words
 from workflow_scripts.page.report import PLACE_HEADINGS, Part, Report, TablePart
 from workflow_scripts.page.series import evenly, without_shared
+from workflow_scripts.statistics.comparisons import log_margin
 from workflow_scripts.study.setting_words import instead_of, knob_name, setting_phrase
 from workflow_scripts.tables.results import RATE, Tables, records, require
 
@@ -116,7 +117,8 @@ def without_effect(rows: pd.DataFrame) -> Iterator[str]:
     if not flat.all():
         first = rows[~rows["about"].map(flat)].drop_duplicates("about")
         named = (
-            f"{instead_of(row['about'], row['value'], row['baseline'])}, {with_interval(row, 'ratio', ' times')}"
+            f"{instead_of(row['about'], row['value'], row['baseline'])}, "
+            f"{with_interval(row, 'ratio', ' times')}{of_whole_repeats(row)}"
             for row in records(first.assign(scope=None))
         )
         yield f"{sentence(NOT_DECIDED)} over all comparisons: {listed(named)}."
@@ -187,9 +189,22 @@ def with_interval(row: Mapping[str, Any], column: str, unit: str) -> str:
     return interval_text(row[column], row[f"{column}_low"], row[f"{column}_high"], unit, row["scope"])
 
 
+def of_whole_repeats(row: Mapping[str, Any]) -> str:
+    """What a ratio of rates over whole repeats is while the engines are full, if that differs by more than the margin.
+
+    >>> of_whole_repeats({"metric": "output_tokens_per_s", "ratio": 1.25, "steady_ratio": 1.08, "margin_pct": 2})
+    ' over whole repeats, 1.08 times while full'
+    """
+    steady = row.get("steady_ratio")
+    if row["metric"] != RATE or pd.isna(steady):
+        return ""
+    is_near = abs(math.log(steady / row["ratio"])) <= log_margin(row["margin_pct"])
+    return "" if is_near else f" over whole repeats, {number(steady)} times while full"
+
+
 def effect_in_words(row: Mapping[str, Any]) -> str:
     """The ratio of two values of a setting with its verdict, and what else the engine changed."""
-    ratio = with_interval(row, "ratio", f" times the {column(row['metric']).in_words}")
+    ratio = with_interval(row, "ratio", f" times the {column(row['metric']).in_words}") + of_whole_repeats(row)
     words = [f"{sentence(instead_of(row['knob'], row['value'], row['baseline']))}: {ratio}, {_verdict(row)}."]
     if pd.notna(row["took_effect"]):
         both = f", against {row['baseline_shown']}" if row["took_effect"] else " with both"

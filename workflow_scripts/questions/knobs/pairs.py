@@ -73,6 +73,10 @@ def compared_pairs(
     a, b = (decided.loc[others, name].to_numpy() for name in ("sample_a", "sample_b"))
     decided["whole_ratio"] = decided["ratio"]
     decided.loc[others, "whole_ratio"] = compare(samples, a, b).interval().value
+    decided["steady_ratio"] = np.nan
+    if metric == RATE:
+        a, b = (decided[name].to_numpy() for name in ("sample_a", "sample_b"))
+        decided["steady_ratio"] = compare(cell_summary(cells, STEADY)[1], a, b).interval().value
     of_columns = decided.groupby("knob")
     return [(column, rows, of_columns.get_group(column).reset_index(drop=True)) for column, rows in groups.items()]
 

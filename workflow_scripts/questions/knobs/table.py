@@ -37,7 +37,8 @@ from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, ta
 PAIR, OVERALL = "pair", "overall"
 EQUAL, DIFFERS = "equal", "differs"
 # Columns that make sense only for rates.
-OF_RATES = ("whole_ratio", "fastest", "fastest_decided")
+OTHER_RATIOS = ("whole_ratio", "steady_ratio")
+OF_RATES = (*OTHER_RATIOS, "fastest", "fastest_decided")
 
 
 SCHEMA = table_schema(
@@ -64,6 +65,7 @@ SCHEMA = table_schema(
     ),
     NUMBER("rate baseline_rate", "of `value` and `baseline`, geometric mean over the starts"),
     NUMBER("whole_ratio", "ratio of `output_tokens_per_s`, with ramp-up and drain"),
+    NUMBER("steady_ratio", "ratio of `steady_output_tokens_per_s`; null if a cell has none"),
     NUMBER("ratio ratio_low ratio_high", "rate of `value` over that of `baseline`, with its 95 % interval"),
     FLAG("bimodal", "a note: the starts of a cell fall into two groups; nothing is left out because of it"),
     NUMBER("ratio_again_low ratio_again_high", ANOTHER_RUN),
@@ -191,7 +193,7 @@ def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, margin_pct: float) -> pd.D
     ends = pairs.sort_values(["group", "beyond", "distance"], kind="stable").groupby("group").tail(1)
     flat = pairs.groupby("group")["flat"].all()
     falls = (ends["ratio"] < 1).to_numpy()
-    inverse = {"a": ends["b"], "b": ends["a"], "ratio": 1 / ends["ratio"], "whole_ratio": 1 / ends["whole_ratio"]}
+    inverse = {"a": ends["b"], "b": ends["a"], "ratio": 1 / ends["ratio"], **{of: 1 / ends[of] for of in OTHER_RATIOS}}
     inverse |= {"rate": ends["baseline_rate"], "baseline_rate": ends["rate"]}
     for low, high in (("ratio_low", "ratio_high"), ("ratio_again_low", "ratio_again_high")):
         inverse |= {low: 1 / ends[high], high: 1 / ends[low]}

@@ -33,6 +33,8 @@ def test_cells_with_other_requests_are_compared_while_they_are_full():
     equal = [limited(seqs, 64, rate, steady) for seqs, rate, steady in ((1, 100, 100), (4, 300, 400), (16, 400, 800))]
     assert set(effects(*equal)["metric"]) == {"output_tokens_per_s"}
     assert set(effects(*equal)["work"]) == {"equal"}
+    same = effects(*equal).set_index(["comparison", "value"])
+    assert same.loc[("overall", "16"), ["ratio", "steady_ratio"]].tolist() == pytest.approx([4, 8])
     other = limited(16, 128, 400, 800)
     found = effects(*equal[:2], other).set_index(["comparison", "value"])
     assert set(found["metric"]) == {"steady_output_tokens_per_s"}
@@ -44,6 +46,7 @@ def test_cells_with_other_requests_are_compared_while_they_are_full():
     unknown = effects(*equal[:2], limited(16, 128, 400, None)).set_index(["comparison", "value"])
     assert set(unknown["metric"]) == {"output_tokens_per_s"}
     assert unknown.loc["overall", ["ratio", "whole_ratio"]].values.tolist() == [pytest.approx([4, 4])]
+    assert pd.isna(unknown.loc[("overall", "16"), "steady_ratio"])
     assert unknown["work"].tolist() == ["equal", "differs", "differs"]
 
 
