@@ -52,13 +52,20 @@ def test_findings_name_accuracy_and_flags(results):
         for quantity, of_quantity in of_one.groupby("quantity"):
             error = 100 * (of_quantity["predicted"] / of_quantity["measured"] - 1).abs()
             assert f"{error.median():.3g} % for {column(quantity).in_words}" in text
-            assert f"(at most {error.max():.3g} %)" in text or len(error) == 1
+            outside = int((~of_quantity["measured"].between(of_quantity["low"], of_quantity["high"])).sum())
+            ends = f", {outside} outside" if outside else ")"
+            assert f"(at most {error.max():.3g} %{ends}" in text or len(error) == 1
     assert "outside the band" in sentences["flagged"]
     errors_of = {"speed_source": "calibrated", "low": 8.0}
     of_cells = pd.DataFrame([errors_of | {"cell_id": of, "error_pct": -float(of)} for of in (1, 2, 9)])
+    of_cells["in_band"] = pd.array([True, True, None], "boolean")
     found = _accuracy(of_cells.assign(quantity="output_tokens_per_s", low=[8.0, 8.0, None]), "h200", "vllm")
     assert (found.verdict, found.tone) == ("2 % off", "good")
     assert all(part in found.sentence for part in ("by 2 % for", "(at most 9 %)", "3 vllm cells (1 without a band)"))
+    beyond = _accuracy(of_cells.assign(quantity="output_tokens_per_s", in_band=[True, True, False]), "h200", "vllm")
+    assert (beyond.tone, "1 outside its band" in beyond.sentence) == ("neutral", True)
+    more = pd.concat([of_cells, of_cells.tail(1)]).assign(quantity="output_tokens_per_s")
+    assert "4 of 4 rates are predicted too low" in _accuracy(more, "h200", "vllm").sentence
     both = pd.concat([of_cells.assign(quantity=of) for of in ("output_tokens_per_s", "tpot_s_p50")])
     both["error_pct"] = [1, 2, 3, 10, 20, 30]
     assert _accuracy(both, "h200", "vllm").tone == "neutral"

@@ -31,6 +31,8 @@ LINES: Sequence[Mapping[str, Any]] = [
 MEASURED: Mapping[str, Any] = {"color": COLOURS[0], "marker": "o", "linestyle": "none"}
 # Errors that are called good.
 GOOD_PCT = 10
+# A device and engine whose errors have one direction in this share of at least so many cells are said to have it.
+BIASED, FEW_CELLS = 0.8, 4
 LATENCIES = ("ttft_s_p50", "tpot_s_p50")
 # What a prediction is made from, in words.
 SOURCES: Mapping[str, str] = {
@@ -134,16 +136,17 @@ def _draw_sweep(ax: Axes, part: pd.DataFrame, styles: Mapping[str, Mapping[str, 
 
 
 def prediction_findings(report: Report) -> Iterator[Block]:
-    """The errors of each device and engine; where a rate follows from the load, only of latencies."""
+    """The errors of each device, engine and model; where a rate follows from the load, only of latencies."""
     rows, cells = report.tables.need("predictions"), report.tables.cells
     loaded = rows["cell_id"].isin(cells.loc[under_load(cells), "cell_id"])
     compared = rows[~loaded | (rows["quantity"] != RATE)].dropna(subset=["measured", "predicted"])
-    for (gpu, engine), part in compared.groupby(["gpu", "engine"], sort=False):
-        yield _accuracy(part, str(gpu), str(engine))
+    several = compared["model"].nunique() > 1
+    for (gpu, engine, model), part in compared.groupby(["gpu", "engine", "model"], sort=False):
+        yield _accuracy(part, f"{gpu}, {model}" if several else str(gpu), str(engine))
     yield from _flags(rows[rows["quantity"] == RATE], report)
 
 
-def _accuracy(compared: pd.DataFrame, gpu: str, engine: str) -> Finding:
+def _accuracy(compared: pd.DataFrame, where: str, engine: str) -> Finding:
     of_cells = compared.drop_duplicates("cell_id")
     cells = plural(len(of_cells), f"{engine} cell")
     cells += f" ({without} without a band)" if (without := int(of_cells["low"].isna().sum())) else ""
@@ -151,15 +154,24 @@ def _accuracy(compared: pd.DataFrame, gpu: str, engine: str) -> Finding:
     several = len(of_cells) > 1
     sizes = compared["error_pct"].abs().groupby(compared["quantity"])
     errors = sizes.agg(["median", "max"]).reindex([RATE, *LATENCIES]).dropna()
+    outside = compared["in_band"].eq(False).groupby(compared["quantity"]).sum()
     off = [
         f"{number(of['median'])} % for {column(of['quantity']).in_words}"
-        + f" (at most {number(of['max'])} %)" * several
+        + f" (at most {number(of['max'])} %{_beyond(outside[of['quantity']])})" * several
         for of in records(errors.reset_index())
     ]
-    kind = "good" if errors["median"].max() <= GOOD_PCT else "neutral"
-    where = f"{'in the median of' if several else 'in'} {cells}"
-    sentence = f"On {gpu}, what is predicted from {source} is off by {listed(off)}, {where}."
+    kind = "good" if errors["median"].max() <= GOOD_PCT and not outside[errors.index].any() else "neutral"
+    of = f"{'in the median of' if several else 'in'} {cells}"
+    rates = compared.loc[compared["quantity"] == RATE, "error_pct"]
+    most, way = max((int((rates > 0).sum()), "high"), (int((rates < 0).sum()), "low"))
+    biased = len(rates) >= FEW_CELLS and most >= BIASED * len(rates)
+    aside = f" {most} of {len(rates)} rates are predicted too {way}." * biased
+    sentence = f"On {where}, what is predicted from {source} is off by {listed(off)}, {of}.{aside}"
     return Finding(f"{number(errors['median'].iloc[0])} % off", sentence, kind)
+
+
+def _beyond(outside: int) -> str:
+    return f", {outside} outside {'its band' if outside == 1 else 'their bands'}" * bool(outside)
 
 
 def _flags(rows: pd.DataFrame, report: Report) -> Iterator[Finding]:
@@ -188,6 +200,29 @@ def _with_ceilings(predictions: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def _of_latency(name: str) -> TablePart:
+    shown = column(name)
+
+    def of_cells(predictions: pd.DataFrame) -> pd.DataFrame:
+        rows = predictions[predictions["quantity"] == name].dropna(subset=["predicted", "measured"])
+        of_table = {"measured": "measured", "predicted": "predicted", "predicted_low": "low", "predicted_high": "high"}
+        return rows.assign(**{of: shown.scaled(rows[name]) for of, name in of_table.items()})
+
+    return TablePart(
+        "predictions",
+        {
+            **CELL,
+            "measured": heading(name, "Measured"),
+            "predicted": heading(name, "Predicted (band)"),
+            "error_pct": "Error",
+            "in_band": "In its band",
+        },
+        f"{shown.label} of every cell, predicted and measured",
+        of_cells,
+        optional=True,
+    )
+
+
 SUBJECT = Subject(
     id="predictions",
     title="Predicted and measured",
@@ -205,12 +240,13 @@ SUBJECT = Subject(
                 "flagged": "Flagged",
                 "running_peak_measured": "Sequences at once, measured",
                 "running_peak_predicted": "Sequences at once, predicted",
-                "ceiling": heading(RATE, "Without a band: at most"),
+                "ceiling": heading(RATE, "Without a band: at most, by its schedule"),
             },
             f"{column(RATE).label} of every cell, predicted and measured",
             _with_ceilings,
         ),
+        *map(_of_latency, LATENCIES),
     ],
     findings=[prediction_findings],
-    lines=4,  # the errors of two engines on two devices
+    lines=6,  # the errors of two engines and two models on two devices
 )

@@ -32,7 +32,7 @@ from workflow_scripts.tables.table_command import table_command
 from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, TableError, read_table, table_schema
 
 # A cell is flagged only if its rate is outside its band: latencies of single requests depend on the order within a
-# step, which no band covers.
+# step, which no band covers. Whether they are in it is said too.
 QUANTITIES = (
     *(RATE, "total_tokens_per_s", "ttft_s_p50", "tpot_s_p50", "preemptions", "recomputed_tokens"),
     *("prefix_cache_hit_rate", "running_while_others_wait"),
@@ -61,6 +61,7 @@ SCHEMA = table_schema(
     NUMBER("measured", "value in `intervals`"),
     NUMBER("error_pct", "predicted over measured, minus 1"),
     NUMBER("band_pct", "half width of the band; null without one"),
+    FLAG("in_band", "whether `measured` is between `low` and `high`; null without one of the three"),
     FLAG(
         "flagged",
         "measured output tokens/s are outside the band, or prediction and engine disagree on "
@@ -173,6 +174,7 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
         band_pct=table["ttft_error_pct" if quantity.startswith("ttft") else "error_pct"]
         .astype(float)
         .where(high.notna()),
+        in_band=measured.between(low, high).astype("boolean").mask(measured.isna() | low.isna() | high.isna()),
         flagged=flagged,
         why=why,
         running_peak_predicted=table["running_peak"],

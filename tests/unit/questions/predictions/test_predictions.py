@@ -43,6 +43,7 @@ def test_error_and_flag():
     )
     assert rows["flagged"].tolist() == [False, True, True]
     assert rows["why"].tolist()[1:] == ["outside the band"] * 2
+    assert rows["in_band"].tolist() == [True, False, False]
     assert (rows["running_peak_predicted"].iloc[0], rows["running_peak_measured"].iloc[0]) == (16, 1)
     assert rows["evicted_blocks_predicted"].eq(3).all()
 
@@ -50,6 +51,7 @@ def test_error_and_flag():
 def test_only_output_rates_are_flagged_and_only_of_cells_that_ran():
     rows = table_of(cell({"max_num_seqs": 1}, [100], ttft_s_p50=20.0)).set_index("quantity")
     assert rows.loc["ttft_s_p50", "error_pct"] == pytest.approx(-90)
+    assert rows.loc[["ttft_s_p50", "tpot_s_p50"], "in_band"].tolist() == [False, pd.NA]
     assert (rows.loc["ttft_s_p50", "band_pct"], rows.loc["tpot_s_p50", "band_pct"]) == (50, 25)
     assert not rows["flagged"].any()
     assert rows.loc["total_tokens_per_s", "measured"] == pytest.approx(400)
