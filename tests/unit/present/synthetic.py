@@ -211,7 +211,7 @@ def limits_table(cells: pd.DataFrame) -> pd.DataFrame:
     rows = cells[cells["repeat"].notna()].copy()
     factor = rows["outcome"].map({"invalid": 2.0}).fillna(0.5).astype(float)
     output, total = (rows[f"{of}_tokens_per_s"].astype(float) for of in ("output", "total"))
-    of_device = {"rates": "datasheet", "memory_bandwidth_bytes_per_s": 4e12, "flop_per_s": 8e14, "read_bytes": 1e12}
+    of_device = {"rates": "datasheet", "read_bytes_per_s": 4e12, "flop_per_s": 8e14, "read_bytes": 1e12}
     bounds = {"steps_bound_by": "max_num_seqs", "decode_bound_by": "memory bandwidth", "tolerance": 0.0}
     broken = np.where(factor > 1, "output_tokens_per_s: memory bandwidth of the data sheet", None)
     rows = rows.assign(output_tokens_per_s_ceiling=output / factor, total_tokens_per_s_ceiling=total / factor)

@@ -29,7 +29,7 @@ STEPS_BOUND_BY = {
 }
 RATES = {"datasheet": "data sheet", "measured": "measured rates"}
 _UNIT, _SHOWN = unit_of("flop_per_s")
-_WORK = ("read_bytes", "flops", "mfu", "memory_bandwidth_bytes_per_s", "flop_per_s")
+_WORK = ("read_bytes", "flops", "mfu", "read_bytes_per_s", "flop_per_s")
 
 
 def roofline(tables: Tables) -> Plot:
@@ -37,13 +37,16 @@ def roofline(tables: Tables) -> Plot:
     rows = limits.merge(tables.measured.drop_duplicates("cell_id")[["cell_id", "gpu"]])
     require(rows, "the work of no measured cell is known")
     notes = ["a mark is a cell at its rate; operations and bytes are computed from its schedule"]
+    # A device has one roof for each type of weights, and on a CPU for each place from which they are read.
+    roofs = rows.drop_duplicates(["gpu", "rates", "read_bytes_per_s", "flop_per_s"])
+    if roofs.groupby(["gpu", "rates"])["flop_per_s"].nunique().max() > 1:
+        notes.append("of two flat roofs, the higher one is of cells with 8-bit weights or KV cache")
     points = rows.drop_duplicates("cell_id").set_index("cell_id")
     points = points.assign(x=points["flops"] / points["read_bytes"], y=points["mfu"] * points["flop_per_s"] * _SHOWN)
     with suppress(MissingError):
         knob, group = most_important_group(tables)
         points["value"] = group.rows.drop_duplicates("cell_id").set_index("cell_id")["x"]
         notes.append(f"numbers are {knob_name(knob)}, for the cells of the figure of throughput")
-    roofs = rows.drop_duplicates(["gpu", "rates"])
     named = device_marks(tables, points)
     handles = mark_handles(named, linestyle="none")
     roof_lines = [CEILINGS[rates] for rates in CEILINGS if rates in set(roofs["rates"])]
@@ -67,11 +70,11 @@ def roofline(tables: Tables) -> Plot:
 
 
 def _draw_roofline(ax: Axes, points: pd.DataFrame, roofs: pd.DataFrame, named: Mapping[str, Mark]) -> None:
-    ridge = roofs["flop_per_s"] / roofs["memory_bandwidth_bytes_per_s"]
+    ridge = roofs["flop_per_s"] / roofs["read_bytes_per_s"]
     low, high = points["x"].min() / 2, max(4 * points["x"].max(), 2 * ridge.max())
     for roof in records(roofs):
-        x = np.array([low, roof["flop_per_s"] / roof["memory_bandwidth_bytes_per_s"], high])
-        y = np.minimum(x * roof["memory_bandwidth_bytes_per_s"], roof["flop_per_s"]) * _SHOWN
+        x = np.array([low, roof["flop_per_s"] / roof["read_bytes_per_s"], high])
+        y = np.minimum(x * roof["read_bytes_per_s"], roof["flop_per_s"]) * _SHOWN
         ax.plot(x, y, color=named[roof["gpu"]].color, linestyle=CEILINGS[roof["rates"]][0], linewidth=1.2)
     for gpu, part in points.groupby("gpu", sort=False):
         mark = named[str(gpu)]
@@ -142,7 +145,10 @@ SUBJECT = Subject(
                 "rates": "Source of the device's rates",
                 "ceiling_share": "",
                 "output_tokens_per_s_ceiling": "Ceiling of the output",
-                **dict.fromkeys(("mbu", "mfu"), ""),
+                "mbu": "",
+                "read_bytes_per_s": "Reading, at most",
+                "mfu": "",
+                "flop_per_s": "Operations, at most",
                 "experts_touched_share": "Experts that a decode step used",
                 "experts_touched_share_uniform": "Expected of equally likely experts",
                 "decode_bound_by": "Decoding limited by",
