@@ -21,6 +21,7 @@ from workflow_scripts.page.sentences import (
     OWN_SECTION,
     explained,
     largest_first,
+    of_whole_repeats,
     span,
     with_counts,
     without_effect,
@@ -133,7 +134,7 @@ def _environments(report: Report) -> Iterator[str]:
 
 
 def _throughput(report: Report) -> Iterator[str]:
-    """The first device's rate at the lowest and the highest max-num-seqs; then what others published."""
+    """The first device's rate and KV memory at the lowest and the highest max-num-seqs; then what others published."""
     knob, group = sequence_limit.most_important_group(report.tables)
     if knob != SEQUENCES:
         return
@@ -146,9 +147,11 @@ def _throughput(report: Report) -> Iterator[str]:
         told = (
             f"with {', '.join([instead_of(knob, row['value'], row['baseline']), *settings])}, "
             f"{number(row['ratio'])} times the output tokens/s on {row['gpu']} ({number(row['baseline_rate'])} to "
-            f"{number(row['rate'])}{', while the engine is full' if row['metric'] == STEADY else ''}){ends}."
+            f"{number(row['rate'])}{', while the engine is full' if row['metric'] == STEADY else ''})"
+            f"{of_whole_repeats(row)}{ends}."
         )
         yield f"Not flat: {told}" if row["verdict"] in DECIDED else sentence(told)
+    yield from (block.sentence for block in islice(sequence_limit.kv_memory(report), 1) if isinstance(block, Finding))
     line = one_line(group)
     values = values_at(report.tables, line, sequence_limit.rate_of(line))
     published = sequence_limit.published_rates(report.tables, set(group.rows["cell_id"]))
@@ -193,7 +196,7 @@ def _changes(report: Report) -> Iterator[str]:
     for row in records((own if len(own) else rows[shown]).head(1)):
         interval = span([row["ratio_low"], row["ratio_high"]])
         times = f"{number(row['ratio'])} times" + (f" ({interval})" if interval else "")
-        yield f"{row['label']}: {times} the output tokens/s on {row['gpu']}."
+        yield f"{row['label']}: {times} the output tokens/s on {row['gpu']}{of_whole_repeats(row)}."
     yield from without_effect(rows[~shown & ~rows["about"].isin(rows.loc[shown, "about"])])
     yield from other_settings.not_compared(report.tables)
 
@@ -230,7 +233,8 @@ def _trust(report: Report) -> Iterator[tuple[str, str]]:
 def _cells(report: Report) -> Iterator[str]:
     elsewhere = report.grid["source"].eq("imported").to_numpy(dtype=bool)
     outcomes = report.grid.loc[~elsewhere, "outcome"]
-    yield f"{outcomes.eq('ok').sum()} of {len(outcomes)} measured"
+    by_jobs = report.tables.get("provenance", "what")["what"].eq("job: SLURM_JOB_ID").any()
+    yield f"{outcomes.eq('ok').sum()} of {len(outcomes)} measured{', by Slurm jobs' * bool(by_jobs)}"
     for outcome in ("infeasible", "timeout", "engine_error", "invalid"):
         if count := outcomes.eq(outcome).sum():
             yield f"{count} {outcome_words(outcome)}"

@@ -1,6 +1,7 @@
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -8,11 +9,15 @@ import pytest
 from tests.unit.present.conftest import changed, in_table, report_of, table_in, told, written
 from workflow_scripts.catalog.any_model import model_of_folder
 from workflow_scripts.catalog.gpus_and_models import get_model, study_models
+from workflow_scripts.common.columns import column
 from workflow_scripts.page.blocks import Link, Text
 from workflow_scripts.page.report import Report
 from workflow_scripts.page.sentences import verdicts_on, what_verdicts_cover
+from workflow_scripts.page.series import PLACES
 from workflow_scripts.questions.cells.section import unsuccessful
 from workflow_scripts.questions.devices.section import cannot_show
+from workflow_scripts.questions.engines.section import equal_work, fastest_of_both
+from workflow_scripts.questions.engines.table import with_cell_ids
 from workflow_scripts.questions.knobs.prefix_caching import (
     first_repeats_with_cache,
     gains_and_hits,
@@ -28,7 +33,7 @@ from workflow_scripts.questions.trust.what_ran import native_types, not_understo
 from workflow_scripts.questions.trust.where_measured import slowed_cells, slowed_gpus, unsteady_cells
 from workflow_scripts.questions.waiting.section import much_waiting, shares_by_cell
 from workflow_scripts.study.study import ModelOverride
-from workflow_scripts.tables.results import MissingError
+from workflow_scripts.tables.results import MissingError, records
 
 
 @pytest.fixture
@@ -132,10 +137,23 @@ def test_of_many_pairs_some_are_told_from_the_largest_gain_to_the_smallest(repor
     assert note.text.startswith("6 of 20 comparisons")
 
 
-def with_capacity(report: Report, *rows: tuple[str, float, float, float], given: float = math.nan) -> Report:
+def test_the_kv_memory_of_both_engines_stands_beside_their_ratio(results):
+    memory = column("kv_bytes_used_mean")
+    pairs = with_cell_ids(equal_work(results.tables).drop_duplicates(PLACES))
+    values = results.tables.value(memory.name)
+    said = told(fastest_of_both, results.report)
+    for of, (_, sentence) in zip(records(pairs), said, strict=False):
+        vllm, hf = (memory.text(values[of[name]]) for name in ("cell_id", "baseline_cell_id"))
+        assert f"take {vllm} of keys and values against {hf}" in sentence
+    assert said
+
+
+def with_capacity(
+    report: Report, *rows: tuple[str, float, float, float], given: float = math.nan, outcome: Any = "ok"
+) -> Report:
     names = ["source", "observed_kv_cache_tokens", "observed_max_concurrency", "kv_cache_tokens_error_pct"]
     table = pd.DataFrame(rows, columns=names).assign(cell_id=[f"c{i}" for i in range(len(rows))])
-    cells = table[["cell_id"]].assign(outcome="ok", knob_cpu_kv_cache_gib=given)
+    cells = table[["cell_id"]].assign(outcome=outcome, knob_cpu_kv_cache_gib=given)
     return written(report, memory=table, cells=cells)
 
 
@@ -149,6 +167,9 @@ def test_capacity_says_how_many_cells_were_predicted_how_well(report):
     assert all(part in sentence for part in ("1 of 2", "12.3 %", "80 to 100", "10 to 12.5", "1 more"))
     report = with_capacity(report, ("measured", 100, nan, 0.0), given=1.0)
     assert told(prediction_errors, report) == []  # a note says that it is only arithmetic
+    two = [("measured", 100, nan, 0.5), ("measured", 100, nan, 3.0)]
+    ((_, of_one),) = told(prediction_errors, with_capacity(report, *two, outcome=["ok", "infeasible"]))
+    assert "1 of 1 cells" in of_one
     report = with_capacity(report, ("published", 100, 12.5, 0.0), ("measured", 100, 12.5, nan))
     with pytest.raises(MissingError, match="predicted and measured"):
         told(prediction_errors, report)

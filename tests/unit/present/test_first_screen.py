@@ -238,6 +238,8 @@ def test_the_line_of_trust_counts_cells_starts_and_versions_and_names_simulated_
     trust = dict(first_screen(report).trust)
     assert re.fullmatch(r"\d+ of 80 measured, \d+ infeasible, .*1 invalid, 1 not run yet", trust["Cells"])
     assert trust["Measured"] == "3 repeats per cell"
+    job = pd.DataFrame({"cell_id": "a", "start": 1, "kind": "record", "what": ["job: SLURM_JOB_ID"], "value": "7"})
+    assert "measured, by Slurm jobs," in dict(_trust(changed(report, tmp_path / "jobs", provenance=job)))["Cells"]
     assert "of the CPU" in trust["Load by others"]
     assert trust["Versions"].startswith("vllm 0.32.0")
     table = in_table(report, "cells").assign(source="simulated")

@@ -178,7 +178,7 @@ def test_what_is_missing_is_shown_as_missing(results, tmp_path, cells):
     there = [section for section in SUBJECTS if section.is_in(results.report.study)]
     assert {section.id for section in there} <= set(page.ids())
     empty = [attributes["id"] for tag, attributes in page.elements if tag == "p" and "id" in attributes]
-    lacking = "max-num-seqs devices limits waiting engines knobs speculation predictions serving recommendations"
+    lacking = "devices limits waiting engines knobs speculation predictions serving recommendations"
     undrawn = ["over-time", "block-tables"]
     assert empty == [*lacking.split(), *undrawn]
     text = " ".join(page.text["p"])
@@ -189,7 +189,7 @@ def test_what_is_missing_is_shown_as_missing(results, tmp_path, cells):
     assert sorted(named) == sorted(name.replace("_", " ") for name in (*others, *firsts))
     once = "devices limits waiting engines predictions serving_summary recommendations memory fragmentation answers"
     tables = Counter(re.findall(r"there is no table (\w+) ", text))
-    assert tables == Counter(once.split()) + Counter({"knobs": 6, "claims": 2})
+    assert tables == Counter(once.split()) + Counter({"knobs": 6, "claims": 3})
 
 
 def test_a_study_of_which_nothing_ran_has_a_page_and_one_without_cells_has_none(results, tmp_path, cells, capsys):

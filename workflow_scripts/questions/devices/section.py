@@ -213,11 +213,9 @@ def _limited(rows: pd.DataFrame) -> str:
     last = records(rows.tail(1))[0]
     if limited := [side for side in "ab" if last[f"power_cap_share_{side}"] >= MUCH_AT_POWER_LIMIT]:
         shares = listed(f"{100 * last[f'power_cap_share_{x}']:.0f} % ({last[f'gpu_{x}']})" for x in limited)
-        clocks = listed(f"{last[f'sm_clock_mhz_median_{side}']:,.0f}" for side in limited)
-        return (
-            f" At {number(last['x'])} the power limit lowers clocks in {shares} of the samples; the median clock is"
-            f" {clocks} MHz."
-        )
+        clocks = [last[f"sm_clock_mhz_median_{side}"] for side in limited]
+        median = "" if pd.isna(clocks).any() else f"; the median clock is {listed(f'{of:,.0f}' for of in clocks)} MHz"
+        return f" At {number(last['x'])} the power limit lowers clocks in {shares} of the samples{median}."
     return ""
 
 

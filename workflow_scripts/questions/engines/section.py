@@ -21,6 +21,7 @@ from workflow_scripts.page.sentences import (
 )
 from workflow_scripts.page.series import PLACES
 from workflow_scripts.page.style import marks
+from workflow_scripts.questions.engines.table import with_cell_ids
 from workflow_scripts.study.setting_words import labels, setting_phrase
 from workflow_scripts.tables.results import RATE, Tables, records, require
 
@@ -30,6 +31,8 @@ STEPS: Mapping[str, str] = {
     "engine": "vLLM instead of HuggingFace with continuous batching",
     "total": "vLLM with {} instead of HuggingFace on single requests",
 }
+
+_MEMORY = column("kv_bytes_used_mean")
 
 
 def engines(tables: Tables) -> Plot:
@@ -59,9 +62,19 @@ def equal_work(tables: Tables) -> pd.DataFrame:
 
 
 def fastest_of_both(report: Report) -> Iterator[Block]:
-    fastest = equal_work(report.tables).drop_duplicates(PLACES)
+    fastest = with_cell_ids(equal_work(report.tables).drop_duplicates(PLACES))
     fastest = fastest.rename(columns=lambda name: name.removeprefix("improvement_"))
-    yield from some([_finding(row, _pair(report, row)) for row in records(fastest)], "engines")
+    yield from some(
+        [_finding(row, _pair(report, row), _kv_memory(report.tables, row)) for row in records(fastest)], "engines"
+    )
+
+
+def _kv_memory(tables: Tables, row: Mapping[str, Any]) -> str:
+    """The KV memory of the running requests of both engines, if both are known."""
+    of_vllm, of_hf = tables.value(_MEMORY.name).reindex([row["cell_id"], row["baseline_cell_id"]])
+    if pd.isna(of_vllm) or pd.isna(of_hf):
+        return ""
+    return f"; running requests take {_MEMORY.text(of_vllm)} of keys and values against {_MEMORY.text(of_hf)}"
 
 
 def steps_between(report: Report) -> Iterator[Block]:
@@ -82,13 +95,13 @@ def _pair(report: Report, row: Mapping[str, Any]) -> str:
     return f"vLLM ({vllm}) against HuggingFace {row['hf_kind']} ({hf})"
 
 
-def _finding(row: Mapping[str, Any], words: str) -> Finding:
+def _finding(row: Mapping[str, Any], words: str, memory: str = "") -> Finding:
     text = f"{place(row)}: {words}: {with_interval(row, 'ratio', ' times the output tokens/s')}"
     if row["verdict"] == NOT_DECIDED:
         alone = row["ratio_low"] > 1 or row["ratio_high"] < 1
         text += f", {NOT_DECIDED}{' together with all other comparisons' * alone}"
     ties = " Other continuous batching is not shown to be slower." if isinstance(row.get("ties"), str) else ""
-    return ratio_finding(row["ratio"], row["verdict"], f"{text}.{ties}")
+    return ratio_finding(row["ratio"], row["verdict"], f"{text}{memory}.{ties}")
 
 
 SUBJECT = Subject(

@@ -95,6 +95,9 @@ def at_both_ends(
     return part
 
 
+kv_memory = at_both_ends("kv_bytes_used_mean")
+
+
 def drains(report: Report) -> Iterator[Block]:
     """How much slower whole repeats are than the engine while it is full, where the drain is longest and at the end."""
     knob, line = most_important_line(report.tables)
@@ -163,5 +166,5 @@ SUBJECT = Subject(
         effects_of("max_num_seqs"),
         claims_on("max-num-seqs"),
     ],
-    findings=[verdicts_on("max_num_seqs"), drains],
+    findings=[verdicts_on("max_num_seqs"), drains, kv_memory],
 )

@@ -17,6 +17,7 @@ from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, Tabl
 from workflow_scripts.page.sentences import claims_on, effects_of, some, span, verdicts_on
 from workflow_scripts.page.series import repeats_of, told_apart
 from workflow_scripts.page.style import COLOURS, LineStyle
+from workflow_scripts.statistics.summary import RAN
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_axis, setting_phrase
 from workflow_scripts.tables.results import RATE, Tables, medians_by_cell, records, require
@@ -163,6 +164,7 @@ BY_KIND_OF_LAYER = TablePart(
 def prediction_errors(report: Report) -> Iterator[Block]:
     names = ["observed_kv_cache_tokens", "observed_max_concurrency"]
     rows = report.tables.need("memory")
+    rows = rows[rows["cell_id"].isin(report.grid.loc[report.grid["outcome"].isin(RAN), "cell_id"])]
     measured = rows[(rows["source"] == "measured") & rows["observed_kv_cache_tokens"].notna()]
     error_pct = measured["kv_cache_tokens_error_pct"].dropna().abs()
     require(error_pct, "no cell has KV-cache tokens that were both predicted and measured")
