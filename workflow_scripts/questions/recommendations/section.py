@@ -19,8 +19,6 @@ CHOSEN = (
     "A higher mean is not shown to be faster, so the largest KV cache, then the fewest sequences, then the smallest "
     "blocks decide"
 )
-# A percentile of fewer requests is about the slowest one.
-FEW_REQUESTS = 100
 ROLES: Mapping[str, str] = {
     "best_throughput": "highest throughput",
     "best_within_latency": "highest throughput within a latency",
@@ -75,13 +73,10 @@ def _why(report: Report, row: Mapping[str, Any]) -> str:
 
 
 def _worst(report: Report, row: Mapping[str, Any]) -> str:
-    """The percentile in the worst repeat, which may break the bound that the mean keeps, and of how few requests."""
+    """The percentile in the worst repeat, which may break the bound that the mean keeps, and of how many requests."""
     repeats = report.tables.measured[report.tables.measured["cell_id"] == row["cell_id"]]
-    requests = repeats["num_requests"].max()
-    few = f", the slowest of {requests:g} requests" if requests < FEW_REQUESTS else ""
-    return (
-        f" as the mean of the repeats ({column('tpot_s_p99').text(repeats['tpot_s_p99'].max())} in the worst one{few})"
-    )
+    worst, requests = column("tpot_s_p99").text(repeats["tpot_s_p99"].max()), repeats["num_requests"].max()
+    return f" as the mean of the repeats ({worst} in the worst one, of {requests:g} requests)"
 
 
 def about(report: Report) -> Iterator[Block]:
