@@ -326,7 +326,7 @@ SUBJECT = Subject(
                 "measured_bandwidth_ratio": "Memory bandwidth, measured",
                 "flop_ratio": "Matrix rate, published",
                 "measured_flop_ratio": "Matrix rate, measured",
-                "kv_tokens_ratio": "KV-cache tokens",
+                "kv_tokens_ratio": column("kv_cache_tokens").label,
             },
             "Ratios of the devices' rates and KV caches",
             of_rates,
