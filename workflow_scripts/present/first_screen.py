@@ -148,7 +148,7 @@ def _throughput(report: Report) -> Iterator[str]:
             f"with {', '.join([instead_of(knob, row['value'], row['baseline']), *settings])}, "
             f"{number(row['ratio'])} times the output tokens/s on {row['gpu']} ({number(row['baseline_rate'])} to "
             f"{number(row['rate'])}{', while the engine is full' if row['metric'] == STEADY else ''})"
-            f"{of_whole_repeats(row)}{ends}."
+            f"{ends}{of_whole_repeats(row)}."
         )
         yield f"Not flat: {told}" if row["verdict"] in DECIDED else sentence(told)
     yield from (block.sentence for block in islice(sequence_limit.kv_memory(report), 1) if isinstance(block, Finding))
