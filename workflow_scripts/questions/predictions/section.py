@@ -136,12 +136,14 @@ def _draw_sweep(ax: Axes, part: pd.DataFrame, styles: Mapping[str, Mapping[str, 
 
 
 def prediction_findings(report: Report) -> Iterator[Block]:
-    """The errors of each device, engine and model; where a rate follows from the load, only of latencies."""
+    """The errors of each device, engine and model, first of the one with the most cells; where a rate follows from the
+    load, only of latencies."""
     rows, cells = report.tables.need("predictions"), report.tables.cells
     loaded = rows["cell_id"].isin(cells.loc[under_load(cells), "cell_id"])
     compared = rows[~loaded | (rows["quantity"] != RATE)].dropna(subset=["measured", "predicted"])
     several = compared["model"].nunique() > 1
-    for (gpu, engine, model), part in compared.groupby(["gpu", "engine", "model"], sort=False):
+    parts = list(compared.groupby(["gpu", "engine", "model"], sort=False))
+    for (gpu, engine, model), part in sorted(parts, key=lambda of: -of[1]["cell_id"].nunique()):
         yield _accuracy(part, f"{gpu}, {model}" if several else str(gpu), str(engine))
     yield from _flags(rows[rows["quantity"] == RATE], report)
 
@@ -154,13 +156,12 @@ def _accuracy(compared: pd.DataFrame, where: str, engine: str) -> Finding:
     several = len(of_cells) > 1
     sizes = compared["error_pct"].abs().groupby(compared["quantity"])
     errors = sizes.agg(["median", "max"]).reindex([RATE, *LATENCIES]).dropna()
-    outside = compared["in_band"].eq(False).groupby(compared["quantity"]).sum()
+    errors["outside"] = compared["in_band"].eq(False).groupby(compared["quantity"]).sum()
     off = [
-        f"{number(of['median'])} % for {column(of['quantity']).in_words}"
-        + f" (at most {number(of['max'])} %{_beyond(outside[of['quantity']])})" * several
+        f"{number(of['median'])} % for {column(of['quantity']).in_words}{_extent(of, several)}"
         for of in records(errors.reset_index())
     ]
-    kind = "good" if errors["median"].max() <= GOOD_PCT and not outside[errors.index].any() else "neutral"
+    kind = "good" if errors["median"].max() <= GOOD_PCT and not errors["outside"].any() else "neutral"
     of = f"{'in the median of' if several else 'in'} {cells}"
     rates = compared.loc[compared["quantity"] == RATE, "error_pct"]
     most, way = max((int((rates > 0).sum()), "high"), (int((rates < 0).sum()), "low"))
@@ -170,8 +171,13 @@ def _accuracy(compared: pd.DataFrame, where: str, engine: str) -> Finding:
     return Finding(f"{number(errors['median'].iloc[0])} % off", sentence, kind)
 
 
-def _beyond(outside: int) -> str:
-    return f", {outside} outside {'its band' if outside == 1 else 'their bands'}" * bool(outside)
+def _extent(errors: Mapping[str, Any], several: bool) -> str:
+    """The largest of several errors, and how many values are outside their bands."""
+    outside = errors["outside"]
+    if not several:
+        return " (outside its band)" if outside else ""
+    bands = f", {outside} outside {'its band' if outside == 1 else 'their bands'}" if outside else ""
+    return f" (at most {number(errors['max'])} %{bands})"
 
 
 def _flags(rows: pd.DataFrame, report: Report) -> Iterator[Finding]:
