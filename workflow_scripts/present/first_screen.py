@@ -254,8 +254,9 @@ def _starts(report: Report) -> str:
         return f"{repeats} per cell"
     text = f"{repeats} per start, {span(starts[starts > 0])} starts per cell"
     measures = report.tables.get("intervals", "measure", "starts_apart_pct")
-    apart = measures.loc[measures["measure"].isin([RATE, STEADY]), "starts_apart_pct"].max()
-    return text + (f", whose throughput differs by at most {number(apart)} %" if apart > 0 else "")
+    apart = measures.groupby("measure")["starts_apart_pct"].max().reindex([RATE, STEADY])
+    named = [f"{number(of)} %{words}" for of, words in zip(apart, ("", " while full"), strict=True) if of > 0]
+    return text + (f", whose throughput differs by at most {listed(named)}" if named else "")
 
 
 def best_settings(report: Report) -> Table | Fold | None:
