@@ -255,7 +255,11 @@ def _starts(report: Report) -> str:
     text = f"{repeats} per start, {span(starts[starts > 0])} starts per cell"
     measures = report.tables.get("intervals", "measure", "starts_apart_pct")
     apart = measures.groupby("measure")["starts_apart_pct"].max().reindex([RATE, STEADY])
-    named = [f"{number(of)} %{words}" for of, words in zip(apart, ("", " while full"), strict=True) if of > 0]
+    named = [
+        f"{number(of)} %{words}"
+        for of, words in zip(apart, (" over whole repeats", " while full"), strict=True)
+        if of > 0
+    ]
     return text + (f", whose throughput differs by at most {listed(named)}" if named else "")
 
 
