@@ -23,7 +23,7 @@ from typing import NamedTuple
 from rich.table import Table
 
 from workflow_scripts.__main__ import main as kvsweep
-from workflow_scripts.common.columns import column
+from workflow_scripts.common.columns import COLUMNS, column
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_json, write_text
 from workflow_scripts.common.markdown import cell, rows_of
@@ -33,6 +33,7 @@ from workflow_scripts.questions.compare.comparison import CellRatio, Comparison,
 from workflow_scripts.questions.compare.digest import DigestError, Found, read_digest
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
 from workflow_scripts.statistics.variation import of_occasions
+from workflow_scripts.study.setting_words import knob_name
 from workflow_scripts.tables.differences import Different, value_text
 
 CHANGED = 1
@@ -47,6 +48,12 @@ ENVIRONMENT = {
     "engine_version": "version of the engine",
     "lock_sha256": "set of installed packages",
     "git_commit": "commit of kvsweep",
+}
+_SETTINGS = {
+    "cell_time_limit_s": "time limit of a cell (s)",
+    "equivalence_margin_pct": "margin of verdicts (%)",
+    "starts.at_least": "fewest starts of a cell",
+    "starts.at_most": "most starts of a cell",
 }
 # Maximum number of rows of a table in the terminal and in Markdown; JSON has all.
 MOST_ROWS = 40
@@ -100,6 +107,7 @@ def summary(result: Comparison) -> Iterator[str]:
         contradictory = sum(pair.contradiction is not None for pair in result.pairs)
         yield (
             f"Comparisons of two cells that both runs made: {len(result.pairs)}. Contradictions: {contradictory}. "
+            "Their intervals hold 95 % of further runs with as many starts, so they are wider than the reports'. "
             f"B's ratio lies inside A's interval in {_share(p.inside for p in result.pairs)}, and A's ratio inside B's "
             f"interval in {_share(p.a_inside for p in result.pairs)}."
         )
@@ -133,7 +141,15 @@ def sections(result: Comparison) -> list[Section]:
     outcomes = [(all_names[o.cell], o.a, o.b, o.reason or "") for o in result.outcomes]
     refused = [(all_names[r.cell], "; ".join(r.why)) for r in result.refused]
     of_cell = ("cell", "B/A (95 % interval)", "verdict", "A", "B", "interval covers")
-    of_pair = ("cell", "over", "A (95 % interval)", "verdict", "B (95 % interval)", "verdict", "agreement")
+    of_pair = (
+        "cell",
+        "over",
+        "A (95 % of further runs)",
+        "verdict",
+        "B (95 % of further runs)",
+        "verdict",
+        "agreement",
+    )
     of_place = ("device and engine", "measure", "cells", "median B/A", "range")
     tables = [
         Section(
@@ -162,9 +178,20 @@ def sections(result: Comparison) -> list[Section]:
 def _differing(differences: Sequence[Different]) -> list[tuple[str, ...]]:
     others = {d.what: f", and {plural(d.others, 'other pair')}" if d.others else "" for d in differences}
     return [
-        (ENVIRONMENT.get(d.what, d.what), value_text(d.a), value_text(d.b) + others[d.what], str(d.cells or ""))
-        for d in differences
+        (_in_words(d.what), value_text(d.a), value_text(d.b) + others[d.what], str(d.cells or "")) for d in differences
     ]
+
+
+def _in_words(what: str) -> str:
+    """A setting or a part of the environment that differs, by its key.
+
+    >>> _in_words("study: starts.at_most"), _in_words("lock_sha256"), _in_words("num_gpu_blocks")
+    ('study: most starts of a cell', 'set of installed packages', 'KV blocks')
+    """
+    key = what.removeprefix("study: ")
+    label = column(key).in_words if key in COLUMNS else knob_name(key).replace(".", " ")
+    words = (ENVIRONMENT | _SETTINGS).get(key, label)
+    return f"study: {words}" if what != key else words
 
 
 def ratio_text(of: CellRatio | Found) -> str:

@@ -160,7 +160,7 @@ def test_what_took_effect_otherwise_is_one_line_for_each_setting_and_comes_first
     first, *_ = compare.sections(found)
     assert (first.title, first.rows[1]) == (
         "What changed by itself",
-        ("num_gpu_blocks", "100", "50, and 1 other pair", "2"),
+        ("KV blocks", "100", "50, and 1 other pair", "2"),
     )
 
 
