@@ -16,12 +16,12 @@ export const OUTCOMES = {
   missing: "not run",
 };
 
-// Three significant digits, thousands separated: 12,300 or 0.0123.
+// Three significant digits, thousands separated: 12,300 or 0.0123; one more if it would look like 1.
 export function number(value, digits = 3) {
   if (value === null || value === undefined || !Number.isFinite(value)) return UNKNOWN;
   if (value === 0) return "0";
   if (Math.abs(value) < 1e-4 || Math.abs(value) >= 1e15) return value.toExponential(digits - 1);
-  return Number(value.toPrecision(digits)).toLocaleString("en", { maximumFractionDigits: 10 });
+  return Number(value.toPrecision(digits + (Number(value.toPrecision(digits)) === 1))).toLocaleString("en", { maximumFractionDigits: 10 });
 }
 
 // A value of a column in the unit in which the column is shown.

@@ -5,6 +5,7 @@ follows from its name alone, so that a quantity has one unit in each table, figu
 """
 
 import json
+import math
 import re
 from dataclasses import dataclass, replace
 from functools import cache
@@ -38,14 +39,19 @@ _UNIT_OF = re.compile(rf"(?:.+?_)??(?P<unit>{'|'.join(sorted(_UNITS, key=len, re
 
 
 @cache
-def unit_of(name: str) -> tuple[str, float]:
+def unit_of(name: str, largest: float = math.inf) -> tuple[str, float]:
     """The unit in which a column is shown, and the factor from the column's own unit; ("", 1) if it has none.
+
+    GiB become MiB if not even the `largest` value shown is a hundredth of one.
 
     >>> unit_of("steady_ttft_s_p50"), unit_of("predicted_kv_bytes"), unit_of("ratio_low")
     (('ms', 1000.0), ('GiB', 9.313225746154785e-10), ('', 1))
+    >>> unit_of("kv_bytes", 2**20), unit_of("kv_bytes", 2**30)[0]
+    (('MiB', 9.5367431640625e-07), 'GiB')
     """
     found = _UNIT_OF.fullmatch(name)
-    return _UNITS[found["unit"]] if found else ("", 1)
+    unit, factor = _UNITS[found["unit"]] if found else ("", 1)
+    return ("MiB", 1024 * factor) if unit == "GiB" and 0 < largest * factor < 0.01 else (unit, factor)
 
 
 Summary = Literal["interval", "mean", "median", "first", "max", "min"]
@@ -104,8 +110,9 @@ class Column:
         >>> column("ttft_s_p50").text(0.018293), column("ttft_s_p50").text(0.5, 2)
         ('18.3 ms', '500 to 2,000 ms')
         """
-        ends = [number(self.scaled(value), self.digits) for value in (low, low if high is None else high)]
-        return f"{' to '.join(dict.fromkeys(ends))} {self.unit}".strip()
+        both = (low, low if high is None else high)
+        unit, factor = unit_of(self.name, max(both))
+        return f"{' to '.join(dict.fromkeys(number(of * factor, self.digits) for of in both))} {unit}".strip()
 
 
 ALL_DIGITS = 15
@@ -244,13 +251,13 @@ def column(name: str) -> Column:
     return COLUMNS.get(name) or Column(name, name.replace("_", " "))
 
 
-def heading(name: str, words: str = "") -> str:
-    """How a column is headed: its label, or other words for it, with the unit.
+def heading(name: str, words: str = "", largest: float = math.inf) -> str:
+    """How a column is headed: its label, or other words for it, with the unit, for which see `unit_of`.
 
     >>> heading("ttft_s_p50"), heading("vllm_output_tokens_per_s", "vLLM"), heading("ratio", "Ratio")
     ('Median TTFT (ms)', 'vLLM (tokens/s)', 'Ratio')
     """
-    words, unit = words or column(name).label, unit_of(name)[0]
+    words, unit = words or column(name).label, unit_of(name, largest)[0]
     return f"{words} ({unit})" if unit else words
 
 

@@ -6,12 +6,16 @@ from collections.abc import Iterable
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number with at most this many significant digits.
+    """A number with at most this many significant digits, one more if it would look like 1.
 
     >>> number(12345.6), number(0.018293), number(2.0), number(-999.9)
     ('12,300', '0.0183', '2', '-1,000')
+    >>> number(1.001), number(0.9996), number(1.0)
+    ('1.001', '0.9996', '1')
     """
     rounded = float(f"{value:.{digits}g}")
+    if rounded == 1:
+        rounded = float(f"{value:.{digits + 1}g}")
     return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:g}"
 
 

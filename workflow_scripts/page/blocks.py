@@ -1,5 +1,6 @@
 """The blocks of which sections consist, and which the page's template can write."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -167,8 +168,9 @@ class Definitions:
 Block = Text | Absent | Finding | Findings | Figure | Table | Fold | Command | Definitions
 
 
-def shown(value: Any, column: str = "") -> str:
+def shown(value: Any, column: str = "", largest: float = math.inf) -> str:
     """A value as the page writes it: in the unit of its column, with four digits, or a dash if it is not known.
+    `largest` is the largest value of the column (`unit_of`).
 
     >>> shown(12345.678), shown(0.0123456), shown(2**31, "kv_bytes"), shown(None), shown(True)
     ('12,350', '0.01235', '2', '–', 'yes')
@@ -179,7 +181,7 @@ def shown(value: Any, column: str = "") -> str:
         return "yes" if value else "no"
     if not isinstance(value, int | float | np.number):
         return str(value)
-    scaled = float(value) * unit_of(column)[1]
+    scaled = float(value) * unit_of(column, largest)[1]
     return f"{int(scaled):,}" if scaled == int(scaled) and abs(scaled) < 1e15 else number(scaled, DIGITS)
 
 
@@ -201,8 +203,10 @@ def table_of(
     into the column of its value. Names that are the same in all rows appear only once, in the note.
     """
     numbers = {c for c in rows if pd.api.types.is_numeric_dtype(rows[c]) and not pd.api.types.is_bool_dtype(rows[c])}
+    largest = {c: rows[c].max() for c in numbers}
     rows = with_intervals(rows)
-    columns = {name: heading(name, words) for name, words in (columns or dict.fromkeys(map(str, rows), "")).items()}
+    columns = columns or dict.fromkeys(map(str, rows), "")
+    columns = {name: heading(name, words, largest.get(name, math.inf)) for name, words in columns.items()}
     used = {c: heading for c, heading in columns.items() if c in rows and rows[c].notna().any()}
     same = [
         c for c in used if len(rows) > 1 and isinstance(rows[c].iloc[0], str) and rows[c].nunique(dropna=False) == 1
@@ -211,7 +215,7 @@ def table_of(
         note = f"All rows: {', '.join(f'{used.pop(c)} {rows[c].iloc[0]}' for c in same)}. {note}".strip()
     numeric = [c in numbers for c in used]
     body = [
-        [value if isinstance(value, Link) else shown(value, c) for c, value in row.items()]
+        [value if isinstance(value, Link) else shown(value, c, largest.get(c, math.inf)) for c, value in row.items()]
         for row in records(rows[list(used)])
     ]
     return Table(caption, list(used.values()), body, numeric, note, link)
@@ -227,9 +231,12 @@ def with_intervals(rows: pd.DataFrame) -> pd.DataFrame:
     of = [c for c in (low.removesuffix("_low") for low in lows) if c in rows]
     texts = {
         c: [
-            f"{shown(value, c)} ({shown(low, c)} to {shown(high, c)})" if low == low else shown(value, c)
+            f"{shown(value, c, top)} ({shown(low, c, top)} to {shown(high, c, top)})"
+            if low == low
+            else shown(value, c, top)
             for value, low, high in zip(rows[c], rows[f"{c}_low"], rows[f"{c}_high"], strict=True)
         ]
         for c in of
+        for top in [rows[c].max()]
     }
     return rows.assign(**texts)

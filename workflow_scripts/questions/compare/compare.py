@@ -23,7 +23,7 @@ from typing import NamedTuple
 from rich.table import Table
 
 from workflow_scripts.__main__ import main as kvsweep
-from workflow_scripts.common.columns import COLUMNS, column
+from workflow_scripts.common.columns import COLUMNS, column, heading
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_json, write_text
 from workflow_scripts.common.markdown import cell, rows_of
@@ -50,8 +50,8 @@ ENVIRONMENT = {
     "git_commit": "commit of kvsweep",
 }
 _SETTINGS = {
-    "cell_time_limit_s": "time limit of a cell (s)",
-    "equivalence_margin_pct": "margin of verdicts (%)",
+    "cell_time_limit_s": heading("cell_time_limit_s", "time limit of a cell"),
+    "equivalence_margin_pct": heading("equivalence_margin_pct", "margin of verdicts"),
     "starts.at_least": "fewest starts of a cell",
     "starts.at_most": "most starts of a cell",
 }
