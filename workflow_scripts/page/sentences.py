@@ -192,14 +192,18 @@ def with_interval(row: Mapping[str, Any], column: str, unit: str) -> str:
 def of_whole_repeats(row: Mapping[str, Any]) -> str:
     """What a ratio of rates over whole repeats is while the engines are full, if that differs by more than the margin.
 
-    >>> of_whole_repeats({"metric": "output_tokens_per_s", "ratio": 1.25, "steady_ratio": 1.08, "margin_pct": 2})
-    ' over whole repeats, 1.08 times while full'
+    >>> row = {"metric": "output_tokens_per_s", "ratio": 1.25, "margin_pct": 2}
+    >>> of_whole_repeats(row | {"steady_ratio": 1.08, "steady_ratio_low": 0.95, "steady_ratio_high": 1.23})
+    ' over whole repeats, 1.08 times while full (0.95 to 1.23)'
     """
     steady = row.get("steady_ratio")
     if row["metric"] != RATE or pd.isna(steady):
         return ""
     is_near = abs(math.log(steady / row["ratio"])) <= log_margin(row["margin_pct"])
-    return "" if is_near else f" over whole repeats, {number(steady)} times while full"
+    if is_near:
+        return ""
+    interval = span([row["steady_ratio_low"], row["steady_ratio_high"]])
+    return f" over whole repeats, {number(steady)} times while full ({interval or 'no interval'})"
 
 
 def effect_in_words(row: Mapping[str, Any]) -> str:

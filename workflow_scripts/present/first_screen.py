@@ -344,7 +344,9 @@ def best_in_words(members: pd.DataFrame, cells: pd.DataFrame, knobs: Sequence[st
         only = settings_in_words(members, [knob for knob in knobs if members[knob].notna().any()])[0]
         return f"{sentence(only)} (the only one)"
     if len(members) == 1:
-        return f"{sentence(settings_in_words(members, varied)[0])} (of {len(cells)})"
+        others = settings_in_words(cells.drop(members.index), varied)
+        among = f"instead of {others[0]}" if len(others) == 1 else f"of {len(cells)}"
+        return f"{sentence(settings_in_words(members, varied)[0])} ({among})"
     if len(members) == len(cells):
         return f"Not decided between {len(cells)} settings"
     fixed = [knob for knob in varied if members[knob].nunique(dropna=False) == 1]

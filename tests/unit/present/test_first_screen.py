@@ -156,6 +156,9 @@ GRID = pd.DataFrame([(16, 1), (16, 8), (32, 1), (32, 8), (64, 8)], columns=KNOBS
 )
 def test_settings_that_are_tied_are_said_to_be_in_an_order_that_no_mean_decides(members, words):
     assert best_in_words(GRID.iloc[members], GRID, KNOBS) == words
+    assert (
+        best_in_words(GRID.iloc[[3]], GRID.iloc[[2, 3]], KNOBS) == "At most 8 sequences (instead of at most 1 sequence)"
+    )
 
 
 def test_a_tie_shows_the_range_of_its_settings(report, tmp_path):

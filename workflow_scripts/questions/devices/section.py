@@ -35,6 +35,7 @@ DRAWN: Mapping[str, tuple[Sequence[str], float | None]] = {
 }
 _LOOKS: Sequence[Mapping[str, Any]] = ({}, {"fillstyle": "none", "linestyle": (0, (2, 1.5))})
 _WITHOUT_WAITING: Mapping[str, Any] = {"marker": "D", "markersize": 4, "fillstyle": "none", "linestyle": "none"}
+_WHILE_FULL: Mapping[str, Any] = {**_WITHOUT_WAITING, "marker": "s"}
 
 OBSERVED = f"{column(RATE).in_words} (measured)"
 # Solid lines were published, dashed lines measured.
@@ -88,7 +89,9 @@ def _longest_series(group: Group) -> Group:
 def _plot_by_sequences(groups: list[Group]) -> Plot:
     rows = pd.concat([group.rows for group in groups])
     references = [r for r in _REFERENCES if rows[r.column].notna().any()]
-    handles = [key("observed (95 %)", marker="o")]
+    handles = [key("whole repeats (95 %)", marker="o")]
+    if rows["steady_ratio"].notna().any():
+        handles.append(key("while full", **_WHILE_FULL))
     if rows["device_ratio"].notna().any():
         handles.append(key("without host waits", **_WITHOUT_WAITING))
     if is_predicted := bool(rows["predicted_ratio"].notna().any()):
@@ -147,8 +150,10 @@ def _draw_ratios(ax: Axes, rows: pd.DataFrame, references: Iterable[Reference]) 
     ax.plot(rows["x"], rows["ratio"], color=INK, marker="o")
     ends = rows[["ratio_low", "ratio_high"]].to_numpy()
     mark_cells(ax, rows["x"], rows["ratio"], rows["cell_id"], "ratio", ends=ends)
-    if rows["device_ratio"].notna().any():
-        ax.plot(rows["x"], rows["device_ratio"], color=INK, **_WITHOUT_WAITING)
+    for name, look in (("device_ratio", _WITHOUT_WAITING), ("steady_ratio", _WHILE_FULL)):
+        if rows[name].notna().any():
+            ax.plot(rows["x"], rows[name], color=INK, **look)
+            drawn.append(rows[name])
     log2_axis(ax, rows["x"].unique())
     # An interval that is wider than everything else ends at the edge.
     values = np.concatenate([column.to_numpy(dtype=float) for column in drawn])
@@ -190,7 +195,8 @@ def speedups(tables: Tables) -> Iterator[tuple[str, str, str]]:
 
 
 def ratios_in_words(rows: pd.DataFrame) -> str:
-    """The first and the last ratio of whole repeats, each with its interval and the predicted one."""
+    """The first and the last ratio of whole repeats, each with its interval and the predicted one; then those while
+    both devices are full."""
     ends = records(rows.iloc[[0, -1]])
     ratios = []
     for row, unit in zip(ends, (" times", ""), strict=True):
@@ -199,7 +205,12 @@ def ratios_in_words(rows: pd.DataFrame) -> str:
         beside = [f"95 % interval {interval}"] if interval else []
         beside += [f"predicted {row['predicted_ratio']:.2f}"] if pd.notna(row["predicted_ratio"]) else []
         ratios.append(f"{row['ratio']:.2f}{unit} at {at}" + f" ({', '.join(beside)})" * bool(beside))
-    return f"{', '.join(ratios)}, over whole repeats"
+    words, full = f"{', '.join(ratios)}, over whole repeats", rows.dropna(subset="steady_ratio")
+    if full.empty:
+        return words
+    at, steady = (listed(of.map(form.format)) for of, form in ((full["x"], "{:g}"), (full["steady_ratio"], "{:.2f}")))
+    last = span(full[["steady_ratio_low", "steady_ratio_high"]].iloc[-1])
+    return f"{words}; while full {steady} at {at}" + f" (the last: {last})" * bool(last)
 
 
 def _why(rows: pd.DataFrame) -> str:
@@ -304,6 +315,7 @@ SUBJECT = Subject(
                 **PAIR,
                 "ratio": "Speed-up (95 % interval)",
                 "scope": "Interval covers",
+                "steady_ratio": "While full",
                 "device_ratio": "Without waiting for the host",
                 "predicted_ratio": "Predicted from one calibration",
                 "predicted_ratio_error_pct": "Error of this prediction",

@@ -22,6 +22,7 @@ from workflow_scripts.common.columns import column
 from workflow_scripts.common.command import option
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.physics.model_facts import ModelFacts
+from workflow_scripts.questions.knobs.pairs import WHILE_FULL, steady_ratios
 from workflow_scripts.questions.limits.ceilings import as_measured
 from workflow_scripts.questions.predictions.table import SHARES
 from workflow_scripts.questions.waiting.table import WAITING, WITHOUT_WAITING, with_device_ratio
@@ -89,6 +90,7 @@ SCHEMA = table_schema(
     NUMBER("ratio_low ratio_high", "its 95 % interval"),
     NUMBER("ratio_again_low ratio_again_high", ANOTHER_RUN),
     TEXT("scope", SCOPE_MEANING),
+    WHILE_FULL,
     WITHOUT_WAITING,
     INTEGER("sequences", "`max_concurrency_allowed` of both"),
     NUMBER(
@@ -179,7 +181,8 @@ def _pairs(cells: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, Comparisons]
     )
     pairs = pairs[(lead > 0) | ((lead == 0) & (pairs["gpu_a"] < pairs["gpu_b"]))]
     comparison = compare(samples, pairs["sample_a"].to_numpy(), pairs["sample_b"].to_numpy())
-    return pairs.assign(metric=metric, **comparison.columns()), comparison
+    steady = steady_ratios(cells, pairs) if metric == RATE else {}
+    return pairs.assign(metric=metric, **comparison.columns(), **steady), comparison
 
 
 def p_near(observed: Comparisons, candidates: FloatArray) -> FloatArray:

@@ -8,7 +8,7 @@ from workflow_scripts.engines.registry import every_knob, metrics_of_columns, wi
 from workflow_scripts.statistics.comparisons import CONFIDENCE, compare
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks, decide
 from workflow_scripts.statistics.samples import Samples
-from workflow_scripts.statistics.start_spread import mean_of
+from workflow_scripts.statistics.start_spread import FloatArray, mean_of
 from workflow_scripts.statistics.summary import (
     BOUND_BY_NEEDS,
     ENVIRONMENT,
@@ -20,12 +20,17 @@ from workflow_scripts.statistics.summary import (
     knob_text,
 )
 from workflow_scripts.study.study import Starts
+from workflow_scripts.tables.typed_tables import NUMBER
 from workflow_scripts.workloads.arrivals import Load
 
 STEADY = "steady_output_tokens_per_s"
 # What a repeat served; two cells of which one had other requests did unequal work.
 WORK = ("num_requests", "prompt_tokens", "output_tokens")
 ALIKE = ("study", "source", "gpu", "engine", "model", "workload")
+STEADY_RATIO = ("steady_ratio", "steady_ratio_low", "steady_ratio_high")
+WHILE_FULL = NUMBER(
+    [*STEADY_RATIO], "ratio of `steady_output_tokens_per_s`, with its 95 % interval; null if a cell has none"
+)
 # Columns that count as knobs.
 MODEL, AT = "model", "environment"
 
@@ -73,12 +78,17 @@ def compared_pairs(
     a, b = (decided.loc[others, name].to_numpy() for name in ("sample_a", "sample_b"))
     decided["whole_ratio"] = decided["ratio"]
     decided.loc[others, "whole_ratio"] = compare(samples, a, b).interval().value
-    decided["steady_ratio"] = np.nan
-    if metric == RATE:
-        a, b = (decided[name].to_numpy() for name in ("sample_a", "sample_b"))
-        decided["steady_ratio"] = compare(cell_summary(cells, STEADY)[1], a, b).interval().value
+    decided = decided.assign(
+        **(steady_ratios(cells, decided) if metric == RATE else dict.fromkeys(STEADY_RATIO, np.nan))
+    )
     of_columns = decided.groupby("knob")
     return [(column, rows, of_columns.get_group(column).reset_index(drop=True)) for column, rows in groups.items()]
+
+
+def steady_ratios(cells: pd.DataFrame, pairs: pd.DataFrame) -> dict[str, FloatArray]:
+    """The columns of the ratio of the rates while both cells of each pair are full, with its interval."""
+    a, b = (pairs[f"sample_{side}"].to_numpy() for side in "ab")
+    return dict(zip(STEADY_RATIO, compare(cell_summary(cells, STEADY)[1], a, b).interval(), strict=True))
 
 
 def _metric(rows: pd.DataFrame) -> pd.Series:

@@ -18,7 +18,16 @@ import pandas as pd
 
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.engines.registry import every_knob
-from workflow_scripts.questions.knobs.pairs import ALIKE, AT, MODEL, WORK, compared_pairs, looks_at
+from workflow_scripts.questions.knobs.pairs import (
+    ALIKE,
+    AT,
+    MODEL,
+    STEADY_RATIO,
+    WHILE_FULL,
+    WORK,
+    compared_pairs,
+    looks_at,
+)
 from workflow_scripts.questions.waiting.table import WAITING, WITHOUT_WAITING, with_device_ratio
 from workflow_scripts.statistics.comparisons import (
     ANOTHER_RUN,
@@ -37,8 +46,7 @@ from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, ta
 PAIR, OVERALL = "pair", "overall"
 EQUAL, DIFFERS = "equal", "differs"
 # Columns that make sense only for rates.
-OTHER_RATIOS = ("whole_ratio", "steady_ratio")
-OF_RATES = (*OTHER_RATIOS, "fastest", "fastest_decided")
+OF_RATES = ("whole_ratio", *STEADY_RATIO, "fastest", "fastest_decided")
 
 
 SCHEMA = table_schema(
@@ -65,7 +73,7 @@ SCHEMA = table_schema(
     ),
     NUMBER("rate baseline_rate", "of `value` and `baseline`, geometric mean over the starts"),
     NUMBER("whole_ratio", "ratio of `output_tokens_per_s`, with ramp-up and drain"),
-    NUMBER("steady_ratio", "ratio of `steady_output_tokens_per_s`; null if a cell has none"),
+    WHILE_FULL,
     NUMBER("ratio ratio_low ratio_high", "rate of `value` over that of `baseline`, with its 95 % interval"),
     FLAG("bimodal", "a note: the starts of a cell fall into two groups; nothing is left out because of it"),
     NUMBER("ratio_again_low ratio_again_high", ANOTHER_RUN),
@@ -193,10 +201,10 @@ def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, margin_pct: float) -> pd.D
     ends = pairs.sort_values(["group", "beyond", "distance"], kind="stable").groupby("group").tail(1)
     flat = pairs.groupby("group")["flat"].all()
     falls = (ends["ratio"] < 1).to_numpy()
-    inverse = {"a": ends["b"], "b": ends["a"], "ratio": 1 / ends["ratio"], **{of: 1 / ends[of] for of in OTHER_RATIOS}}
-    inverse |= {"rate": ends["baseline_rate"], "baseline_rate": ends["rate"]}
-    for low, high in (("ratio_low", "ratio_high"), ("ratio_again_low", "ratio_again_high")):
-        inverse |= {low: 1 / ends[high], high: 1 / ends[low]}
+    inverse = {"a": ends["b"], "b": ends["a"], "rate": ends["baseline_rate"], "baseline_rate": ends["rate"]}
+    inverse |= {of: 1 / ends[of] for of in ("ratio", "whole_ratio", "steady_ratio")}
+    for of in ("ratio", "ratio_again", "steady_ratio"):
+        inverse |= {f"{of}_low": 1 / ends[f"{of}_high"], f"{of}_high": 1 / ends[f"{of}_low"]}
     ends = ends.assign(**{name: np.where(falls, turned, ends[name]) for name, turned in inverse.items()})
 
     slower = np.where(pairs["ratio"] > 1, pairs["b"], pairs["a"])[pairs["beyond"]]

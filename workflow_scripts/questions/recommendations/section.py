@@ -54,19 +54,20 @@ def _why(report: Report, row: Mapping[str, Any]) -> str:
     rate = with_interval(row, "output_tokens_per_s", " output tokens/s")
     if row["compared"] == 1:
         return f"{rate}, the only setting that was measured."
-    alone = row["eligible"] == 1
+    alone, ties = row["eligible"] == 1, []
+    if isinstance(row["ties"], str):
+        ties = [report.setting_of(row, name) for name in row["ties"].split(", ")]
     some = f"{row['eligible']:g} of " if not alone and row["eligible"] < row["compared"] else ""
-    of = f"of {some}{row['compared']:g} measured settings"
+    of = f"of {some}{row['compared']:g} measured settings" + " (their requests differ)" * (not row["equal_work"])
     named = f"{sentence(report.setting_of(row, row['knobs']))}: {rate}, the"
     if row["role"] == "smallest_within_margin":
-        return f"{named} smallest {of} that are shown to be within {row['margin_pct']:g} % of the fastest."
+        return f"{named} smallest {of} shown to be within {row['margin_pct']:g} % of the fastest."
     bound = f" that keep{'s' * alone} {row['latency_bound']}" if row["role"] == "best_within_latency" else ""
     chosen = row["chosen_among_ties"] is True
     which = "only one" if alone else "choice" if chosen else "highest"
     bound += _worst(report, row) * bool(bound)
     words = f"{named} {which} {of}{bound}."
-    if isinstance(row["ties"], str):
-        ties = [report.setting_of(row, name) for name in row["ties"].split(", ")]
+    if ties:
         more = f"; and {len(ties) - MOST_TIES} more" if len(ties) > MOST_TIES else ""
         words += f" {CHOSEN}." * chosen + f" Not shown to be slower: {'; '.join(ties[:MOST_TIES])}{more}."
     return words
@@ -76,15 +77,18 @@ def _worst(report: Report, row: Mapping[str, Any]) -> str:
     """The percentile in the worst repeat, which may break the bound that the mean keeps, and of how many requests."""
     repeats = report.tables.measured[report.tables.measured["cell_id"] == row["cell_id"]]
     worst, requests = column("tpot_s_p99").text(repeats["tpot_s_p99"].max()), repeats["num_requests"].max()
-    return f" as the mean of the repeats ({worst} in the worst one, of {requests:g} requests)"
+    ttft = column("ttft_s_p50").text(row["ttft_s_p50"])
+    return (
+        f" as the mean of the repeats ({worst} in the worst one, of {requests:g} requests); the median TTFT is {ttft}"
+    )
 
 
 def about(report: Report) -> Iterator[Block]:
     report.tables.need("recommendations")
     yield Text(
-        "The settings of one device, model and workload are tested among themselves. The verdicts of other sections "
-        "allow for all comparisons of the study, so they may leave undecided what is shown here. A limit on latency is "
-        "one of TPOT: all requests are submitted at once, so TTFT includes waiting."
+        "Settings that differ in one of them have the verdict of the table of effects; the others of one device, model "
+        "and workload are tested against the highest rate. A limit on latency is one of TPOT: all requests are "
+        "submitted at once, so TTFT includes waiting."
     )
 
 

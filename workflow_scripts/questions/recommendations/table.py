@@ -11,21 +11,15 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from workflow_scripts.common.command import RESULTS
 from workflow_scripts.common.wording import number
 from workflow_scripts.engines.vllm.knobs import VLLM, VllmKnobs
-from workflow_scripts.questions.knobs.pairs import looks_at
-from workflow_scripts.statistics.comparisons import (
-    EQUIVALENCE_ALPHA,
-    SCOPE_MEANING,
-    compare,
-    holm,
-    is_higher,
-    mean_interval,
-)
-from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
+from workflow_scripts.questions.knobs.pairs import WORK, compared_pairs, looks_at
+from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED, SCOPE_MEANING, mean_interval
+from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks, decide
 from workflow_scripts.statistics.samples import Samples
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, cell_means
 from workflow_scripts.statistics.summary import (
@@ -67,7 +61,7 @@ SCHEMA = table_schema(
         "the largest KV cache, then fewest sequences, then smallest block; `best_within_latency`: the same within the "
         "bound; "
         "`smallest_within_margin`: fewest sequences, then least memory, then smallest block, among those "
-        "shown to be slower than the highest rate by at most the margin; `pareto`: none is better in rate, "
+        "shown to be within the margin of the highest rate; `pareto`: none is better in rate, "
         "`tpot_s_p50` and `ttft_s_p50`",
     ),
     TEXT("cell_id knobs", "the configuration"),
@@ -82,7 +76,11 @@ SCHEMA = table_schema(
         "latency_bound", "bound of `best_within_latency`; default: `tpot_s_p99` at most twice the lowest `tpot_s_p50`"
     ),
     NUMBER("margin_pct", "margin of `smallest_within_margin`"),
-    TEXT("ties", "knobs of configurations not shown to be slower than the highest rate, comma-separated"),
+    TEXT(
+        "ties",
+        "knobs of configurations not shown to be slower than the highest rate by more than the margin, comma-separated",
+    ),
+    FLAG("equal_work", "whether all compared configurations served the same requests"),
     FLAG("chosen_among_ties", "another configuration has a higher mean, and is not shown to be faster"),
     INTEGER("compared", "configurations of this device, model and workload"),
     INTEGER("eligible", "those of them among which the role chooses; 0: none keeps the bound; null for `pareto`"),
@@ -93,7 +91,7 @@ SCHEMA = table_schema(
 _PINNED = [name for name, knob in VllmKnobs.described().items() if knob.pinned]
 _RESERVES = [f"knob_{name}" for name, knob in VllmKnobs.described().items() if knob.reserves]
 _OBSERVED = {
-    "dtype": "first",
+    **dict.fromkeys((*WORK, "dtype"), "first"),
     "kv_cache_tokens": "first",
     "block_size_effective": "first",
     **{f"{name}_effective": "first" for name in _PINNED},
@@ -101,6 +99,8 @@ _OBSERVED = {
 
 # Model -> its resolved definition and its prepared folder.
 Settings = Mapping[str, Prepared]
+# Cell identifiers of a setting and one of a higher rate -> what is shown of the first being slower.
+Shown = Mapping[tuple[str, str], str]
 
 
 def recommendations(
@@ -112,14 +112,16 @@ def recommendations(
 ) -> pd.DataFrame:
     """The recommendations table: the rows of each device, model and workload, for each lock and processor.
 
-    `looks` share the error of `smallest_within_margin`. Models that are not in `models` get no command. `tpot_p99_s`
+    Settings that differ in one knob have the verdict of the table `knobs`; others are tested against the highest rate
+    of their place. Models that are not in `models` get no command. `tpot_p99_s`
     bounds the 99th percentile of the time per output token, as mean over the starts.
     """
     summary, samples = _summary(cells)
+    shown = _shown(cells, margin_pct, looks)
     rows = [
         row
         for _, place in summary.groupby([*PLACE, *ENVIRONMENT], dropna=False, sort=False)
-        for row in _of_place(place.reset_index(drop=True), samples, margin_pct, models, tpot_p99_s, looks)
+        for row in _of_place(place.reset_index(drop=True), samples, shown, margin_pct, models, tpot_p99_s, looks)
     ]
     return pd.DataFrame(rows, columns=list(SCHEMA.columns))
 
@@ -138,6 +140,17 @@ def _summary(cells: pd.DataFrame) -> tuple[pd.DataFrame, Samples]:
     return summary, samples
 
 
+def _shown(cells: pd.DataFrame, margin_pct: float, looks: Looks) -> Shown:
+    shown = {}
+    for _, rows, pairs in compared_pairs(cells, margin_pct, looks):
+        a, b = (rows["cell_id"].to_numpy()[pairs[side]] for side in "ab")
+        for of_a, of_b, ratio, verdict in zip(a, b, pairs["ratio"], pairs["verdict"], strict=True):
+            slower, faster = (of_a, of_b) if ratio < 1 else (of_b, of_a)
+            shown[slower, faster] = verdict
+            shown[faster, slower] = NOT_DECIDED if verdict == CHANGES else verdict
+    return shown
+
+
 def _ranks(metric: str) -> str:
     return f"{metric}_without_rounds"
 
@@ -152,12 +165,15 @@ def _with_interval(summary: pd.DataFrame, samples: Samples, metric: str) -> pd.D
 def _of_place(
     place: pd.DataFrame,
     samples: Samples,
+    shown: Shown,
     margin_pct: float,
     models: Settings,
     tpot_p99_s: float | None,
     looks: Looks,
 ) -> Iterator[Row]:
-    cells, sample = records(place.assign(compared=len(place))), place["sample"].to_numpy(dtype=int)
+    equal_work = len(place[list(WORK)].drop_duplicates()) == 1
+    cells = records(place.assign(compared=len(place), equal_work=equal_work))
+    sample = place["sample"].to_numpy(dtype=int)
     # Means of logarithms.
     rate, *latencies = (numbers(place[_ranks(metric)]) for metric in (RATE, *LATENCIES))
     memory = [name for name in _RESERVES if name in place]
@@ -171,10 +187,17 @@ def _of_place(
         served = {"command": settings and settings.command(), "config_yaml": settings and settings.config()}
         return cells[cell] | served | {"role": role} | more
 
+    def verdicts(highest: int, others: npt.NDArray[np.intp]) -> npt.NDArray[np.str_]:
+        """What is shown of others being slower than the one of the highest rate."""
+        alone = decide(samples, sample[others], sample[[highest]], margin_pct, looks)
+        found = np.where((alone.verdict == CHANGES) & (alone.found.difference > 0), NOT_DECIDED, alone.verdict)
+        ids = place["cell_id"]
+        return np.array([shown.get((ids[o], ids[highest]), of) for o, of in zip(others, found, strict=True)], dtype=str)
+
     def fastest(among: BoolArray, role: str, **more: object) -> Row:
         highest = int(np.where(among, rate, -np.inf).argmax())
         others = np.flatnonzero(among & (place.index != highest))
-        tied = [highest, *others[~is_higher(compare(samples, sample[[highest]], sample[others]))]]
+        tied = [highest, *others[verdicts(highest, others) != CHANGES]]
         close = [cell for cell in tied if rate[cell] >= rate[highest] + np.log(CLOSE_TO_HIGHEST)]
         cell = int(costs.loc[close].sort_values(cheapest, kind="stable").index[0])
         ties = ", ".join(place.loc[sorted({*tied} - {cell}), "knobs"]) or None
@@ -190,13 +213,11 @@ def _of_place(
     if within.any():
         yield fastest(within, WITHIN_LATENCY, latency_bound=bound)
     else:
-        where: Row = {name: cells[best][name] for name in (*PLACE, "compared")}
+        where: Row = {name: cells[best][name] for name in (*PLACE, "compared", "equal_work")}
         yield where | {"role": WITHIN_LATENCY, "latency_bound": bound, "eligible": 0}
 
-    # The smallest of all that pass is chosen, so the error must hold for all tests together.
-    as_fast = np.arange(len(place)) == best
-    against_best = compare(samples, sample[~as_fast], sample[as_fast])
-    as_fast[~as_fast] = holm(against_best.p_not_below(margin_pct)) <= EQUIVALENCE_ALPHA * looks.of_plan
+    as_fast = place.index.to_numpy() == best
+    as_fast[~as_fast] = verdicts(best, np.flatnonzero(~as_fast)) == FLAT
     order = ["max_concurrency_allowed", *memory, "block_size_effective", "knobs"]
     smallest = int(place[as_fast].sort_values(order, kind="stable").index[0])
     yield row(smallest, SMALLEST, margin_pct=margin_pct, eligible=as_fast.sum())

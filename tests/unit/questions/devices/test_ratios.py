@@ -81,6 +81,15 @@ def test_observed_ratio_with_its_interval_within_rounds_for_both_metrics():
         assert found["scope"] == "between starts on this device"
 
 
+def test_the_ratio_while_both_are_full_beside_that_of_whole_repeats():
+    cells = (cell(SEQS, around(r), gpu=gpu, steady_output_tokens_per_s=around(s)) for r, s, gpu in (
+        (114, 103, "h200"), (100, 100, "h100-sxm"),
+    ))  # fmt: skip
+    found = only(ratios(*cells))
+    assert found[["ratio", "steady_ratio"]].tolist() == pytest.approx([1.14, 1.03])
+    assert found["steady_ratio_low"] < 1 < found["steady_ratio_high"]
+
+
 def test_ratios_of_the_data_sheets_beside_it():
     found = only(ratios(cell(SEQS, around(280)), cell(SEQS, around(100), gpu="l40s")))
     assert found["bandwidth_ratio"] == pytest.approx(4.8e12 / 864e9)

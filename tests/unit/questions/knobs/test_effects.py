@@ -50,6 +50,21 @@ def test_cells_with_other_requests_are_compared_while_they_are_full():
     assert unknown["work"].tolist() == ["equal", "differs", "differs"]
 
 
+@pytest.mark.parametrize("faster", [0, 1])
+def test_the_ratio_while_full_has_its_interval_in_either_order(faster):
+    steady = [100.0, 101.0, 99.0], [206.0, 200.0, 194.0]
+    blocks = (16, 32) if faster else (32, 16)
+    cells = [
+        cell({"block_size": block}, around(rate), steady_output_tokens_per_s=of)
+        for block, rate, of in zip(blocks, (100, 300), steady, strict=True)
+    ]
+    logs = np.log(steady[1]) - np.log(steady[0])
+    half = stats.t.ppf(0.975, 2) * logs.std(ddof=1) / math.sqrt(3)
+    found = only(effects(*cells, comparison="overall"))
+    expected = np.exp(logs.mean() + np.array([0, -half, half]))
+    assert found[["steady_ratio", "steady_ratio_low", "steady_ratio_high"]].tolist() == pytest.approx(expected.tolist())
+
+
 # --- what is compared with what
 
 

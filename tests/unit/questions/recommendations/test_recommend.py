@@ -12,6 +12,7 @@ from scipy import stats
 from tests.unit.questions.synthetic_cells import OTHER_PLACES, around, cell, only, starts_table
 from tests.unit.questions.synthetic_starts import as_ratio
 from tests.unit.study.test_serve_command import DUMMY, HUB
+from workflow_scripts.questions.knobs.table import knob_effects
 from workflow_scripts.questions.recommendations.table import SCHEMA, main, pareto_front, recommendations
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
 from workflow_scripts.study.study_file import load_study
@@ -100,19 +101,25 @@ def test_configurations_that_are_not_shown_to_be_slower_are_ties():
     def best(*cells):
         return only(recommended(*cells, role="best_throughput"))[["knobs", "ties"]].tolist()
 
-    assert best(config(1, 99), config(4, 100), config(8, [99.8, 99.9, 100.2])) == ["seqs4", "seqs8"]
+    assert best(config(1, 95), config(4, 100), config(8, [99.8, 99.9, 100.2])) == ["seqs4", "seqs8"]
     # One start each does not show what another would give, unless they are far apart.
+    # A setting that is slower by less than the margin is not shown to be slower.
+    assert best(config(1, 99), config(4, 100)) == ["seqs1", "seqs4"]
     assert best(config(1, [20.0]), config(4, [100.0]), config(8, [80.0])) == ["seqs4", "seqs1, seqs8"]
 
 
-def test_a_tie_is_a_test_that_is_not_passed():
-    # Turned round, the rates differ by 2 sd, 0 and -2 sd, so half of the 95 % interval is t(0.975, 2) * 2 sd / sqrt(3).
-    half = stats.t.ppf(0.975, 2) * 0.02 / math.sqrt(3)
+@pytest.mark.parametrize("knobs", [{}, {"block_size": 32}])
+def test_a_tie_is_a_test_that_is_not_passed(knobs):
+    """Of settings that differ in one knob it is the test of the table of effects."""
+    # Turned round, the rates differ by 2 sd, 0 and -2 sd, so their standard error is 2 sd / sqrt(3).
+    half = stats.t.ppf(1 - 0.05 * 0.75 / 2, 2) * 0.02 / math.sqrt(3)
     best = config(4, around(100, 0.01))
-    for distance, ties in ((0.999, "seqs4"), (1.001, None)):
-        other = config(1, around(100 * math.exp(-half * distance), 0.01)[::-1])
+    for distance, is_tie in ((0.999, True), (1.001, False)):
+        other = config(1, around(100 * math.exp(-math.log(1.02) - half * distance), 0.01)[::-1], knobs=knobs)
         found = only(recommended(best, other, role="best_throughput"))
-        assert (None if pd.isna(found["ties"]) else found["ties"]) == ties
+        assert (found["eligible"], pd.notna(found["ties"])) == (2, is_tie)
+        [effect] = knob_effects(starts_table(best, other), 2.0)["verdict"].unique() if not knobs else [None]
+        assert effect == (None if knobs else "not decided" if is_tie else "changes")
 
 
 @pytest.mark.parametrize(
@@ -190,9 +197,8 @@ def test_the_smallest_within_the_margin(margin_pct, smallest):
 
 
 def test_within_the_margin_is_shown_not_assumed():
-    # Turned round, the rates differ by 2 sd, 0 and -2 sd: the bound lies t * 2 sd / sqrt(3) below the ratio, with the t
-    # of two degrees of freedom for the error of a first plan.
-    half = stats.t.ppf(1 - 0.05 * 0.75, 2) * 0.005 / math.sqrt(3)
+    # Turned round, the rates differ by 2 sd, 0 and -2 sd, so half of the 95 % interval is t(0.975, 2) * 2 sd / sqrt(3).
+    half = stats.t.ppf(0.975, 2) * 0.005 / math.sqrt(3)
     fastest = config(16, around(100, 0.0025))
     room = math.log(1.02) - half
     for distance, smallest in ((0.99, "seqs1"), (1.01, "seqs16")):
