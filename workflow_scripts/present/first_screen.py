@@ -171,7 +171,7 @@ def _throughput(report: Report) -> Iterator[str]:
 def _devices(report: Report) -> Iterator[str]:
     """For each pair of devices how the speed-up changes with the number of sequences; else what explains it."""
     with suppress(MissingError):
-        yield from (comparison + why for _, comparison, why in list(speedups(report.tables))[:MOST_DEVICES])
+        yield from (comparison for _, comparison, _ in list(speedups(report.tables))[:MOST_DEVICES])
         return
     ratios = of_rates(report.tables.need("devices"))
     for (a, b), rows in list(ratios.groupby(["gpu_a", "gpu_b"], sort=False))[:MOST_DEVICES]:

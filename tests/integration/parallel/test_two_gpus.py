@@ -94,6 +94,7 @@ def test_ratios_fall_from_the_bandwidths_to_the_operations(two_gpus):
     [(_, sentence, _)] = speedups(Tables(two_gpus / "tables"))
     assert sentence.startswith("h200 over h100-sxm: 1.33 times at 1 sequence")
     assert "1.14 at 256" in sentence
+    assert chat["steady_ratio"].to_dict() == pytest.approx({1: 1.33, 4: 1.30, 16: 1.37, 64: 1.11, 256: 1.03}, abs=0.01)
     # A model fitted to one GPU expects the ratio; that of the bandwidths does not explain it.
     off = chat[[f"{of}_ratio_error_pct" for of in ("predicted", "own_predicted", "measured_bandwidth")]].abs().max()
     assert off.tolist() == pytest.approx([4.2, 5.4, 24.7], abs=1)

@@ -16,6 +16,7 @@ from workflow_scripts.page.report import Report
 from workflow_scripts.page.sentences import span, verdicts_on
 from workflow_scripts.present.first_screen import Answer, _trust, best_in_words, best_settings, first_screen
 from workflow_scripts.present.page import _lines
+from workflow_scripts.questions.devices.section import expectations
 from workflow_scripts.questions.knobs import sequence_limit
 from workflow_scripts.questions.knobs.section import ENGINE, largest_changes, not_compared
 from workflow_scripts.questions.knobs.sequence_limit import drains
@@ -66,8 +67,8 @@ def test_each_answer_has_its_picture_and_leads_to_its_section(report, tmp_path):
     answers = first_screen(report).answers
     assert [answer.section for answer in answers] == ["max-num-seqs", "latency", "devices", "knobs", "predictions"]
     assert all(answer.figure for answer in answers)
-    ratios = in_table(report, "devices").assign(weights_share_b=0.44)
-    assert "44 % and 44 %" in answer(changed(report, tmp_path, devices=ratios), "devices")
+    with_shares = changed(report, tmp_path, devices=in_table(report, "devices").assign(weights_share_b=0.44))
+    assert "44 % and 44 %" in told(expectations, with_shares)[0][1]
 
 
 def test_the_ratio_of_throughput_is_that_of_the_first_finding_of_its_section(report):

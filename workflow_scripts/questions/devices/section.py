@@ -179,19 +179,20 @@ def _draw_sides(
 
 
 def speedups(tables: Tables) -> Iterator[tuple[str, str, str]]:
-    """For each pair of devices the ratios at the lowest and the highest number of sequences, in a sentence, and why.
+    """For each pair of devices the ratios at the lowest and the highest number of sequences, a sentence, and why.
 
-    For the first screen. All numbers are from the table `devices`: observed and predicted ratios, the ratios of the
-    bandwidths, and the predicted share of the time in which the slower device reads weights. A power limit is named if
-    it was reached in half of the samples.
+    The first screen has the sentence. All numbers are from the table `devices`: observed and predicted ratios, the
+    ratios of the bandwidths, and the predicted share of the time in which the slower device reads weights. A power
+    limit is named if it was reached in half of the samples.
     """
     seen = set()
     for group in groups_by_sequences(tables):
         if group.keys["gpu"] not in seen:
             seen.add(group.keys["gpu"])
             beside = _bandwidths(records(group.rows)[0])
-            comparison = f"{group.keys['gpu']}: {ratios_in_words(group.rows)}{beside}.{_limited(group.rows)}"
-            yield "{:.2f} to {:.2f}".format(*group.rows["ratio"].iloc[[0, -1]]), comparison, _why(group.rows)
+            comparison = f"{group.keys['gpu']}: {ratios_in_words(group.rows)}{beside}."
+            ends = "{:.2f} to {:.2f}".format(*group.rows["ratio"].iloc[[0, -1]])
+            yield ends, comparison, _limited(group.rows) + _why(group.rows)
 
 
 def ratios_in_words(rows: pd.DataFrame) -> str:
