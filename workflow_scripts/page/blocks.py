@@ -222,21 +222,26 @@ def table_of(
 
 
 def with_intervals(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows, with each value that has an interval written as text together with the interval.
+    """The rows, with each value that has an interval, or a bound, written as text together with it.
 
-    >>> with_intervals(pd.DataFrame({"ratio": [2.0], "ratio_low": [1.5], "ratio_high": [2.5]}))["ratio"][0]
-    '2 (1.5 to 2.5)'
+    >>> ends = {"ratio_low": [1.5, 1.5, None], "ratio_high": [2.5, None, 2.5]}
+    >>> with_intervals(pd.DataFrame({"ratio": [2.0, 2.0, 2.0]} | ends))["ratio"].tolist()
+    ['2 (1.5 to 2.5)', '2 (at least 1.5)', '2 (at most 2.5)']
     """
-    lows = [c for c in map(str, rows) if c.endswith("_low") and rows[c].notna().any()]
-    of = [c for c in (low.removesuffix("_low") for low in lows) if c in rows]
+    of = [c for c in map(str, rows) if {f"{c}_low", f"{c}_high"} <= set(rows)]
     texts = {
         c: [
-            f"{shown(value, c, top)} ({shown(low, c, top)} to {shown(high, c, top)})"
-            if low == low
-            else shown(value, c, top)
+            shown(value, c, top) + _ends(shown(low, c, top), shown(high, c, top))
             for value, low, high in zip(rows[c], rows[f"{c}_low"], rows[f"{c}_high"], strict=True)
         ]
         for c in of
+        if rows[[f"{c}_low", f"{c}_high"]].notna().any(axis=None)
         for top in [rows[c].max()]
     }
     return rows.assign(**texts)
+
+
+def _ends(low: str, high: str) -> str:
+    if UNKNOWN not in (low, high):
+        return f" ({low} to {high})"
+    return f" (at least {low})" if low != UNKNOWN else f" (at most {high})" if high != UNKNOWN else ""

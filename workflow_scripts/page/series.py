@@ -15,7 +15,6 @@ from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name, labels, setting
 from workflow_scripts.tables.parsed_facts import REPEAT
 from workflow_scripts.tables.results import RAN_IN, MissingError, Tables, require
-from workflow_scripts.workloads.arrivals import Load
 
 # Where cells of several engines are compared.
 PLACES = ["gpu", "model", "workload"]
@@ -76,13 +75,6 @@ def environments_in_words(rows: pd.DataFrame) -> "pd.Series[str]":
     return (", environment " + numbers.astype(str)).where(several & numbers.notna(), "")
 
 
-def under_load(cells: pd.DataFrame) -> "pd.Series[bool]":
-    """Whether a client sends each cell's requests at a rate, or those of a number of users: this load is no setting of
-    the server, and the output rate follows from it."""
-    knobs = [f"knob_{name}" for name in Load.model_fields]
-    return cells.reindex(columns=knobs).notna().any(axis=1)
-
-
 def one_line(group: Group) -> Group:
     """One line of each device: that with the most values of the knob, and the first of several. So nothing but the knob
     differs between the values of a sentence; the title says which settings all of them have."""
@@ -132,10 +124,12 @@ def series_labels(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
     return pd.Series(labels, index=rows.index, dtype=object)
 
 
-def cell_titles(cells: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
-    """For each cell what distinguishes it from the others shown: names, and on a second line the settings."""
-    names = told_apart(cells, COORDINATES, ["engine"])
-    titles: pd.Series = cells[names].agg(" · ".join, axis=1).str.cat(labels(cells, knobs), sep="\n")
+def cell_titles(cells: pd.DataFrame, shown: Sequence[str], knobs: Sequence[str]) -> pd.Series:
+    """For each of the `shown` cells the names that distinguish it from the others shown, and on a second line the
+    settings that distinguish it from all `cells`, as elsewhere on the page."""
+    rows = cells.loc[shown]
+    names = told_apart(rows, COORDINATES, ["engine"])
+    titles: pd.Series = rows[names].agg(" · ".join, axis=1).str.cat(labels(cells, knobs)[shown], sep="\n")
     return titles
 
 

@@ -26,7 +26,7 @@ from workflow_scripts.page.sentences import (
     with_counts,
     without_effect,
 )
-from workflow_scripts.page.series import PLACES, environments_in_words, one_line, under_load, values_at
+from workflow_scripts.page.series import PLACES, environments_in_words, one_line, values_at
 from workflow_scripts.physics.rate_ceiling import at_least
 from workflow_scripts.present.figures import FIGURES
 from workflow_scripts.questions.devices import section as device_ratios
@@ -41,7 +41,7 @@ from workflow_scripts.questions.trust.where_measured import host_load
 from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.progress import clock
 from workflow_scripts.study.setting_words import instead_of, setting_phrase, settings_in_words, shortly
-from workflow_scripts.tables.results import RAN_IN, RATE, STEADY, MissingError, Tables, records
+from workflow_scripts.tables.results import RAN_IN, RATE, STEADY, MissingError, Tables, records, under_load
 
 MOST_DEVICES, MOST_RATES, SEQUENCES = 2, 3, "max_num_seqs"
 TIMES, WAIT, ENERGY = ("tpot_s_p50", "ttft_s_p50"), "queue_s_p50", "energy_j_per_output_token"

@@ -13,6 +13,7 @@ from workflow_scripts.statistics import summary
 from workflow_scripts.tables.measurements import joined
 from workflow_scripts.tables.parsed_facts import REPEAT, START, read_parsed
 from workflow_scripts.tables.typed_tables import read_table
+from workflow_scripts.workloads.arrivals import Load
 
 
 class MissingError(InputError):
@@ -56,6 +57,13 @@ def require(rows: Rows, lacking: str) -> Rows:
     if not len(rows):
         raise MissingError(lacking)
     return rows
+
+
+def under_load(cells: pd.DataFrame) -> "pd.Series[bool]":
+    """Whether a client sends each cell's requests at a rate, or those of a number of users: this load is no setting of
+    the server, and the output rate follows from it."""
+    knobs = [f"knob_{name}" for name in Load.model_fields]
+    return cells.reindex(columns=knobs).notna().any(axis=1)
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -196,14 +204,16 @@ class Tables:
     @cached_property
     def limits(self) -> pd.DataFrame:
         """One row per cell and source of the device's rates, that of the data sheet first: `ceiling_share`, `mbu` and
-        `mfu` at the cell's rate, and of all else the medians over the repeats."""
+        `mfu` at the cell's rate, and of all else the medians over the repeats. A rate that follows from a load is no
+        share of the ceiling."""
         limits = self.get("limits", "cell_id", "rates", "factor", "mbu", "mfu", f"{RATE}_ceiling")
         rows = medians_by_cell(limits.sort_values("rates", kind="stable"), "rates")
         share = rows["cell_id"].map(self.intervals_of(RATE)["value"]) / rows[f"{RATE}_ceiling"]
         # A cell that failed a check has no rate; its repeats do.
-        rows = rows.assign(ceiling_share=share.fillna(rows["factor"]))
-        at_rate = rows["ceiling_share"] / rows["factor"]
-        return rows.assign(mbu=rows["mbu"] * at_rate, mfu=rows["mfu"] * at_rate)
+        share = share.fillna(rows["factor"])
+        at_rate = share / rows["factor"]
+        loaded = rows["cell_id"].isin(self.cells.loc[under_load(self.cells), "cell_id"])
+        return rows.assign(ceiling_share=share.mask(loaded), mbu=rows["mbu"] * at_rate, mfu=rows["mfu"] * at_rate)
 
     @cached_property
     def waste_pct(self) -> "pd.Series[float]":

@@ -15,12 +15,14 @@ from workflow_scripts.catalog.published import PROMPT_SHARES
 from workflow_scripts.common.columns import COLUMNS, column, unit_of
 from workflow_scripts.common.wording import number
 from workflow_scripts.page.blocks import DIGITS as TABLE_DIGITS
+from workflow_scripts.page.blocks import UNKNOWN
 from workflow_scripts.page.sentences import MOST_SENTENCES
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.rate_ceiling import MeanLengths, judge_rate
 from workflow_scripts.questions.engines.table import with_cell_ids
 from workflow_scripts.statistics.summary import RATE, cell_ids, comparable_rows
 from workflow_scripts.tables.measurements import joined
+from workflow_scripts.tables.results import under_load
 
 CELLS, RATES = ("cell_id", "baseline_cell_id"), ("rate", "baseline_rate")
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
@@ -235,6 +237,7 @@ def test_every_number_with_a_unit_is_one_of_the_tables(folder, tables, page):
         if "data-sheet" in caption:
             continue
         for row in rows:
+            assert not re.search(rf"{UNKNOWN} to |to {UNKNOWN}", " ".join(row)), row
             for heading, text in zip(headings, row, strict=True):
                 found = OF_HEADING.search(heading) or (heading.isdecimal() and OF_HEADING.search(caption))
                 if found:
@@ -443,7 +446,9 @@ def test_a_share_of_the_ceiling_is_the_rate_beside_it_over_the_ceiling(tables, p
         elif column("ceiling_share").axis in headings:
             at = headings.index(column("ceiling_share").axis)
             shown = [(cell, row[at]) for row, cell in zip(rows, cells[1:], strict=True) if cell in shares]
-            assert [of for of in shown if of[1] not in {number(n, TABLE_DIGITS) for n in shares.loc[[of[0]]]}] == []
+            texts_of = {of: {number(n, TABLE_DIGITS) for n in shares.loc[[of]]} for of, _ in shown}
+            texts_of |= dict.fromkeys(tables["cells"].loc[under_load(tables["cells"]), "cell_id"], {UNKNOWN})
+            assert [of for of in shown if of[1] not in texts_of[of[0]]] == []
             assert shown
     assert [of for of in stated if of not in texts] == []
 

@@ -53,4 +53,4 @@ def test_a_knob_that_nothing_varies_is_missing():
 
 def test_cells_of_which_each_sets_what_the_other_leaves_alone_have_titles_of_their_own():
     cells = pd.DataFrame({"knob_a": [1.0, None], "knob_b": [None, 2.0]}).assign(**dict.fromkeys(COORDINATES, "x"))
-    assert list(cell_titles(cells, ["knob_a", "knob_b"])) == ["x\na 1", "x\nb 2"]
+    assert list(cell_titles(cells, [0, 1], ["knob_a", "knob_b"])) == ["x\na 1", "x\nb 2"]

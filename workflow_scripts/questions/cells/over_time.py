@@ -44,9 +44,9 @@ def _plot(tables: Tables, rows: pd.DataFrame, what: str, y_label: str, columns: 
     for i, line in enumerate(REPEAT_LINES[: len(repeats)]):
         alike = ", ".join(f"{repeat:g}" for repeat in repeats[i :: len(REPEAT_LINES)])
         handles.append(key(f"repeat {alike}", "#7d7d7d", line))
-    cells = tables.rows.drop_duplicates("cell_id").set_index("cell_id").loc[list(dict.fromkeys(rows["cell_id"]))]
-    titles = cell_titles(cells, tables.knobs)
-    starts = tables.rows[tables.rows["cell_id"].isin(cells.index)].groupby("cell_id")["start"].nunique()
+    cells = list(dict.fromkeys(rows["cell_id"]))
+    titles = cell_titles(tables.rows.drop_duplicates("cell_id").set_index("cell_id"), cells, tables.knobs)
+    starts = tables.rows[tables.rows["cell_id"].isin(cells)].groupby("cell_id")["start"].nunique()
     notes = ["of each cell one start of its engine is drawn"] if starts.max() > 1 else []
     measured = tables.measured.drop_duplicates("cell_id")
     if len(cells) < len(measured):

@@ -69,7 +69,7 @@ def workload_arrivals(tables: Tables) -> Plot:
     arriving["per_s"] = requests.groupby("cell_id").size() / ends_s["queued_s"]
     of_each = max(2, MOST_CELLS // arriving["workload"].nunique())
     shown = evenly(arriving, ["workload"], "per_s", of_each).head(MOST_CELLS).sort_values("per_s")
-    titles = cell_titles(shown, tables.knobs)
+    titles = cell_titles(cells, list(shown.index), tables.knobs)
     times_s = {cell: rows["queued_s"].sort_values() for cell, rows in requests.groupby("cell_id")}
     notes = ["the first repeat of each cell"]
     if len(shown) < len(arriving):

@@ -157,6 +157,7 @@ SUBJECT = Subject(
             },
             "Cells closest to their ceilings",
             rows=closest,
+            note="The rate of a server under load follows from the load, so it is no share of the ceiling.",
         ),
     ],
     findings=[reached, above_ceilings],

@@ -18,10 +18,10 @@ from workflow_scripts.page.by_knob import draw_published, published_handles
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_cells, plain_log_axis
 from workflow_scripts.page.ratio_plot import plot_ratios
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
-from workflow_scripts.page.series import PLACES, ends_in_words, under_load
+from workflow_scripts.page.series import PLACES, ends_in_words
 from workflow_scripts.page.style import COLOURS, INK, marks
 from workflow_scripts.study.setting_words import knob_axis
-from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require
+from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require, under_load
 
 # Values that are only predicted have hollow marks on a broken line; each workload of a panel has its own line.
 LINES: Sequence[Mapping[str, Any]] = [
@@ -41,6 +41,7 @@ SOURCES: Mapping[str, str] = {
     "measured rates": "measured rates of the device",
     "data sheet": "the data sheet",
 }
+BOUNDED = "A prediction without a band has only the bound that the data sheet sets for its schedule."
 PUBLISHED: Mapping[str, Any] = {"color": INK, "marker": "x", "linestyle": ":", "linewidth": 1.0}
 
 
@@ -168,7 +169,8 @@ def _accuracy(compared: pd.DataFrame, where: str, engine: str) -> Finding:
     biased = len(rates) >= FEW_CELLS and most >= BIASED * len(rates)
     aside = f" {most} of {len(rates)} rates are predicted too {way}." * biased
     sentence = f"On {where}, what is predicted from {source} is off by {listed(off)}, {of}.{aside}"
-    return Finding(f"{number(errors['median'].iloc[0])} % off", sentence, kind)
+    of_latency = f", {column(errors.index[0]).in_words}" if errors.index[0] != RATE else ""
+    return Finding(f"{number(errors['median'].iloc[0])} % off{of_latency}", sentence, kind)
 
 
 def _extent(errors: Mapping[str, Any], several: bool) -> str:
@@ -192,18 +194,11 @@ def _flags(rows: pd.DataFrame, report: Report) -> Iterator[Finding]:
         yield Finding("flagged", f"{len(flagged)} of {plural(len(rows), 'cell')}{example}{words}.", "bad")
 
 
-def _with_ceilings(predictions: pd.DataFrame) -> pd.DataFrame:
-    """The predicted rates; where there is no band, the upper end is what the data sheet allows, and of cells that were
-    not measured, nothing is said about a difference."""
+def _of_rates(predictions: pd.DataFrame) -> pd.DataFrame:
+    """The predicted rates; of cells that were not measured, nothing is said about a difference."""
     rows = predictions[(predictions["quantity"] == RATE) & predictions["predicted"].notna()]
-    has_band = rows["low"].notna()
     flagged = rows["flagged"].astype(object).where(rows["measured"].notna(), None)
-    return rows.assign(
-        ceiling=rows["high"].mask(has_band),
-        predicted_low=rows["low"],
-        predicted_high=rows["high"],
-        flagged=flagged,
-    )
+    return rows.assign(predicted_low=rows["low"], predicted_high=rows["high"], flagged=flagged)
 
 
 def _of_latency(name: str) -> TablePart:
@@ -225,6 +220,7 @@ def _of_latency(name: str) -> TablePart:
         },
         f"{shown.label} of every cell, predicted and measured",
         of_cells,
+        note=BOUNDED,
         optional=True,
     )
 
@@ -246,10 +242,10 @@ SUBJECT = Subject(
                 "flagged": "Flagged",
                 "running_peak_measured": "Sequences at once, measured",
                 "running_peak_predicted": "Sequences at once, predicted",
-                "ceiling": heading(RATE, "Without a band: at most, by its schedule"),
             },
             f"{column(RATE).label} of every cell, predicted and measured",
-            _with_ceilings,
+            _of_rates,
+            note=BOUNDED,
         ),
         *map(_of_latency, LATENCIES),
     ],
