@@ -292,9 +292,9 @@ class ModelFacts:
         earlier tokens with keys and values."""
         return self.layers * self.attention.heads * self.attention.head_dim
 
-    def request_flops(self, prompt_tokens: float, output_tokens: float) -> float:
+    def request_flops(self, prompt_tokens: float, output_tokens: float, attention_cost: float = 1.0) -> float:
         """Floating-point operations of a whole request: of its prompt, which gives the first output token, and of a
-        decode step for each further one.
+        decode step for each further one. An operation of attention counts `attention_cost` times.
 
         A prompt of 10 tokens: 2 x 3 layers x 384 matrix parameters x 10, 2 x 100 x 8 for the output matrix, and 4 x 3
         layers x 8 elements for each of 1 + 2 + ... + 10 pairs of tokens. Two steps of 2 x (3 x 384 + 100 x 8) attend to
@@ -309,7 +309,7 @@ class ModelFacts:
         head, further = self.vocab * self.hidden, output_tokens - 1
         kv_tokens = further * (prompt_tokens + (further + 1) / 2)
         # Four operations for each element of width and pair of tokens.
-        prompt, decode = reach.prefill_pair_flops / 4, reach.decode_pair_flops / 4
+        prompt, decode = (of * attention_cost / 4 for of in (reach.prefill_pair_flops, reach.decode_pair_flops))
         pairs = formulas.attended_tokens(prompt_tokens)
         return formulas.forward_flops(
             self.layer_matmul_parameters, head, prompt, prompt_tokens, 1, pairs

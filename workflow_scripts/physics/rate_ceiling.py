@@ -47,6 +47,21 @@ class Ceiling:
     because: str
 
 
+def matrix_flop_per_s(gpu: Gpu, facts: ModelFacts) -> float | None:
+    """Highest rate of products with a model's weights, in operations/s; None if no data sheet gives one. Quantized
+    weights may be multiplied in a smaller type, so the device's highest rate counts."""
+    rates = (gpu.dense_flop_per_s or {}).values()
+    return max(rates, default=None) if facts.quantization else gpu.peak_flop_per_s(facts.dtype)
+
+
+def attention_cost(gpu: Gpu, facts: ModelFacts, kv_cache_dtype: str) -> float:
+    """Least time of an operation of attention over that of one with weights: a smaller type of the KV cache allows the
+    device's highest rate."""
+    if facts.kv_dtype_bytes(kv_cache_dtype) >= facts.kv_dtype_bytes():
+        return 1.0
+    return (matrix_flop_per_s(gpu, facts) or 0.0) / max((gpu.dense_flop_per_s or {}).values(), default=1.0)
+
+
 def ceiling(
     facts: ModelFacts,
     gpu: Gpu,
@@ -72,10 +87,8 @@ def ceiling(
         because = f"{facts.weight_bytes / 1e9:.1f} GB of weights and a request do not fit in {memory / 1e9:.0f} GB"
         return Ceiling(gpu.name, 0.0, 0.0, "memory size", because)
     sequences = min(max_num_seqs, fitting)
-    bandwidth, rates = gpu.memory_bandwidth_bytes_per_s, gpu.dense_flop_per_s
-    # A quantized model may run in a smaller type, so the device's highest rate counts.
-    flop_per_s = (max(rates.values()) if facts.quantization else gpu.peak_flop_per_s(facts.dtype)) or math.inf
-    flops = facts.request_flops(computed, workload.output_tokens)
+    bandwidth, flop_per_s = gpu.memory_bandwidth_bytes_per_s, matrix_flop_per_s(gpu, facts) or math.inf
+    flops = facts.request_flops(computed, workload.output_tokens, attention_cost(gpu, facts, kv_cache_dtype))
     time_s = formulas.request_time_min_s(
         sequences,
         workload.prompt_tokens,

@@ -15,6 +15,7 @@ from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import ModelFacts
+from workflow_scripts.physics.rate_ceiling import attention_cost, matrix_flop_per_s
 from workflow_scripts.statistics.start_spread import FloatArray
 from workflow_scripts.statistics.summary import numbers
 
@@ -50,16 +51,17 @@ class Rates:
         """Memory bandwidth in bytes/s; NaN if the source has none."""
         return self.gpu.memory_bandwidth_bytes_per_s or np.nan
 
-    def flop_per_s(self, facts: ModelFacts, kv_cache_dtype: str) -> float:
-        """Highest rate at which any part of the model may be computed, in operations/s; NaN if the source has none.
+    def flop_per_s(self, facts: ModelFacts) -> float:
+        """Highest rate of products with the model's weights, in operations/s; NaN if the source has none. The measured
+        rates of a device do not cover the types of quantized weights."""
+        of_source = None if self.measured and facts.quantization else matrix_flop_per_s(self.gpu, facts)
+        return of_source or np.nan
 
-        A quantized model or cache may be computed in a smaller type, at the highest rate of the data sheet. The
-        measured rates of a device do not cover those types.
-        """
-        if facts.quantization or facts.kv_dtype_bytes(kv_cache_dtype) < facts.kv_dtype_bytes():
-            rates = self.gpu.dense_flop_per_s if self.source == "datasheet" else None
-            return max((rates or {}).values(), default=np.nan)
-        return self.gpu.peak_flop_per_s(facts.dtype) or np.nan
+    def attention_cost(self, facts: ModelFacts, kv_cache_dtype: str) -> float:
+        """As that of the data sheet; 0 if the KV cache has a smaller type, whose rate is not among measured ones."""
+        cost = attention_cost(self.gpu, facts, kv_cache_dtype)
+        smaller = facts.kv_dtype_bytes(kv_cache_dtype) < facts.kv_dtype_bytes()
+        return 0.0 if self.measured and smaller else cost
 
 
 def rates_of(gpu: Gpu, devices: Path) -> list[Rates]:
@@ -127,8 +129,11 @@ def least_steps(work: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def phase_flops(work: pd.DataFrame, facts: ModelFacts) -> tuple[FloatArray, FloatArray]:
-    """Operations of a repeat's prefills and of its decode steps. Cached prefix tokens are not computed again."""
+def phase_flops(
+    work: pd.DataFrame, facts: ModelFacts, attention_cost: float = 1.0
+) -> tuple[FloatArray, FloatArray]:
+    """Operations of a repeat's prefills and of its decode steps, where one of attention counts `attention_cost` times.
+    Cached prefix tokens are not computed again."""
 
     def flops(tokens: str, logit_tokens: str, attended_tokens: str, pair_flops: str) -> FloatArray:
         matrices = formulas.forward_flops(
@@ -140,7 +145,7 @@ def phase_flops(work: pd.DataFrame, facts: ModelFacts) -> tuple[FloatArray, Floa
             np.zeros(len(work)),
         )
         pairs = (getattr(r, pair_flops) * numbers(work[attended_tokens + r.suffix]) for r in facts.reaches)
-        return sum(pairs, start=matrices + facts.state_flops * numbers(work[tokens]))
+        return attention_cost * sum(pairs) + matrices + facts.state_flops * numbers(work[tokens])
 
     return (
         flops("computed_prompt_tokens", "requests", "prefill_attended_tokens", "prefill_pair_flops"),
@@ -199,8 +204,8 @@ def phase_times(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dt
     weights_s, kv_s = weights_s.mask(slower, from_cache_s), kv_s.mask(slower, kv_from_cache_s)
     # Each request's first token comes from its prefill.
     prefills = work["requests"] / work["sequence_steps_min"]
-    prefill_flops, decode_flops = phase_flops(work, facts)
-    flop_per_s = rates.flop_per_s(facts, kv_cache_dtype) * devices
+    prefill_flops, decode_flops = phase_flops(work, facts, rates.attention_cost(facts, kv_cache_dtype))
+    flop_per_s = rates.flop_per_s(facts) * devices
     times = pd.DataFrame(
         {
             "prefill_memory_s": weights_s * prefills,

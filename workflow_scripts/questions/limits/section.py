@@ -40,7 +40,7 @@ def roofline(tables: Tables) -> Plot:
     # A device has one roof for each type of weights, and on a CPU for each place from which they are read.
     roofs = rows.drop_duplicates(["gpu", "rates", "read_bytes_per_s", "flop_per_s"])
     if roofs.groupby(["gpu", "rates"])["flop_per_s"].nunique().max() > 1:
-        notes.append("of two flat roofs, the higher one is of cells with 8-bit weights or KV cache")
+        notes.append("of two flat roofs, the higher one is of cells with 8-bit weights")
     points = rows.drop_duplicates("cell_id").set_index("cell_id")
     points = points.assign(x=points["flops"] / points["read_bytes"], y=points["mfu"] * points["flop_per_s"] * _SHOWN)
     with suppress(MissingError):

@@ -119,7 +119,7 @@ def _limits(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype:
         # The rates of a disturbed device are too low to call anything impossible.
         tolerance=np.inf if rates.measured and rates.measured.disturbed else TOLERANCE[rates.source],
         memory_bandwidth_bytes_per_s=memory_bytes_per_s,
-        flop_per_s=rates.flop_per_s(facts, kv_cache_dtype),
+        flop_per_s=rates.flop_per_s(facts),
         source="predicted",
         **bound_by,
     )
@@ -136,7 +136,7 @@ def _utilization(table: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_
     wall_s, steps = numbers(table["wall_s"]), numbers(table["steps"])
     devices = numbers(devices_of(table, rates.gpu))
     bytes_per_s = numbers(table["read_bytes_per_s"]) * devices
-    flop_per_s = rates.flop_per_s(facts, kv_cache_dtype) * devices
+    flop_per_s = rates.flop_per_s(facts) * devices
     # Estimates are per rank.
     engine_read_bytes, engine_flops = (numbers(table[f"estimated_{name}"]) * ranks for name in ("read_bytes", "flops"))
     tokens = numbers(table["computed_prompt_tokens"] + table["decode_tokens"])

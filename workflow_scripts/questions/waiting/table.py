@@ -129,7 +129,7 @@ def _prompt_costs(cells: pd.DataFrame, rates: Sequence[Rates]) -> pd.DataFrame:
         if best and (facts := known_facts(model, dtype)):
             # Each data-parallel engine computes its own prompts.
             ranks = as_applied(part, "tensor_parallel_size") * as_applied(part, "pipeline_parallel_size")
-            flop_per_s = PROMPT_SHARE_OF_RATE * of_operations * best.flop_per_s(facts, "auto") * ranks
+            flop_per_s = PROMPT_SHARE_OF_RATE * of_operations * best.flop_per_s(facts) * ranks
             costs.loc[part.index, "token_s"] = 2 * facts.layer_matmul_parameters / flop_per_s
             bytes_per_s = of_reading * best.memory_bandwidth_bytes_per_s * ranks
             costs.loc[part.index, "weights_s"] = facts.decode_weight_bytes / bytes_per_s

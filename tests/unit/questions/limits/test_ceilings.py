@@ -88,11 +88,11 @@ def test_a_cpu_has_only_measured_rates(tmp_path):
         record(read_bytes_per_s=read, last_level_cache_bytes=cache).write(tmp_path / "cpu-all.json")
         (found,) = rates_of(CPU, tmp_path)
         assert (found.source, found.cache_bytes) == ("measured", cache or 0)
-        assert (found.memory_bandwidth_bytes_per_s, found.flop_per_s(TINY, "auto")) == (bandwidth, 100e9)
+        assert (found.memory_bandwidth_bytes_per_s, found.flop_per_s(TINY)) == (bandwidth, 100e9)
     unknown = rates()
     assert math.isnan(unknown.memory_bandwidth_bytes_per_s)
-    assert math.isnan(unknown.flop_per_s(TINY, "auto"))
-    assert math.isnan(Rates("datasheet", CPU, 0).flop_per_s(TINY, "fp8"))
+    assert math.isnan(unknown.flop_per_s(TINY))
+    assert math.isnan(Rates("datasheet", CPU, 0).flop_per_s(TINY))
 
 
 def test_rates_measured_under_load_by_others_are_disturbed():
@@ -124,13 +124,15 @@ def test_a_gpu_has_its_data_sheet_and_its_measured_rates(tmp_path):
     assert datasheet.cache_bytes == measured.cache_bytes == 32 * 2**20
     assert datasheet.memory_bandwidth_bytes_per_s == 4.8e12
     llama = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16")
-    assert datasheet.flop_per_s(llama, "auto") == datasheet.flop_per_s(llama, "bfloat16") == 989.5e12
-    assert measured.flop_per_s(llama, "auto") == 700e12
-    # A quantized model or cache may run at the highest rate of the data sheet.
+    assert datasheet.flop_per_s(llama) == 989.5e12
+    assert measured.flop_per_s(llama) == 700e12
+    # Quantized weights, or attention to a quantized cache, may run at the highest rate of the data sheet.
     awq = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16", "awq")
-    for facts, kv_cache_dtype in ((awq, "auto"), (llama, "fp8")):
-        assert datasheet.flop_per_s(facts, kv_cache_dtype) == 1979e12
-        assert math.isnan(measured.flop_per_s(facts, kv_cache_dtype))
+    assert datasheet.flop_per_s(awq) == 1979e12
+    assert math.isnan(measured.flop_per_s(awq))
+    costs = [[of.attention_cost(llama, kv) for kv in ("auto", "bfloat16", "fp8")] for of in (datasheet, measured)]
+    assert costs == [[1, 1, 0.5], [1, 1, 0]]
+    assert (datasheet.attention_cost(awq, "fp8"), Rates("datasheet", CPU, 0).attention_cost(TINY, "fp8")) == (1, 0)
 
 
 # --- steps -------------------------------------------------------------------------------------------------------
@@ -249,7 +251,7 @@ def test_weights_in_the_cache_are_read_at_its_rate_and_what_it_keeps_is_not_read
         unmeasured = times([(10, 3, 0)], device=device)
         assert unmeasured["weights_fit_cache"]
         assert unmeasured["prefill_memory_s"] == unmeasured["decode_memory_s"] == 0
-        assert unmeasured["wall_s_min"] == pytest.approx(TINY.request_flops(10, 3) / device.flop_per_s(TINY, "auto"))
+        assert unmeasured["wall_s_min"] == pytest.approx(TINY.request_flops(10, 3) / device.flop_per_s(TINY))
     # A byte over the cache does not make the weights free: the rest comes no faster than from the cache.
     measured = ((in_cache(cache, {2**20: 4e9}), bound_s) for cache, bound_s in ((size - 1, 1 / 4), (size // 2, 1 / 2)))
     for device, bound_s in (*measured, (rates(1e9, 1e9, size // 2), 1 / 2)):
