@@ -35,6 +35,7 @@ class EngineDescription:
         random_weights: the library that makes up weights of load_format dummy; the same library makes the same weights.
         tells_tokens: a server that tells the tokens of its answers, which later prompts of a conversation hold.
         sampling: the settings of `workloads.sampling` that it applies; a cell with another one is an error.
+        own_blocks: blocks of its KV cache that an engine keeps to itself.
         predicted: whether it is known how the engine forms steps; without that, its speed is not predicted and no
             calibration is measured for it.
         adapter, check, capacity, steps: of an engine from outside, what `engines.adapters`, `predict.check_study` and
@@ -54,6 +55,7 @@ class EngineDescription:
     random_weights: str = ""
     sampling: frozenset[str] = frozenset()
     tells_tokens: bool = False
+    own_blocks: int = 0
     predicted: bool = False
     adapter: Callable[..., Any] | None = None
     check: Callable[..., Any] | None = None

@@ -272,6 +272,7 @@ VLLM = EngineDescription(
     counters=_COUNTERS,
     random_weights="vllm",
     sampling=SETTINGS - {THINKING},
+    own_blocks=1,  # stands for "no block" in the tables of blocks
     predicted=True,
 )
 VLLM_SERVE = replace(VLLM, name="vllm-serve", knobs=VllmServeKnobs, sampling=SETTINGS, tells_tokens=True)

@@ -222,8 +222,8 @@ CAPACITY = TablePart(
         "predicted_max_concurrency": "Requests of full length, predicted",
     },
     "Capacity of the KV cache, as the engine had it and as predicted",
-    note="Of the first start of each cell. Tokens are those of all blocks, of which vLLM keeps one to itself; engines "
-    "round the requests of full length.",
+    note="Of the first start of each cell. Tokens and requests are those of all blocks, of which vLLM keeps one to "
+    "itself; engines round the requests of full length.",
 )
 
 

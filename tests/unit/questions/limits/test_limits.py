@@ -230,6 +230,16 @@ def test_knobs_reach_the_ceilings(parsed):
     assert fp8["mfu"] == plain["mfu"]
 
 
+def test_the_block_that_vllm_keeps_to_itself_is_none_of_a_request(parsed):
+    measured_device(parsed.devices)
+    blocks = {"num_gpu_blocks": 6, "block_size_effective": 8}
+    vllm = parsed.cell([(9, 4, 0)] * 4, {"max_num_seqs": 16}, **blocks)
+    knobs = {"page_size": 8, "num_blocks": 6, "max_batch_tokens": 64}
+    others = parsed.cell([(9, 4, 0)] * 4, knobs, engine="hf-continuous", **blocks)
+    # Each request holds 2 blocks in each of its 4 steps.
+    assert [row(parsed, of)["steps_min"] for of in (vllm, others)] == [math.ceil(32 / 5), math.ceil(32 / 6)]
+
+
 # --- verdicts ----------------------------------------------------------------------------------------------------
 
 
