@@ -223,7 +223,7 @@ def _trust(report: Report) -> Iterator[tuple[str, str]]:
         for version in of_one
     ]
     if named:
-        several = bool(cells[RAN_IN].max() > 1)
+        several = bool(cells.groupby(["gpu", "engine"])[RAN_IN].nunique().max() > 1)
         yield (
             "Versions",
             ", ".join(dict.fromkeys(named)) + ", in several environments, which are not compared" * several,

@@ -26,7 +26,8 @@ class MissingError(InputError):
 Rows = TypeVar("Rows", bound=Sized)
 # Rates of cells: over whole repeats, while the engine is full, and with prompt tokens.
 RATE, STEADY = "output_tokens_per_s", "steady_output_tokens_per_s"
-# Number of the environment among those of a device and engine, from 1; cells of several are not compared.
+# Number of the environment among those of the study, from 1; of a cell without one, that of others on its device and
+# engine. Cells of several are not compared.
 RAN_IN = "environment_number"
 
 # The meaning of a table without rows.
@@ -154,8 +155,9 @@ class Tables:
         known = (
             rows[[*summary.ENVIRONMENT]].astype("string").fillna("").agg(" ".join, axis=1).where(rows["start"].notna())
         )
-        number = known.groupby([rows["gpu"], rows["engine"]], sort=False).transform(lambda of: of.factorize()[0])
-        return pd.concat([rows, (1 + number.astype(int).clip(lower=0)).rename(RAN_IN)], axis=1)
+        number = pd.Series(known.factorize()[0], index=rows.index).where(known.notna())
+        first = number.groupby([rows["gpu"], rows["engine"]], sort=False).transform("first")
+        return pd.concat([rows, (1 + number.fillna(first).fillna(0).astype(int)).rename(RAN_IN)], axis=1)
 
     @cached_property
     def repeats(self) -> pd.DataFrame:

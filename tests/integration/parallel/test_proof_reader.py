@@ -447,7 +447,7 @@ def test_a_share_of_the_ceiling_is_the_rate_beside_it_over_the_ceiling(tables, p
             at = headings.index(column("ceiling_share").axis)
             shown = [(cell, row[at]) for row, cell in zip(rows, cells[1:], strict=True) if cell in shares]
             texts_of = {of: {number(n, TABLE_DIGITS) for n in shares.loc[[of]]} for of, _ in shown}
-            texts_of |= dict.fromkeys(tables["cells"].loc[under_load(tables["cells"]), "cell_id"], {UNKNOWN})
+            texts_of |= {of: {UNKNOWN} for of in tables["cells"].loc[under_load(tables["cells"]), "cell_id"]}
             assert [of for of in shown if of[1] not in texts_of[of[0]]] == []
             assert shown
     assert [of for of in stated if of not in texts] == []

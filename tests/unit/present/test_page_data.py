@@ -49,12 +49,15 @@ def test_every_cell_is_there_with_its_outcome_and_its_settings_in_words(results,
     assert SCRIPT in values(data["cells"]["log"])[5]
 
 
-def test_a_cell_with_another_lock_has_another_environment_number(report, tmp_path, cells):
+def test_each_environment_has_a_number_of_its_own_on_the_whole_page(report, tmp_path, cells):
     other = cells.loc[cells["outcome"] == "ok", "cell_id"].iloc[-1]
     locks = cells["lock_sha256"].mask(cells["cell_id"] == other, "c" * 64)
     of = page_data(changed(report, tmp_path, cells=cells.assign(lock_sha256=locks)), DEMO)["cells"]
-    numbers = zip(values(of["cell_id"]), of["environment_number"], strict=True)
-    assert [cell for cell, number in numbers if number != 1] == [other]
+    numbers = cells["cell_id"].map(dict(zip(values(of["cell_id"]), of["environment_number"], strict=True)))
+    environments = pd.DataFrame({"number": numbers, "lock": locks, "processor": cells["processor"]})[locks.notna()]
+    different = environments.drop_duplicates()
+    assert numbers[cells["cell_id"] == other].unique().tolist() == [len(different)]
+    assert sorted(different["number"]) == list(range(1, len(different) + 1))
 
 
 def test_every_repeat_has_its_measured_values_and_limits(data, cells):

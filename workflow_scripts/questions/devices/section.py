@@ -46,7 +46,7 @@ _REFERENCES = (
     Reference("measured_bandwidth_ratio", "memory bandwidth (measured)", COLOURS[1], DASHED),
     Reference("measured_flop_ratio", "matrix rate (measured)", COLOURS[2], DASHED),
 )
-PAIR = {"gpu_a": "Faster device", "gpu_b": "Slower device", **CELL}
+PAIR = {"gpu_a": "First device", "gpu_b": "Second device", **CELL}
 _SHARES = {
     "weights_share": "Reading weights",
     "kv_share": "Reading KV",
@@ -320,7 +320,7 @@ SUBJECT = Subject(
                 "device_ratio": "Without waiting for the host",
                 "predicted_ratio": "Predicted from one calibration",
                 "predicted_ratio_error_pct": "Error of this prediction",
-                "own_predicted_ratio": "Predicted from both",
+                "own_predicted_ratio": "Predicted, each from its own device",
                 "explanation": "Shown to be within 10 % of",
                 "compatible_with": "Also compatible with",
                 "nearest_difference_pct": "Difference from the nearest ratio",
@@ -339,6 +339,7 @@ SUBJECT = Subject(
                 "measured_bandwidth_ratio": "Memory bandwidth, measured",
                 "flop_ratio": "Matrix rate, published",
                 "measured_flop_ratio": "Matrix rate, measured",
+                "measured_cache_ratio": "Cache bandwidth, measured",
                 "kv_tokens_ratio": column("kv_cache_tokens").label,
             },
             "Ratios of the devices' rates and KV caches",
@@ -348,11 +349,11 @@ SUBJECT = Subject(
             "devices",
             {
                 **PAIR,
-                "power_cap_share_a": "At the power limit, faster device",
-                "power_cap_share_b": "At the power limit, slower device",
+                "power_cap_share_a": "At the power limit, first device",
+                "power_cap_share_b": "At the power limit, second device",
                 **{f"{share}_b": f"{words}, predicted" for share, words in _SHARES.items()},
             },
-            "Shares of the samples at the power limit, and of the time of the slower device",
+            "Shares of the samples at the power limit, and of the time of the second device",
             of_rates,
         ),
         claims_on("devices"),

@@ -129,9 +129,7 @@ def least_steps(work: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def phase_flops(
-    work: pd.DataFrame, facts: ModelFacts, attention_cost: float = 1.0
-) -> tuple[FloatArray, FloatArray]:
+def phase_flops(work: pd.DataFrame, facts: ModelFacts, attention_cost: float = 1.0) -> tuple[FloatArray, FloatArray]:
     """Operations of a repeat's prefills and of its decode steps, where one of attention counts `attention_cost` times.
     Cached prefix tokens are not computed again."""
 

@@ -103,7 +103,10 @@ SCHEMA = table_schema(
         "terms of the prediction; activation includes graphs, as engines print it",
     ),
     NUMBER("predicted_overhead_bytes", "weights, activation, graphs and libraries"),
-    NUMBER([*_PRINTED_GIB, *_OBSERVED], "the same terms, printed by the engine"),
+    NUMBER(
+        [*_PRINTED_GIB, *_OBSERVED],
+        "the same terms, printed by the engine; blocks and tokens are null if it refused the cell",
+    ),
     NUMBER([f"{term}_error_pct" for term in COMPARED], "predicted minus observed, over observed"),
     NUMBER(
         "recomputed_kv_cache_tokens",
@@ -140,7 +143,9 @@ def _of_cells(cells: pd.DataFrame) -> pd.DataFrame:
     """One row per cell: the memory terms that its engine printed, in bytes."""
     rows = cells.groupby(["study", "source", "cell_id"], dropna=False, sort=False).first().reset_index()
     observed = {name: GIB * rows[column].astype(float) for name, column in _PRINTED_GIB.items()}
-    observed |= {name: rows[column].astype(float) for name, column in _OBSERVED.items()}
+    # An engine may print what its cache would have before it refuses the cell.
+    had = rows["outcome"] != "infeasible"
+    observed |= {name: rows[column].astype(float).where(had) for name, column in _OBSERVED.items()}
     # If the number of blocks is set, the engine still prints the memory that would have been available.
     fits = as_applied(rows, "num_gpu_blocks_override") == ""
     observed["observed_kv_cache_bytes"] = observed["observed_kv_cache_bytes"].where(fits)

@@ -54,7 +54,7 @@ SCHEMA = table_schema(
     ),
     declared("waste_pct"),
     NUMBER("wasted_slots_per_sequence", "slots without a token, per live sequence"),
-    NUMBER("expected_wasted_slots_per_sequence", "`(block_size - 1) / 2`"),
+    NUMBER("expected_wasted_slots_per_sequence", "`(block_size - 1) / 2`, if sequences are long against a block"),
     NUMBER("engine_slots_held_mean", "slots in use by the engine's own gauge; for `paged`"),
     TEXT("computed_from", "`timeline` (measured times of the requests), `lengths` or `steps` (reported by the engine)"),
     TEXT("source", "`measured` for the engine's own layout, else `predicted`"),

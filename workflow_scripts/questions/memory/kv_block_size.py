@@ -220,6 +220,7 @@ CAPACITY = TablePart(
         "kv_cache_tokens_error_pct": "Error of predicted tokens",
         "observed_max_concurrency": "Requests of full length",
         "predicted_max_concurrency": "Requests of full length, predicted",
+        "predicted_infeasible": "Predicted to be refused",
     },
     "Capacity of the KV cache, as the engine had it and as predicted",
     note="Of the first start of each cell. Tokens and requests are those of all blocks, of which vLLM keeps one to "
@@ -263,7 +264,7 @@ SUBJECT = Subject(
                 "block_size": "Block size",
                 "waste_pct": "",
                 "wasted_slots_per_sequence": "Empty slots per sequence",
-                "expected_wasted_slots_per_sequence": "Empty slots per sequence, expected",
+                "expected_wasted_slots_per_sequence": "Empty slots per sequence, expected of long ones",
                 "source": "Source",
             },
             "Waste in the engines' actual layouts, medians over repeats",

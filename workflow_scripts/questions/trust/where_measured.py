@@ -110,7 +110,7 @@ def provenance(report: Report) -> Iterator[Block]:
     spent_s = starts[list(names)].astype(float).sum()
     if total_s := spent_s.sum():
         shares = ", ".join(f"{100 * spent_s[column] / total_s:.0f} % {name}" for column, name in names.items())
-        rows.append(["Time of the engines", f"{total_s / 60:.3g} min: {shares}"])
+        rows.append(["Time of the engines", f"{total_s / 60:.3g} min, without ends and failures: {shares}"])
     graphs = [
         f"{'loaded' if cached else 'compiled'} in {plural(len(some), 'start')}, which took {span(some)} s"
         for cached, some in starts.dropna(subset="start_s").groupby("graphs_from_cache")["start_s"]
@@ -192,7 +192,8 @@ places = TablePart(
 
 def _measured_where(cells: pd.DataFrame) -> Table:
     """Cells by device, host, engine, environment and lock, which shows what was merged or measured again."""
-    several = {RAN_IN: "Environment"} if cells[RAN_IN].max() > 1 else {}
+    numbers = cells.groupby(["gpu", "engine"])[RAN_IN].nunique()
+    several = {RAN_IN: "Environment"} if numbers.max() > 1 else {}
     places = {
         "gpu": "Device",
         "device_uuid": "UUID",

@@ -194,7 +194,10 @@ GIVEN = dict.fromkeys(L4) | {"bytes_per_token": 131072, "bytes_per_block": 2**21
     ],
 )
 def test_each_disagreement_has_its_code(predicted, printed, disagrees):
-    assert row_of(predicted, **printed)["disagrees"] == disagrees
+    row = row_of(predicted, **printed)
+    assert row["disagrees"] == disagrees
+    # A cell that was refused has no cache, whatever the engine printed of it.
+    assert row["observed_max_concurrency"] == (None if row["outcome"] == "infeasible" else PRINTED["max_concurrency"])
 
 
 # --- blocks at several utilizations ----------------------------------------------------------------------------------
