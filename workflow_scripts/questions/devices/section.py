@@ -323,7 +323,7 @@ SUBJECT = Subject(
                 "own_predicted_ratio": "Predicted, each from its own device",
                 "explanation": "Shown to be within 10 % of",
                 "compatible_with": "Also compatible with",
-                "nearest_difference_pct": "Difference from the nearest ratio",
+                "nearest_difference_pct": "Error of the nearest ratio",
             },
             f"Ratios of {column(RATE).in_words} over whole repeats",
             lambda ratios: of_rates(ratios).assign(

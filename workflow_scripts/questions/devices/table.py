@@ -123,7 +123,7 @@ SCHEMA = table_schema(
     TEXT("compatible_with", "further ratios inside the interval, which is too wide to show more"),
     TEXT("support", "`shown`: explained; `compatible`: only ratios inside the interval; `near`: no interval; `none`"),
     TEXT("nearest", "nearest of these ratios"),
-    NUMBER("nearest_difference_pct", "observed ratio over the nearest, minus 1"),
+    NUMBER("nearest_difference_pct", "the nearest over the observed ratio, minus 1"),
     TEXT(
         "cannot_show",
         "why decoding cannot be shown to follow memory bandwidth: `disturbed` (others used a CPU while its rates were "
@@ -264,14 +264,14 @@ def explain(
 
     >>> row = explain(1.33, 1.17, 1.52, {"bandwidth": 1.43, "flop": 1.0})
     >>> row["explanation"], row["compatible_with"], row["support"], round(row["nearest_difference_pct"], 1)
-    ('none', 'bandwidth', 'compatible', -7.0)
+    ('none', 'bandwidth', 'compatible', 7.5)
     """
     ratios = {name: value for name, value in candidates.items() if not math.isnan(value)}
     within = 1 + NEAR_PCT / 100
     shown = [name for name, value in ratios.items() if value / within <= low and high <= value * within]
     shown = [name for name in shown if p is None or p[name] <= EQUIVALENCE_ALPHA]
     compatible = [name for name, value in ratios.items() if low <= value <= high and name not in shown]
-    difference_pct = {name: 100 * (ratio / value - 1) for name, value in ratios.items()}
+    difference_pct = {name: 100 * (value / ratio - 1) for name, value in ratios.items()}
     nearest = min(shown or compatible or ratios, key=lambda name: abs(difference_pct[name]), default=None)
     support = SHOWN if shown else COMPATIBLE if compatible else NONE
     if math.isnan(low) and nearest and abs(difference_pct[nearest]) <= NEAR_PCT:
