@@ -124,7 +124,7 @@ def series_labels(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
     return pd.Series(labels, index=rows.index, dtype=object)
 
 
-def cell_titles(cells: pd.DataFrame, shown: Sequence[str], knobs: Sequence[str]) -> pd.Series:
+def cell_titles(cells: pd.DataFrame, shown: list[str], knobs: Sequence[str]) -> pd.Series:
     """For each of the `shown` cells the names that distinguish it from the others shown, and on a second line the
     settings that distinguish it from all `cells`, as elsewhere on the page."""
     rows = cells.loc[shown]

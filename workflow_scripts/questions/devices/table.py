@@ -271,7 +271,7 @@ def explain(
     shown = [name for name, value in ratios.items() if value / within <= low and high <= value * within]
     shown = [name for name in shown if p is None or p[name] <= EQUIVALENCE_ALPHA]
     compatible = [name for name, value in ratios.items() if low <= value <= high and name not in shown]
-    difference_pct = {name: 100 * (value / ratio - 1) for name, value in ratios.items()}
+    difference_pct = {name: 100 * (ratio / value - 1) for name, value in ratios.items()}
     nearest = min(shown or compatible or ratios, key=lambda name: abs(difference_pct[name]), default=None)
     support = SHOWN if shown else COMPATIBLE if compatible else NONE
     if math.isnan(low) and nearest and abs(difference_pct[nearest]) <= NEAR_PCT:
@@ -281,7 +281,7 @@ def explain(
         "compatible_with": ", ".join(compatible) or None,
         "support": support if ratios else None,
         "nearest": nearest,
-        "nearest_difference_pct": difference_pct[nearest] if nearest else math.nan,
+        "nearest_difference_pct": 100 * (ratios[nearest] / ratio - 1) if nearest else math.nan,
     }
 
 

@@ -143,7 +143,8 @@ def phase_flops(work: pd.DataFrame, facts: ModelFacts, attention_cost: float = 1
             np.zeros(len(work)),
         )
         pairs = (getattr(r, pair_flops) * numbers(work[attended_tokens + r.suffix]) for r in facts.reaches)
-        return attention_cost * sum(pairs) + matrices + facts.state_flops * numbers(work[tokens])
+        of_attention = (attention_cost * of_reach for of_reach in pairs)
+        return sum(of_attention, start=matrices + facts.state_flops * numbers(work[tokens]))
 
     return (
         flops("computed_prompt_tokens", "requests", "prefill_attended_tokens", "prefill_pair_flops"),
