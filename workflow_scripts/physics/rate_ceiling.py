@@ -54,12 +54,13 @@ def matrix_flop_per_s(gpu: Gpu, facts: ModelFacts) -> float | None:
     return max(rates, default=None) if facts.quantization else gpu.peak_flop_per_s(facts.dtype)
 
 
-def attention_cost(gpu: Gpu, facts: ModelFacts, kv_cache_dtype: str) -> float:
+def attention_cost(gpu: Gpu | None, facts: ModelFacts, kv_cache_dtype: str) -> float:
     """Least time of an operation of attention over that of one with weights: a smaller type of the KV cache allows the
-    device's highest rate."""
+    device's highest rate; 0 if it is not known."""
     if facts.kv_dtype_bytes(kv_cache_dtype) >= facts.kv_dtype_bytes():
         return 1.0
-    return (matrix_flop_per_s(gpu, facts) or 0.0) / max((gpu.dense_flop_per_s or {}).values(), default=1.0)
+    rates = gpu and gpu.dense_flop_per_s
+    return (matrix_flop_per_s(gpu, facts) or 0.0) / max(rates.values()) if gpu and rates else 0.0
 
 
 def ceiling(

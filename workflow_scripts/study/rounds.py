@@ -111,7 +111,7 @@ class RoundPlan(Record):
             decided = f"{self.asked - len(self.questions)} of {self.asked} questions answered"
         follows = f"round {self.round} measures {len(self.starts)} cells; about {_hours(self.left_s)} are left"
         if self.ended:
-            follows = f"{self.ended}. All starts took {_hours(self.spent_s)}"
+            follows = f"{self.ended}. All starts, with those that show drift, took {_hours(self.spent_s)}"
         return f"After round {self.round - 1}: {decided}; {follows} of device time"
 
 

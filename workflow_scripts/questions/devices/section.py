@@ -45,6 +45,7 @@ _REFERENCES = (
     Reference("flop_ratio", "matrix rate (published)", COLOURS[2], "-"),
     Reference("measured_bandwidth_ratio", "memory bandwidth (measured)", COLOURS[1], DASHED),
     Reference("measured_flop_ratio", "matrix rate (measured)", COLOURS[2], DASHED),
+    Reference("measured_cache_ratio", "cache bandwidth (measured)", COLOURS[4], DASHED),
 )
 PAIR = {"gpu_a": "First device", "gpu_b": "Second device", **CELL}
 _SHARES = {

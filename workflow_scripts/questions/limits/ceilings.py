@@ -57,12 +57,6 @@ class Rates:
         of_source = None if self.measured and facts.quantization else matrix_flop_per_s(self.gpu, facts)
         return of_source or np.nan
 
-    def attention_cost(self, facts: ModelFacts, kv_cache_dtype: str) -> float:
-        """As that of the data sheet; 0 if the KV cache has a smaller type, whose rate is not among measured ones."""
-        cost = attention_cost(self.gpu, facts, kv_cache_dtype)
-        smaller = facts.kv_dtype_bytes(kv_cache_dtype) < facts.kv_dtype_bytes()
-        return 0.0 if self.measured and smaller else cost
-
 
 def rates_of(gpu: Gpu, devices: Path) -> list[Rates]:
     """A device's rates from its data sheet, and the measured ones if `devices` holds its record."""
@@ -203,7 +197,9 @@ def phase_times(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dt
     weights_s, kv_s = weights_s.mask(slower, from_cache_s), kv_s.mask(slower, kv_from_cache_s)
     # Each request's first token comes from its prefill.
     prefills = work["requests"] / work["sequence_steps_min"]
-    prefill_flops, decode_flops = phase_flops(work, facts, rates.attention_cost(facts, kv_cache_dtype))
+    # The rates of smaller types are not measured.
+    cost = attention_cost(None if rates.measured else rates.gpu, facts, kv_cache_dtype)
+    prefill_flops, decode_flops = phase_flops(work, facts, cost)
     flop_per_s = rates.flop_per_s(facts) * devices
     times = pd.DataFrame(
         {

@@ -110,7 +110,7 @@ def provenance(report: Report) -> Iterator[Block]:
     spent_s = starts[list(names)].astype(float).sum()
     if total_s := spent_s.sum():
         shares = ", ".join(f"{100 * spent_s[column] / total_s:.0f} % {name}" for column, name in names.items())
-        rows.append(["Time of the engines", f"{total_s / 60:.3g} min, without ends and failures: {shares}"])
+        rows.append(["Time of the engines", f"{total_s / 60:.3g} min: {shares}"])
     graphs = [
         f"{'loaded' if cached else 'compiled'} in {plural(len(some), 'start')}, which took {span(some)} s"
         for cached, some in starts.dropna(subset="start_s").groupby("graphs_from_cache")["start_s"]

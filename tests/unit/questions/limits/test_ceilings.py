@@ -13,6 +13,7 @@ from tests.unit.made_rates import made_rates
 from tests.unit.questions.parsed_tables import requests
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
 from workflow_scripts.physics.model_facts import model_facts, read_model_facts
+from workflow_scripts.physics.rate_ceiling import attention_cost
 from workflow_scripts.questions.limits.ceilings import (
     Rates,
     least_steps,
@@ -130,9 +131,9 @@ def test_a_gpu_has_its_data_sheet_and_its_measured_rates(tmp_path):
     awq = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16", "awq")
     assert datasheet.flop_per_s(awq) == 1979e12
     assert math.isnan(measured.flop_per_s(awq))
-    costs = [[of.attention_cost(llama, kv) for kv in ("auto", "bfloat16", "fp8")] for of in (datasheet, measured)]
-    assert costs == [[1, 1, 0.5], [1, 1, 0]]
-    assert (datasheet.attention_cost(awq, "fp8"), Rates("datasheet", CPU, 0).attention_cost(TINY, "fp8")) == (1, 0)
+    costs = [[attention_cost(gpu, llama, kv) for kv in ("auto", "bfloat16", "fp8")] for gpu in (h200, CPU, None)]
+    assert costs == [[1, 1, 0.5], [1, 1, 0], [1, 1, 0]]
+    assert attention_cost(h200, awq, "fp8") == 1
 
 
 # --- steps -------------------------------------------------------------------------------------------------------
