@@ -8,7 +8,7 @@ from workflow_scripts.present import figures
 from workflow_scripts.questions.knobs import central_tables as module
 from workflow_scripts.questions.knobs.central_tables import central_tables, knob_tables
 from workflow_scripts.tables.measurements import write_measurements
-from workflow_scripts.tables.results import MissingError
+from workflow_scripts.tables.results import STEADY, MissingError
 
 RATES, TOTAL, BLOCKS = range(3)
 
@@ -82,6 +82,15 @@ def test_the_fastest_is_marked_as_the_analysis_decides(report, tmp_path, fastest
     marks = (module.BEST, module.PERHAPS_BEST)
     marked = {value: mark for value, text in row.items() for mark in marks if f"\u00a0{mark} (" in text}
     assert marked == dict.fromkeys(fastest.split(", "), mark)
+
+
+def test_rows_that_are_compared_while_the_engine_is_full_have_a_table_of_their_own(report, tmp_path):
+    effects = in_table(report, "knobs")
+    effects["metric"] = effects["metric"].mask(effects["gpu"] == "h200", STEADY)
+    whole, full, *_ = dict(knob_tables(changed(report, tmp_path, knobs=effects).tables))["max_num_seqs"]
+    of_16 = [rows(table, **{"Other settings": "block size 16"}) for table in (whole, full)]
+    devices = [[row["Device / max-num-seqs"] for row in of_table] for of_table in of_16]
+    assert devices == [["a100-sxm-80gb", "l40s"], ["h200"]]
 
 
 def test_they_are_shown_and_written_as_markdown_and_some_rows_of_a_large_study(report, tmp_path, monkeypatch):

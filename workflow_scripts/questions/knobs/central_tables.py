@@ -19,9 +19,9 @@ from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, s
 from workflow_scripts.tables.results import RAN_IN, RATE, STEADY, Tables, records, require
 
 KNOBS = ("max_num_seqs", "block_size", "batch_size")
-OVER: Mapping[str, str] = {RATE: "whole repeats", STEADY: "steady part"}
 MEMORY = ("num_gpu_blocks", "waste_pct", "memory_used_bytes_max")
 BEST, PERHAPS_BEST = "★", "☆"
+MEASURED = "and its 95 % interval"
 PUBLISHED = f"{column(RATE).axis}, beside published ones,"
 SETTINGS, WHY = "Other settings", "Why there is no rate"
 
@@ -35,7 +35,8 @@ class Line(NamedTuple):
 
 
 def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
-    """For each knob tables of rates, of published rates and of KV memory; the tables of rates come first.
+    """For each knob tables of rates, of published rates and of KV memory; the tables of rates come first: that over
+    whole repeats and that while the engine is full, each with the rows that are compared by it.
 
     A row has all cells of a device and environment that differ only in the knob.
     """
@@ -65,10 +66,15 @@ def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
         effects = tables.get("knobs", "comparison", "knob")
         effects = effects[(effects["comparison"] == "overall") & (effects["knob"] == knob)]
         by_cell = {row["cell_id"]: row for row in records(effects)}
-        lines = [_rates_of(part, names, by_cell, rates) for part, names in zip(parts, named, strict=False)]
+        by_measure: dict[str, list[Line]] = {RATE: [], STEADY: []}
+        for part, names in zip(of_rows, named, strict=True):
+            measure, line = _rates_of(part, names, by_cell, rates)
+            by_measure[measure].append(line)
         fixed = [setting_phrase(of, rows[of].iloc[0]) for of in others if of not in varied and rows[of].notna().all()]
         summaries = [
-            _table(lines, named, name, f"{column(RATE).axis} and its 95 % interval", fixed, _marks(lines, effects))
+            _table(of, [line.names for line in of], name, f"{column(by).axis} {MEASURED}", fixed, _marks(of, effects))
+            for by, of in by_measure.items()
+            if of
         ]
         if knob == "max_num_seqs":  # the setting for which rates are published
             pairs = zip(of_rows, named, strict=True)
@@ -111,8 +117,8 @@ def _rates_of(
     names: Mapping[str, str],
     effects: Mapping[str, Mapping[str, Any]],
     rates: Mapping[tuple[str, str, str], str],
-) -> Line:
-    """The rates of a row, by which the analysis compared them, with the fastest marked."""
+) -> tuple[str, Line]:
+    """The measure by which the analysis compared the cells of a row, and their rates by it, with the fastest marked."""
     of_row = [effects[cell] for cell in part["cell_id"] if cell in effects]
     # Cells of several machines are not compared with each other.
     effect: Mapping[str, Any] = of_row[0] if len(of_row) == 1 else {"metric": RATE, "fastest": ""}
@@ -121,7 +127,7 @@ def _rates_of(
     values: dict[float, str] = {}
     reasons: dict[str, list[float]] = {}
     for cell_id, outcome, reason, x in zip(*(part[of] for of in ("cell_id", "outcome", "reason", "x")), strict=True):
-        predicted = rates.get(("predicted", cell_id, RATE))
+        predicted = rates.get(("predicted", cell_id, effect["metric"]))
         if outcome == "ok":
             rate = rates.get(("measured", cell_id, effect["metric"]), UNKNOWN)
             value, bracket, interval = rate.partition(" (")
@@ -133,7 +139,7 @@ def _rates_of(
             if isinstance(reason, str):
                 reasons.setdefault(shorten(reason, MOST_LETTERS, placeholder=" ..."), []).append(x)
     why = "; ".join(f"{', '.join(f'{x:g}' for x in at)}: {reason}" for reason, at in reasons.items())
-    return Line({**names, "Rate": OVER[effect["metric"]]}, values, why)
+    return effect["metric"], Line(names, values, why)
 
 
 def _marks(lines: Sequence[Line], effects: pd.DataFrame) -> str:
@@ -201,8 +207,9 @@ def _table(
 def central_tables(report: Report) -> Iterator[Block]:
     tables_of_knobs = list(knob_tables(report.tables))
     require(tables_of_knobs, f"no two cells of an engine differ only in {', '.join(map(knob_name, KNOBS))}")
-    for knob, (rates, *others) in tables_of_knobs:
-        yield rates
+    for knob, of_knob in tables_of_knobs:
+        others = [table for table in of_knob if MEASURED not in table.caption]
+        yield from of_knob[: len(of_knob) - len(others)]
         if others:
             what = "Published rates and KV memory" if PUBLISHED in others[0].caption else "KV memory"
             yield Fold(f"{what} by {knob_name(knob)}: {plural(len(others), 'table')}", others)
