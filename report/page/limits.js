@@ -154,26 +154,24 @@ export function showLimits(panel, store) {
     draw(candidates, new Set(keeping));
     const columns = Object.values(BOUNDS).map((column) => `${column}_p${percentile}`).filter((column) => COLUMNS[column] && store.repeats[column]);
     const [cost, energy] = ["price", "energy"].map((name) => ranked.some((one) => one[name] !== null));
-    const headings = ["Settings", "Within the limits", heading(RATE), "Range or interval", ...(cost ? [GOALS.get("price")] : []), ...(energy ? [heading(ENERGY)] : []), ...columns.map(heading), "Engine"];
+    const headings = ["Settings", "Within the limits", heading(RATE), ...(cost ? [GOALS.get("price")] : []), ...columns.map(heading), ...(energy ? [heading(ENERGY)] : [])];
+    const differing = ["gpu", "engine", "environment_number"].filter((id) => new Set(candidates.map((cell) => cell[id])).size > 1);
     const rows = ranked.map(({ cell, broken, rate, low, high, price, energy: joules }) => () => [
-      cellButton(cell, devices.length > 1),
+      cellButton(cell, differing),
       broken ? `no: ${broken.words}` : "yes",
-      number(rate),
-      `${number(low)} to ${number(high)}`,
+      `${number(rate)} (${number(low)} to ${number(high)})`,
       ...(cost ? [number(price)] : []),
-      ...(energy ? [number(joules)] : []),
       ...columns.map((column) => `${shown(column, cell.statistic(column)?.value)}${isOfFew(cell, percentile) ? " *" : ""}`),
-      cell.engine,
+      ...(energy ? [number(joules)] : []),
     ]);
-    const numeric = headings.map((_, i) => i > 1 && i < headings.length - 1);
-    table.replaceChildren(longTable(`Settings by ${GOALS.get(goal)}, those within the limits first`, headings, rows, numeric));
+    table.replaceChildren(longTable(`Settings by ${GOALS.get(goal)}, those within the limits first`, headings, rows, headings.map((_, i) => i > 1)));
   }
   panel.replaceChildren(
     el("h2", {}, "Your limits"),
     el("p", { class: "lead" }, "Set how long a request may take and what a device costs. A setting keeps a limit if the chosen share of its requests does so in every repeat. An empty field sets no limit."),
     el("div", { class: "controls" }, Object.values(inputs).map(({ node }) => node), prices.map(({ node }) => node)),
     ...[out, legend, box],
-    el("p", { class: "note" }, "The line between points is the Pareto front: no other setting within the limits is faster at the same or a lower latency. It is of the values alone: where intervals overlap, another run may have another front. Bars are 95 % intervals if they are known, otherwise the range of the repeats. Hollow points do not keep the limits in their worst repeat, although their value over all repeats may. If a workload submits all requests at once, TTFT includes the wait for a free place."),
+    el("p", { class: "note" }, "The line between points is the Pareto front: no other setting within the limits is faster at the same or a lower latency. It is of the values alone: where intervals overlap, another run may have another front. Bars and brackets are 95 % intervals if they are known, otherwise the range of the repeats. Hollow points do not keep the limits in their worst repeat, although their value over all repeats may. If a workload submits all requests at once, TTFT includes the wait for a free place."),
     table,
   );
   changed();

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from workflow_scripts.catalog.published import PROMPT_SHARES
 from workflow_scripts.common.columns import Column, column
-from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_cells, mark_handles, ratio_axis
+from workflow_scripts.page.plot import Panel, Plot, key, line_through, log2_axis, mark_cells, mark_handles, ratio_axis
 from workflow_scripts.page.series import Group, ends_in_words, groups_varying, repeats_of
 from workflow_scripts.page.style import COLOURS, INK, MUTED, OUTCOMES, LineStyle, Mark, marks
 from workflow_scripts.physics.rate_ceiling import at_least
@@ -144,7 +144,7 @@ def plot_by_knob(
     of_all = [_in_unit(rows.filter(names), shown) for rows in of_all]
     groups = [replace(group, rows=rows) for group, rows in zip(groups, of_all, strict=True)]
     rows = pd.concat([group.rows for group in groups])
-    require(rows[measure].dropna(), f"{measure} is known for no cell")
+    require(rows[measure].dropna(), f"{shown.in_words} is known for no cell")
     colours = marks(tables.devices if set(rows["colour"]) <= set(tables.devices) else rows["colour"])
     styles = dict(zip(dict.fromkeys(rows["style"]), cycle(LINE_STYLES), strict=False))
     invalid = [_in_unit(_invalid(tables, group, f"knob_{knob}", measure), shown) for group in groups]
@@ -163,9 +163,11 @@ def plot_by_knob(
         handles += published_handles()
     if any(map(len, invalid)):
         handles.append(key("invalid, not compared", **INVALID))
+    devices = {*rows["gpu"]}
+    place = f" on {devices.pop()}" if len(devices) == 1 and not set(rows["colour"]) <= devices else ""
     beside = ["predicted"] * (not ceilings.empty) + ["published"] * (not published.empty)
     return Plot(
-        title=f"{shown.label} against {name}",
+        title=f"{shown.label} against {name}{place}",
         alt=" ".join([f"{shown.label} against {name}, measured.", *_in_words(groups)]),
         sources=[*sorted(rows["source"].unique()), *beside],
         panels=[
@@ -229,7 +231,7 @@ def _draw_line(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineS
     ax.vlines(at.index, at[LOW], at[HIGH], color=mark.color, linewidth=1.5)
     cells, measure = rows.drop_duplicates("cell_id"), STEADY if WHOLE in rows else rate
     mark_cells(ax, cells["x"], cells[VALUE], cells["cell_id"], measure, ends=cells[[LOW, HIGH]].to_numpy())
-    ax.plot(at.index, at[VALUE], color=mark.color, marker=mark.marker, linestyle=style)
+    ax.plot(at.index, at[VALUE], color=mark.color, marker=mark.marker, **line_through(len(at), style))
     if WHOLE in rows:
         whole = rows.groupby("x")[WHOLE].median()
         ax.plot(whole.index, whole, color=mark.color, **WHOLE_LINE)

@@ -115,6 +115,11 @@ def key(label: str, color: str = INK, linestyle: LineStyle = "-", **style: Any) 
     return Line2D([], [], label=label, color=color, linestyle=linestyle, **style)
 
 
+def line_through(points: int, style: LineStyle = "-") -> dict[str, Any]:
+    """How marks are joined: by a faint dotted line if there are two, because these are no curve."""
+    return {"linestyle": style} if points > 2 else {"linestyle": ":", "linewidth": 0.7}
+
+
 def mark_handles(named: Mapping[str, Mark], **style: Any) -> list[Artist]:
     return [key(name, m.color, marker=m.marker, **style) for name, m in named.items() if name]
 

@@ -185,7 +185,7 @@ class FigurePart:
         wide, narrow = report.figures / f"{self.name}.svg", report.figures / f"{self.name}.column.svg"
         if "missing" in facts or not (wide.exists() and narrow.exists()):
             reason = facts.get("missing", "its file does not exist")
-            yield Absent(f"figure {self.name.replace('_', ' ')}", reason)
+            yield Absent("", reason)
             return
         sizes = {"wide": size_px(wide), "narrow": size_px(narrow)}
         marks = {
@@ -240,7 +240,7 @@ class TablePart:
     def __call__(self, report: Report) -> Iterator[Block]:
         try:
             rows = self.rows(report.tables) if self.rows else self.keep(report.tables.need(self.source))
-            require(rows, f"the table {self.source} has no rows for: {self.caption}")
+            require(rows, f"nothing to show of: {self.caption}")
         except MissingError:
             if self.optional:
                 return

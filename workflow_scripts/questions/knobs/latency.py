@@ -11,7 +11,17 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow_scripts.common.columns import column
-from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_cells, mark_handles, plain_log_axis, ratio_axis
+from workflow_scripts.page.plot import (
+    Panel,
+    Plot,
+    key,
+    line_through,
+    log2_axis,
+    mark_cells,
+    mark_handles,
+    plain_log_axis,
+    ratio_axis,
+)
 from workflow_scripts.page.report import FigurePart, Subject
 from workflow_scripts.page.series import Group, device_marks, ends_in_words, repeats_of, values_at
 from workflow_scripts.page.style import INK, MUTED, LineStyle, Mark
@@ -98,7 +108,7 @@ def _curve(ax: Axes, rows: pd.DataFrame, repeats: pd.DataFrame, rate: str, named
     sides = cycle([((7, 3), "left"), ((-7, -9), "right")])
     for (gpu, part), (place, side) in zip(rows.groupby("gpu", sort=False), sides, strict=False):
         mark = named_as[str(gpu)]
-        ax.plot(part[PER_USER], part[rate], color=mark.color, marker=mark.marker)
+        ax.plot(part[PER_USER], part[rate], color=mark.color, marker=mark.marker, **line_through(len(part)))
         ax.vlines(part[PER_USER], part["low"], part["high"], color=mark.color, linewidth=1.5)
         ax.hlines(part[rate], part["low_speed"], part["high_speed"], color=mark.color, linewidth=1.5)
         each = repeats[repeats["gpu"] == gpu]
@@ -114,7 +124,7 @@ def _first(ax: Axes, rows: pd.DataFrame, named_as: Mapping[str, Mark]) -> None:
     for gpu, part in rows.groupby("gpu", sort=False):
         mark = named_as[str(gpu)]
         for name, (style, _) in FIRST.items():
-            ax.plot(part["x"], part[name], color=mark.color, marker=mark.marker, linestyle=style)
+            ax.plot(part["x"], part[name], color=mark.color, marker=mark.marker, **line_through(len(part), style))
     log2_axis(ax, rows["x"].unique())
     latencies = rows[list(FIRST)].to_numpy(dtype=float)
     ratio_axis(ax, np.nanmin(latencies[latencies > 0]), np.nanmax(latencies))

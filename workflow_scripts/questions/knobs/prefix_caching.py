@@ -28,7 +28,7 @@ from workflow_scripts.tables.results import MissingError, Tables, records
 
 _MEMORY = "kv_bytes_used_mean"
 _HITS = column("prefix_cache_hit_rate")
-_MEASURES = ("output_tokens_per_s", _MEMORY, "energy_j_per_output_token")
+_MEASURES = {"output_tokens_per_s": "speed", _MEMORY: "KV memory", "energy_j_per_output_token": "energy"}
 _WORDS = {"true": "with", "false": "without"}
 
 
@@ -45,12 +45,13 @@ def prefix_caching(tables: Tables) -> Plot:
     rows = pd.concat(sides).merge(cells, on="cell_id")
     differing = [name for name in ("gpu", "model", "held") if rows[name].nunique() > 1]
     labels = rows[["name", *differing]].agg(" · ".join, axis=1)
+    shown = [words for measure, words in _MEASURES.items() if rows[measure].notna().any()]
     return plot_bars(
         rows.assign(panel=rows["workload"], label=labels),
         tables,
-        _MEASURES,
+        list(_MEASURES),
         marks(["without prefix caching", "with prefix caching"]),
-        title="Prefix caching: speed, KV memory and energy of the same requests",
+        title=f"Prefix caching: {listed(shown)} of the same requests",
         panels_are="workloads",
     )
 

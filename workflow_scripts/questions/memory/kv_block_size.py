@@ -55,8 +55,9 @@ LEVEL: Mapping[str, tuple[str, str, LineStyle]] = {
     "hf_dynamic_cache": ("HF dynamic cache (measured)", COLOURS[2], "-"),
     "hf_static_cache": ("HF static cache (measured)", COLOURS[7], "-"),
 }
-# Of several cells lines may lie close together.
+# Of several cells lines may lie close together, and marks on each other.
 COMPUTED: Mapping[str, Any] = {"linewidth": 0.9, "alpha": 0.7}
+COMPUTED_MARK: Mapping[str, Any] = {"marker": "o", "markersize": 3.5, "markerfacecolor": "none", "linestyle": "none"}
 WITH_WINDOWS = (
     "a token that no later token attends to counts as empty: the distance between a dot and the line of layers that "
     "keep all tokens is what windows save, and that to the line of own pages the cost of pages with equal bytes and "
@@ -77,7 +78,7 @@ def waste_by_block_size(tables: Tables) -> Plot:
     groups = sorted(rows.groupby(keys, sort=False), key=lambda item: -item[1]["cell_id"].nunique())
     handles = {
         PAGED: key("paged (measured)", COLOURS[0], "none", marker="o"),
-        WHATIF: key("paged, other sizes (predicted)", COLOURS[0], ":"),
+        WHATIF: key("paged, other sizes (predicted)", COLOURS[0], **COMPUTED_MARK),
         **{name: key(*layout) for name, layout in LEVEL.items()},
     }
     names = rows["layout"].map(LAYOUTS)
@@ -113,7 +114,7 @@ def _draw_waste(ax: Axes, rows: pd.DataFrame) -> None:
             continue
         at = part.groupby("block_size")["waste_pct"].agg(["median", "min", "max"])
         if layout == WHATIF:
-            ax.plot(at.index, at["median"], color=COLOURS[0], linestyle=":", **COMPUTED)
+            ax.plot(at.index, at["median"], color=COLOURS[0], **COMPUTED_MARK)
         else:
             ax.vlines(at.index, at["min"], at["max"], color=COLOURS[0], linewidth=1.5)
             ax.plot(at.index, at["median"], color=COLOURS[0], marker="o", linestyle="none")

@@ -205,10 +205,15 @@ def _exactness(rows: pd.DataFrame) -> Iterator[Finding]:
         if most["preemptions"]
         else "none was preempted"
     )
+    if len(both) == 1:
+        yield Finding(
+            f"{most['preemptions']:,.0f} preempted", f"The one cell whose number of KV blocks the study sets: {seen}."
+        )
+        return
     yield Finding(
         f"{int(right.sum())} of {len(both)} exact",
         "The preemptions and the tokens computed again are exactly as predicted from the schedule in "
-        f"{int(right.sum())} of {plural(len(both), 'cell')}; {seen}.",
+        f"{int(right.sum())} of {len(both)} cells; {seen}.",
         "good" if right.all() else "neutral",
     )
 

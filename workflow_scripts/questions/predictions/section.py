@@ -15,7 +15,7 @@ from workflow_scripts.common.wording import listed, number, plural
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.by_knob import draw_published, published_handles
-from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_cells, plain_log_axis
+from workflow_scripts.page.plot import Panel, Plot, key, line_through, log2_axis, mark_cells, plain_log_axis
 from workflow_scripts.page.ratio_plot import plot_ratios
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
 from workflow_scripts.page.series import PLACES, ends_in_words
@@ -67,7 +67,7 @@ def prediction_errors(tables: Tables) -> Plot:
     )
     median, most = number(size.median()), number(size.max())
     alt = f"{len(rows)} cells. Predictions have a median error of {median} %, at most {most} %."
-    return replace(plot, alt=alt, sources=["measured", "predicted"])
+    return replace(plot, alt=alt, sources=["measured", "predicted"], x_label="Predicted over measured (1: exact)")
 
 
 def predicted_by_max_num_seqs(tables: Tables) -> Plot:
@@ -125,8 +125,8 @@ def _draw_sweep(ax: Axes, part: pd.DataFrame, styles: Mapping[str, Mapping[str, 
         style = styles[str(workload)]
         by = _by_limit(line)
         ax.fill_between(by.index, by["low"], by["high"], color=style["color"], alpha=0.1, linewidth=0)
-        ax.plot(by.index, by["predicted"], **style)
         ax.plot(by.index, by["measured"], **MEASURED)
+        ax.plot(by.index, by["predicted"], **{**style, **line_through(len(by), style["linestyle"])})
         mark_cells(ax, by.index, by["measured"], by["cell_id"], RATE)
     published = part.groupby("knob_max_num_seqs")["published"].median().dropna()
     if len(published):

@@ -19,6 +19,7 @@ from workflow_scripts.study.study import Study
 from workflow_scripts.tables.table_command import table_command
 from workflow_scripts.tables.typed_tables import INTEGER, TEXT, table_schema
 
+_NAMES = {"git_dirty": "code differs from the commit"}
 RECORD, LOG = "record", "log"
 # Lines of a log that are kept, and bytes of its end in which they are looked for.
 LOG_LINES, LOG_BYTES = 12, 4096
@@ -47,7 +48,8 @@ def _recorded(cell_id: str, paths: StudyPaths) -> Iterator[tuple[Any, ...]]:
     if path.exists() and (outcome := outcome_in(path)):
         for name, value in outcome.provenance.items():
             for of, item in value.items() if isinstance(value, dict) else [("", value)]:
-                yield cell_id, 1, RECORD, f"{name}: {of}" if of else name, shown(item)
+                what, known = _NAMES.get(name, name.replace("_", " ")), "not known" if item is None else shown(item)
+                yield cell_id, 1, RECORD, f"{what}: {of}" if of else what, known
 
 
 def _logs(cell_id: str, start: int, paths: StudyPaths) -> Iterator[tuple[Any, ...]]:
