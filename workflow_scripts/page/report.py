@@ -184,8 +184,9 @@ class FigurePart:
         facts = report.manifest.get(self.name, {"missing": "the figures were not drawn"})
         wide, narrow = report.figures / f"{self.name}.svg", report.figures / f"{self.name}.column.svg"
         if "missing" in facts or not (wide.exists() and narrow.exists()):
-            reason = facts.get("missing", "its file does not exist")
-            yield Absent("", reason)
+            # A reason why it cannot be drawn says enough; a figure that should be there is named.
+            named = "" if "missing" in report.manifest.get(self.name, {}) else f"figure {self.name.replace('_', ' ')}"
+            yield Absent(named, facts.get("missing", "its file does not exist"))
             return
         sizes = {"wide": size_px(wide), "narrow": size_px(narrow)}
         marks = {
