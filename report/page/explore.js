@@ -61,10 +61,9 @@ export function cellWords(cell) {
   return `${cell.gpu}, ${cell.engine}, ${cell.model}, ${cell.workload}: ${cell.label}`;
 }
 
-// A button that opens a cell; its name begins with its values of columns that differ between the rows.
-export function cellButton(cell, differing) {
-  const place = differing.filter((id) => cell[id]).map((id) => (id === "environment_number" ? `environment ${cell[id]}` : cell[id]));
-  return el("button", { type: "button", class: "link", onclick: () => openCell(cell.cell_id) }, [place.join(", "), cell.label].filter(Boolean).join(": "));
+// A button that opens a cell; its name begins with the columns that tell where it was measured, if any.
+export function cellButton(cell, ids) {
+  return el("button", { type: "button", class: "link", onclick: () => openCell(cell.cell_id) }, [ids.map((id) => cell[id]).join(", "), cell.label].filter(Boolean).join(": "));
 }
 
 // The points of the chart, and the lines that join cells which differ only in the x axis' setting.
@@ -102,14 +101,13 @@ function summaryOf(cells, metric) {
 
 function resultsTable(cells, metric, store) {
   const several = (of) => new Set(cells.map(of)).size > 1;
-  const hasOutcome = several((cell) => cell.outcome);
-  const differing = ["gpu", "environment_number"].filter((id) => several((cell) => cell[id]));
+  const [hasDevice, hasOutcome] = [several((cell) => cell.gpu), several((cell) => cell.outcome)];
   const places = store.differing.filter((id) => id !== "gpu" && several((cell) => cell[id]));
   const rows = cells.map((cell) => () => {
     const found = cell.statistic(metric);
     const range = found && (found.interval ?? (found.n > 1 ? found : null));
     return [
-      cellButton(cell, differing),
+      cellButton(cell, hasDevice ? ["gpu"] : []),
       found ? shown(metric, found.value) : "–",
       range ? `${shown(metric, range.low)} to ${shown(metric, range.high)}${found.interval ? " (95 %)" : ""}` : "–",
       found ? String(found.n) : "–",

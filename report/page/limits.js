@@ -88,6 +88,7 @@ export function showLimits(panel, store) {
     return;
   }
   const devices = [...new Set(cells.map((cell) => cell.gpu))];
+  const differing = store.differing.filter((id) => id === "gpu" || id === "engine");
   // The cells of each model and workload, those with the most cells first.
   const works = new Map([...Map.groupBy(cells, ({ model, workload }) => `${model}, ${workload}`)].sort(([, a], [, b]) => b.length - a.length));
   const percentiles = ["50", "90", "99"].filter((p) => Object.values(BOUNDS).some((column) => store.repeats[`${column}_p${p}`]));
@@ -155,7 +156,6 @@ export function showLimits(panel, store) {
     const columns = Object.values(BOUNDS).map((column) => `${column}_p${percentile}`).filter((column) => COLUMNS[column] && store.repeats[column]);
     const [cost, energy] = ["price", "energy"].map((name) => ranked.some((one) => one[name] !== null));
     const headings = ["Settings", "Within the limits", heading(RATE), ...(cost ? [GOALS.get("price")] : []), ...columns.map(heading), ...(energy ? [heading(ENERGY)] : [])];
-    const differing = ["gpu", "engine", "environment_number"].filter((id) => new Set(candidates.map((cell) => cell[id])).size > 1);
     const rows = ranked.map(({ cell, broken, rate, low, high, price, energy: joules }) => () => [
       cellButton(cell, differing),
       broken ? `no: ${broken.words}` : "yes",

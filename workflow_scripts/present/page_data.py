@@ -24,6 +24,7 @@ import pandas as pd
 
 from workflow_scripts.common.columns import COLUMNS, LATENCIES
 from workflow_scripts.page.report import Report
+from workflow_scripts.page.series import environments_in_words
 from workflow_scripts.page.style import COLOURS
 from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.grid import COORDINATES
@@ -88,12 +89,12 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
     random = [name for name, of in resolved_models(report.study).items() if of.load_format in ("dummy", "seeded")]
     cells = grid.assign(
         settings=settings_in_words(grid, knobs),
-        label=grid["cell_id"].map(report.labels),
+        **{RAN_IN: grid["cell_id"].map(report.tables.rows.drop_duplicates("cell_id").set_index("cell_id")[RAN_IN])},
+        label=lambda rows: rows["cell_id"].map(report.labels) + environments_in_words(rows),
         weights=grid["model"].map(dict.fromkeys(random, "random")),
         log_file=grid["cell_id"].map(logs["what"]),
         log=grid["cell_id"].map(logs["value"]),
         scope=scopes,
-        **{RAN_IN: grid["cell_id"].map(report.tables.rows.drop_duplicates("cell_id").set_index("cell_id")[RAN_IN])},
         output_tokens_per_device_hour=values["output_tokens_per_s"] * 3600 / _devices(grid),
     )
     return {

@@ -246,8 +246,10 @@ def test_own_limits_order_the_settings_and_price_tokens(tab, report):
     headings = tab.evaluate("[...document.querySelectorAll('#view-limits thead th')].map((h) => h.textContent)")
     costs = tab.evaluate(column.format(headings.index("Price per million output tokens")))
     known = [cost != "–" for cost in costs]
-    devices = [name.partition(": ")[0] for name in tab.evaluate(column.format(0))]
+    places = [name.partition(": ")[0].split(", ") for name in tab.evaluate(column.format(0))]
+    devices = [device for device, _ in places]
     assert {*zip(known, devices, strict=True)} == {(True, "h200"), (True, "l40s"), (False, "a100-sxm-80gb")}
+    assert {engine for _, engine in places} == {"vllm", "vllm-serve", "hf-static"}
     numbers = [float(cost.replace(",", "")) for cost in costs[: sum(known)]]
     assert numbers == sorted(numbers)
     assert "on the Pareto front" in tab.evaluate("document.querySelector('#view-limits canvas[tabindex]').ariaLabel")

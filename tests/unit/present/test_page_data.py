@@ -58,6 +58,8 @@ def test_each_environment_has_a_number_of_its_own_on_the_whole_page(report, tmp_
     different = environments.drop_duplicates()
     assert numbers[cells["cell_id"] == other].unique().tolist() == [len(different)]
     assert sorted(different["number"]) == list(range(1, len(different) + 1))
+    [label] = [label for cell, label in zip(values(of["cell_id"]), values(of["label"]), strict=True) if cell == other]
+    assert label.endswith(f", environment {len(different)}")
 
 
 def test_every_repeat_has_its_measured_values_and_limits(data, cells):
