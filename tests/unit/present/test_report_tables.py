@@ -40,11 +40,11 @@ def test_nulls_of_numbers_are_nan_and_of_flags_none_and_devices_measured_elsewhe
 
 
 def test_a_column_of_values_is_one_of_numbers_with_and_without_intervals():
-    rows = pd.DataFrame({"a": [1.0, 2.0], "a_low": [float("nan")] * 2, "b": [1.0, 2.0], "b_low": [0.5, float("nan")]})
+    rows = pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": [1.0, 2.0, 3.0], "b_low": [0.5, None, None], "a_low": float("nan")})
     headings = {"a": "A", "b": "B", "a_low": "A column without any value"}
-    shown = table_of(rows.assign(a_high=rows["a_low"], b_high=3.0), headings, "caption")
+    shown = table_of(rows.assign(a_high=rows["a_low"], b_high=[3.0, 3.0, None]), headings, "caption")
     assert shown.headings == ["A", "B"]
-    assert shown.rows == [["1", "1 (0.5 to 3)"], ["2", "2"]]
+    assert shown.rows == [["1", "1 (0.5 to 3)"], ["2", "2 (at most 3)"], ["3", "3"]]
     assert shown.numeric == [True, True]
 
 

@@ -41,7 +41,6 @@ SOURCES: Mapping[str, str] = {
     "measured rates": "measured rates of the device",
     "data sheet": "the data sheet",
 }
-BOUNDED = "A prediction without a band has only the bound that the data sheet sets for its schedule."
 PUBLISHED: Mapping[str, Any] = {"color": INK, "marker": "x", "linestyle": ":", "linewidth": 1.0}
 
 
@@ -194,34 +193,25 @@ def _flags(rows: pd.DataFrame, report: Report) -> Iterator[Finding]:
         yield Finding("flagged", f"{len(flagged)} of {plural(len(rows), 'cell')}{example}{words}.", "bad")
 
 
-def _of_rates(predictions: pd.DataFrame) -> pd.DataFrame:
-    """The predicted rates; of cells that were not measured, nothing is said about a difference."""
-    rows = predictions[(predictions["quantity"] == RATE) & predictions["predicted"].notna()]
-    flagged = rows["flagged"].astype(object).where(rows["measured"].notna(), None)
-    return rows.assign(predicted_low=rows["low"], predicted_high=rows["high"], flagged=flagged)
-
-
-def _of_latency(name: str) -> TablePart:
+def _of_quantity(name: str, further: Mapping[str, str]) -> TablePart:
+    """The part with the predicted values of a quantity; of cells that were not measured, nothing is said about a
+    difference."""
     shown = column(name)
 
     def of_cells(predictions: pd.DataFrame) -> pd.DataFrame:
-        rows = predictions[predictions["quantity"] == name].dropna(subset=["predicted", "measured"])
+        rows = predictions[(predictions["quantity"] == name) & predictions["predicted"].notna()]
         of_table = {"measured": "measured", "predicted": "predicted", "predicted_low": "low", "predicted_high": "high"}
-        return rows.assign(**{of: shown.scaled(rows[name]) for of, name in of_table.items()})
+        flagged = rows["flagged"].astype(object).where(rows["measured"].notna(), None)
+        return rows.assign(flagged=flagged, **{of: shown.scaled(rows[name]) for of, name in of_table.items()})
 
+    headings = {"measured": heading(name, "Measured"), "predicted": heading(name, "Predicted (band)")}
     return TablePart(
         "predictions",
-        {
-            **CELL,
-            "measured": heading(name, "Measured"),
-            "predicted": heading(name, "Predicted (band)"),
-            "error_pct": "Error",
-            "in_band": "In its band",
-        },
+        {**CELL, **headings, "error_pct": "Error", **further},
         f"{shown.label} of every cell, predicted and measured",
         of_cells,
-        note=BOUNDED,
-        optional=True,
+        note="A prediction without a band has only the bound that the data sheet sets for its schedule.",
+        optional=name != RATE,
     )
 
 
@@ -232,22 +222,15 @@ SUBJECT = Subject(
     parts=[
         FigurePart(prediction_errors),
         FigurePart(predicted_by_max_num_seqs),
-        TablePart(
-            "predictions",
+        _of_quantity(
+            RATE,
             {
-                **CELL,
-                "measured": heading(RATE, "Measured"),
-                "predicted": heading(RATE, "Predicted (band)"),
-                "error_pct": "Error",
                 "flagged": "Flagged",
                 "running_peak_measured": "Sequences at once, measured",
                 "running_peak_predicted": "Sequences at once, predicted",
             },
-            f"{column(RATE).label} of every cell, predicted and measured",
-            _of_rates,
-            note=BOUNDED,
         ),
-        *map(_of_latency, LATENCIES),
+        *(_of_quantity(latency, {"in_band": "In its band"}) for latency in LATENCIES),
     ],
     findings=[prediction_findings],
     lines=6,  # the errors of two engines and two models on two devices
