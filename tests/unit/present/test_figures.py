@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from tests.unit.present.conftest import write_cells
@@ -29,6 +30,7 @@ from workflow_scripts.page.plot import (
 )
 from workflow_scripts.page.style import DARK, INK
 from workflow_scripts.present.figures import FIGURES, main
+from workflow_scripts.questions.memory.kv_block_size import _draw_waste
 from workflow_scripts.tables.measurements import read_measurements, write_measurements
 from workflow_scripts.tables.results import MissingError, Tables
 
@@ -212,6 +214,19 @@ def test_a_large_study_draws_some_panels_and_counts_its_outcomes(cells, plot_of)
     plot = plot_of("throughput", many(vllm[plain], 4, knob_seed=list(range(4))))
     lines = [handle for handle in plot.handles if "seed" in str(handle.get_label())]
     assert len({handle.get_color() for handle in lines}) == len(lines) == 4
+
+
+def test_cells_that_waste_the_same_are_drawn_once():
+    layouts = [("paged", 16, 2.0), ("paged", 32, 4.0), ("contiguous_max_model_len", np.nan, 90.0)]
+    rows = pd.DataFrame(
+        [(f"cell{n}", *layout) for n in range(500) for layout in layouts],
+        columns=["cell_id", "layout", "block_size", "waste_pct"],
+    )
+    ax = Figure().subplots()
+    _draw_waste(ax, rows)
+    marks, level = ax.lines
+    assert [*zip(*marks.get_data(), strict=True)] == [(16, 2), (32, 4)]
+    assert level.get_ydata() == [90, 90]
 
 
 @pytest.mark.filterwarnings("error")

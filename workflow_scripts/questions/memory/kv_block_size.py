@@ -107,17 +107,20 @@ def waste_by_block_size(tables: Tables) -> Plot:
 
 
 def _draw_waste(ax: Axes, rows: pd.DataFrame) -> None:
-    for (layout, _), part in rows.groupby(["layout", "cell_id"], sort=False):
+    by = ["layout", "cell_id", "block_size"]
+    of_cells = rows.groupby(by, sort=False, dropna=False)["waste_pct"].agg(["median", "min", "max"]).reset_index()
+    # What looks the same is drawn once: a study may have thousands of cells.
+    at = of_cells.round(1).drop_duplicates(["layout", "block_size", "median", "min", "max"])
+    for layout, part in at.groupby("layout", sort=False):
         if layout in LEVEL:
             _, color, style = LEVEL[str(layout)]
-            ax.axhline(part["waste_pct"].median(), color=color, linestyle=style, **COMPUTED)
-            continue
-        at = part.groupby("block_size")["waste_pct"].agg(["median", "min", "max"])
-        if layout == WHATIF:
-            ax.plot(at.index, at["median"], color=COLOURS[0], **COMPUTED_MARK)
+            for level in part["median"].unique():
+                ax.axhline(level, color=color, linestyle=style, **COMPUTED)
+        elif layout == WHATIF:
+            ax.plot(part["block_size"], part["median"], color=COLOURS[0], **COMPUTED_MARK)
         else:
-            ax.vlines(at.index, at["min"], at["max"], color=COLOURS[0], linewidth=1.5)
-            ax.plot(at.index, at["median"], color=COLOURS[0], marker="o", linestyle="none")
+            ax.vlines(part["block_size"], part["min"], part["max"], color=COLOURS[0], linewidth=1.5)
+            ax.plot(part["block_size"], part["median"], color=COLOURS[0], marker="o", linestyle="none")
     sizes = rows.loc[rows["layout"].isin([PAGED, WHATIF]), "block_size"].dropna().unique()
     if len(sizes):
         log2_axis(ax, sizes)
