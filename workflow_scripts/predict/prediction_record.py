@@ -81,6 +81,7 @@ class Prediction:
     gpus: int | None = None
     repeat_sd: float | None = None
     speed_source: str | None = None
+    calibrated_at: str | None = None
     error_pct: float | None = None
     ttft_error_pct: float | None = None
     kv_error_pct: float | None = None

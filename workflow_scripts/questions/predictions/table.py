@@ -72,6 +72,7 @@ SCHEMA = table_schema(
         "speed_source",
         "source of the costs of steps: `calibrated` (on this device), `project file`, `measured rates` or `data sheet`",
     ),
+    TEXT("calibrated_at", "when that calibration was measured (UTC)"),
     TEXT("bound_by", "predicted limit of the running sequences, as in `knobs`"),
     NUMBER("running_peak_predicted running_peak_measured", "sequences that run at once"),
     NUMBER("evicted_blocks_predicted", "predicted number of times that a block of a shared text loses its content"),
@@ -164,7 +165,8 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
             ran & foreseen, "ran, predicted infeasible"
         )
         flagged = flagged.mask(low.isna() & measured.notna()).mask(why.notna(), True)
-    return table[["cell_id", "gpu", "engine", "model", "workload", "knobs", "speed_source", "bound_by"]].assign(
+    named = ["cell_id", "gpu", "engine", "model", "workload", "knobs", "speed_source", "calibrated_at", "bound_by"]
+    return table.reindex(columns=named).assign(
         quantity=quantity,
         predicted=predicted,
         low=low,
