@@ -56,16 +56,20 @@ def test_findings_name_accuracy_and_flags(results):
             ends = f", {outside} outside" if outside else ")"
             assert f"(at most {error.max():.3g} %{ends}" in text or len(error) == 1
     assert "outside the band" in sentences["flagged"]
-    errors_of = {"speed_source": "calibrated", "low": 8.0}
+    errors_of = {"speed_source": "calibrated", "calibrated_at": "2026-11-23T06:39:19Z", "low": 8.0, "band_pct": 12.0}
     of_cells = pd.DataFrame([errors_of | {"cell_id": of, "error_pct": -float(of)} for of in (1, 2, 9)])
     of_cells["in_band"] = pd.array([True, True, None], "boolean")
     found = _accuracy(of_cells.assign(quantity="output_tokens_per_s", low=[8.0, 8.0, None]), "h200", "vllm")
     assert (found.verdict, found.tone) == ("2 % off", "good")
     assert all(part in found.sentence for part in ("by 2 % for", "(at most 9 %)", "3 vllm cells (1 without a band)"))
     beyond = _accuracy(of_cells.assign(quantity="output_tokens_per_s", in_band=[True, True, False]), "h200", "vllm")
-    assert (beyond.tone, "1 outside its band" in beyond.sentence) == ("neutral", True)
+    assert (beyond.tone, "1 outside its 90 % band" in beyond.sentence) == ("neutral", True)
+    assert _accuracy(of_cells.assign(quantity="output_tokens_per_s", band_pct=50.0), "h200", "vllm").tone == "neutral"
     more = pd.concat([of_cells, of_cells.tail(1)]).assign(quantity="output_tokens_per_s")
-    assert "4 of 4 rates are predicted too low" in _accuracy(more, "h200", "vllm").sentence
+    high = more.assign(error_pct=-more["error_pct"], cell_id=[1, 2, 9, 10])
+    assert "1 of 4 that are predicted too high had" in _accuracy(high, "h200", "vllm", slow=[9]).sentence
+    asides = _accuracy(more, "h200", "vllm").sentence
+    assert all(part in asides for part in ("4 of 4 rates are predicted too low", "of 2026-11-23"))
     both = pd.concat([of_cells.assign(quantity=of) for of in ("output_tokens_per_s", "tpot_s_p50")])
     both["error_pct"] = [1, 2, 3, 10, 20, 30]
     assert _accuracy(both, "h200", "vllm").tone == "neutral"

@@ -1,6 +1,6 @@
 """Predictions made before anything ran, beside measured and published values."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,6 +20,8 @@ from workflow_scripts.page.ratio_plot import plot_ratios
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
 from workflow_scripts.page.series import PLACES, ends_in_words
 from workflow_scripts.page.style import COLOURS, INK, marks
+from workflow_scripts.questions.trust.where_measured import steadiness
+from workflow_scripts.statistics.summary import COVERAGE
 from workflow_scripts.study.setting_words import knob_axis
 from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require, under_load
 
@@ -29,8 +31,8 @@ LINES: Sequence[Mapping[str, Any]] = [
     for i, marker, dashes in ((1, "D", (5, 1.5)), (2, "^", (3, 1.2)), (3, "s", (1.5, 1)), (4, "v", (6, 1, 1, 1)))
 ]
 MEASURED: Mapping[str, Any] = {"color": COLOURS[0], "marker": "o", "linestyle": "none"}
-# Errors that are called good.
-GOOD_PCT = 10
+# Errors are called good up to this size, unless a band is so wide that it could hardly be missed.
+GOOD_PCT, WIDE_BAND_PCT = 10, 20
 # A device and engine whose errors have one direction in this share of at least so many cells are said to have it.
 BIASED, FEW_CELLS = 0.8, 4
 LATENCIES = ("ttft_s_p50", "tpot_s_p50")
@@ -136,48 +138,63 @@ def _draw_sweep(ax: Axes, part: pd.DataFrame, styles: Mapping[str, Mapping[str, 
 
 
 def prediction_findings(report: Report) -> Iterator[Block]:
-    """The errors of each device, engine and model, first of the one with the most cells; where a rate follows from the
-    load, only of latencies."""
+    """The errors of each device, engine and model, first of the one with the most cells, and apart those of cells with
+    few KV blocks; where a rate follows from the load, only of latencies."""
     rows, cells = report.tables.need("predictions"), report.tables.cells
     loaded = rows["cell_id"].isin(cells.loc[under_load(cells), "cell_id"])
     compared = rows[~loaded | (rows["quantity"] != RATE)].dropna(subset=["measured", "predicted"])
     several = compared["model"].nunique() > 1
-    parts = list(compared.groupby(["gpu", "engine", "model"], sort=False))
-    for (gpu, engine, model), part in sorted(parts, key=lambda of: -of[1]["cell_id"].nunique()):
-        yield _accuracy(part, f"{gpu}, {model}" if several else str(gpu), str(engine))
+    _, slow = steadiness(report.tables.rows)
+    parts = list(compared.groupby(["gpu", "engine", "model", compared["bound_by"].eq("kv_blocks")], sort=False))
+    for (gpu, engine, model, few), part in sorted(parts, key=lambda of: -of[1]["cell_id"].nunique()):
+        where = f"{gpu}, {model}" if several else str(gpu)
+        yield _accuracy(part, where + ", with few KV blocks" * bool(few), str(engine), slow)
     yield from _flags(rows[rows["quantity"] == RATE], report)
 
 
-def _accuracy(compared: pd.DataFrame, where: str, engine: str) -> Finding:
+def _accuracy(compared: pd.DataFrame, where: str, engine: str, slow: Collection[str] = ()) -> Finding:
+    """The errors of some cells; `slow` are cells with a first repeat that was slower than the others."""
     of_cells = compared.drop_duplicates("cell_id")
     cells = plural(len(of_cells), f"{engine} cell")
     cells += f" ({without} without a band)" if (without := int(of_cells["low"].isna().sum())) else ""
     source = listed(of_cells["speed_source"].map(SOURCES).fillna("an unknown source").unique())
+    dates = sorted({str(at)[:10] for at in of_cells["calibrated_at"].dropna()})
+    source += f" of {' to '.join(dict.fromkeys([dates[0], dates[-1]]))}" if dates else ""
     several = len(of_cells) > 1
     sizes = compared["error_pct"].abs().groupby(compared["quantity"])
     errors = sizes.agg(["median", "max"]).reindex([RATE, *LATENCIES]).dropna()
     errors["outside"] = compared["in_band"].eq(False).groupby(compared["quantity"]).sum()
-    off = [
-        f"{number(of['median'])} % for {column(of['quantity']).in_words}{_extent(of, several)}"
-        for of in records(errors.reset_index())
-    ]
-    kind = "good" if errors["median"].max() <= GOOD_PCT and not errors["outside"].any() else "neutral"
-    of = f"{'in the median of' if several else 'in'} {cells}"
-    rates = compared.loc[compared["quantity"] == RATE, "error_pct"]
+    off, extents = [], []
+    for of in records(errors.reset_index()):
+        extent = _extent(of, several)
+        off.append(f"{number(of['median'])} % for {column(of['quantity']).in_words}")
+        if several and off[1:]:
+            extents.append(column(of["quantity"]).in_words + extent)
+        else:
+            off[-1] += extent
+    is_wide = compared["band_pct"].max() > WIDE_BAND_PCT
+    kind = "neutral" if errors["median"].max() > GOOD_PCT or errors["outside"].any() or is_wide else "good"
+    rates = compared[compared["quantity"] == RATE].set_index("cell_id")["error_pct"]
     most, way = max((int((rates > 0).sum()), "high"), (int((rates < 0).sum()), "low"))
     biased = len(rates) >= FEW_CELLS and most >= BIASED * len(rates)
-    aside = f" {most} of {len(rates)} rates are predicted too {way}." * biased
-    sentence = f"On {where}, what is predicted from {source} is off by {listed(off)}, {of}.{aside}"
+    asides = [f"{most} of {len(rates)} rates are predicted too {way}"] * biased
+    high = rates.index[rates > 0]
+    if explained := int(high.isin(slow).sum()):
+        asides.append(f"{explained} of {len(high)} that are predicted too high had a slow first repeat")
+    are, median = ("are", ", in the median") if several else ("is", "")
+    sentence = f"On {where}, {cells} predicted from {source} {are} off by {listed(off)}{median}"
+    sentence = "; ".join([sentence, *asides]) + "."
+    sentence += f" Errors of single cells: {listed(extents)}." if extents else ""
     of_latency = f", {column(errors.index[0]).in_words}" if errors.index[0] != RATE else ""
     return Finding(f"{number(errors['median'].iloc[0])} % off{of_latency}", sentence, kind)
 
 
 def _extent(errors: Mapping[str, Any], several: bool) -> str:
     """The largest of several errors, and how many values are outside their bands."""
-    outside = errors["outside"]
+    outside, band = errors["outside"], f"{100 * COVERAGE:g} % band"
     if not several:
-        return " (outside its band)" if outside else ""
-    bands = f", {outside} outside {'its band' if outside == 1 else 'their bands'}" if outside else ""
+        return f" (outside its {band})" if outside else ""
+    bands = f", {outside} outside {f'its {band}' if outside == 1 else f'their {band}s'}" if outside else ""
     return f" (at most {number(errors['max'])} %{bands})"
 
 
@@ -189,8 +206,19 @@ def _flags(rows: pd.DataFrame, report: Report) -> Iterator[Finding]:
         if first["why"] == "outside the band":
             predicted, low, high, measured = (number(first[of]) for of in ("predicted", "low", "high", "measured"))
             words += f" of {low} to {high} output tokens/s ({predicted} predicted, {measured} measured)"
+            words += _waiting(first, report)
         example = ", for example " if len(flagged) > 1 else ": "
         yield Finding("flagged", f"{len(flagged)} of {plural(len(rows), 'cell')}{example}{words}.", "bad")
+
+
+def _waiting(row: Mapping[str, Any], report: Report) -> str:
+    """How long the GPU of a flagged cell waited for its host, measured and predicted, if its steps are known."""
+    waiting = report.tables.get("waiting", "cell_id", "waiting_share")
+    share = waiting.loc[waiting["cell_id"] == row["cell_id"], "waiting_share"].mean()
+    if pd.isna(share) or pd.isna(row["launch_share"]):
+        return ""
+    waits, predicted = (f"{100 * of:.0f} %" for of in (share, row["launch_share"]))
+    return f"; its GPU waits for its host for {waits} of the time ({predicted} predicted)"
 
 
 def _of_quantity(name: str, further: Mapping[str, str]) -> TablePart:

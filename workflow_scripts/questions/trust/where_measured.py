@@ -60,18 +60,23 @@ def load_warning(report: Report) -> Iterator[Block]:
 
 
 def unsteady_cells(report: Report) -> Iterator[Block]:
-    measured = report.tables.rows.dropna(subset="steady")
-    unsteady = measured[~measured["steady"].astype(bool)].drop_duplicates("cell_id")
+    measured, unsteady = steadiness(report.tables.rows)
     if len(unsteady):
         more = f"; and {len(unsteady) - MOST_NAMED} more" if len(unsteady) > MOST_NAMED else ""
-        some = "; ".join(unsteady["cell_id"].head(MOST_NAMED).map(report.names)) + more
+        some = "; ".join(report.names[cell] for cell in unsteady[:MOST_NAMED]) + more
         sentence = (
-            f"In {len(unsteady)} of {measured['cell_id'].nunique()} measured cells the first repeat of a start took "
+            f"In {len(unsteady)} of {len(measured)} measured cells the first repeat of a start took "
             f"over {100 * TOLERANCE:g} % longer than its other repeats (of a single repeat: the last two passes of the "
             f"warm-up differed as much). Their intervals may be wide: {some}. The column steady of the table starts "
             "shows which."
         )
         yield Finding("not steady", sentence, "bad")
+
+
+def steadiness(cells: pd.DataFrame) -> tuple[list[str], list[str]]:
+    """The cells of which it is known whether their first repeats were slow, and those where one was."""
+    known = cells.dropna(subset="steady")
+    return list(known["cell_id"].unique()), list(known.loc[~known["steady"].astype(bool), "cell_id"].unique())
 
 
 loaded_cells = TablePart(
