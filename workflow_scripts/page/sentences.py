@@ -108,20 +108,19 @@ def ratio_finding(ratio: float, verdict: str, sentence: str) -> Finding:
     return Finding(badge, sentence, "good" if verdict == FLAT else "neutral")
 
 
-def without_effect(rows: pd.DataFrame) -> Iterator[str]:
-    """Which of the settings (`about`) are flat in all their comparisons, and a ratio of those without a verdict."""
+def without_effect(rows: pd.DataFrame) -> Iterator[Finding]:
+    """Which of the settings (`about`) are flat in all their comparisons, and a ratio of each without a verdict."""
     flat = rows.groupby("about", sort=False)["verdict"].agg(set).map({FLAT}.issuperset)
     if flat.any():
         margin = number(rows["margin_pct"].max())
-        yield f"No difference of more than {margin} %: {listed(map(knob_name, flat[flat].index))}."
+        settings = listed(map(knob_name, flat[flat].index))
+        yield Finding(FLAT, f"No difference of more than {margin} %: {settings}.", "good")
     if not flat.all():
         first = rows[~rows["about"].map(flat)].drop_duplicates("about")
-        named = (
-            f"{instead_of(row['about'], row['value'], row['baseline'])}, "
-            f"{with_interval(row, 'ratio', ' times')}{of_whole_repeats(row)}"
-            for row in records(first.assign(scope=None))
-        )
-        yield f"{sentence(NOT_DECIDED)} over all comparisons: {listed(named)}."
+        for row in records(first.assign(scope=None)):
+            ratio = f"{with_interval(row, 'ratio', ' times')}{of_whole_repeats(row)}"
+            what = sentence(instead_of(row["about"], row["value"], row["baseline"]))
+            yield Finding(NOT_DECIDED, f"{what}, {ratio}, {NOT_DECIDED} over all comparisons.")
 
 
 def overall(effects: pd.DataFrame) -> pd.DataFrame:

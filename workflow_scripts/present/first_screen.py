@@ -1,6 +1,6 @@
 """The first screen of the page: one sentence and one picture per answer, the best settings, and one line of trust."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -14,6 +14,7 @@ from workflow_scripts.common.wording import listed, number, plural, sentence
 from workflow_scripts.device.device_record import NOISY_PCT
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.page.blocks import UNKNOWN, Figure, Finding, Fold, Table, outcome_words
+from workflow_scripts.page.plot import Plot
 from workflow_scripts.page.report import Report
 from workflow_scripts.page.sentences import (
     DECIDED,
@@ -37,11 +38,12 @@ from workflow_scripts.questions.knobs import section as other_settings
 from workflow_scripts.questions.knobs.sequence_limit import WORK
 from workflow_scripts.questions.predictions import section as predicted_and_measured
 from workflow_scripts.questions.predictions.measured_or_predicted import predicted_in_words
-from workflow_scripts.questions.trust.where_measured import host_load
+from workflow_scripts.questions.trust.where_measured import host_load, steadiness
 from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.progress import clock
 from workflow_scripts.study.setting_words import instead_of, setting_phrase, settings_in_words, shortly
 from workflow_scripts.tables.results import RAN_IN, RATE, STEADY, MissingError, Tables, records, under_load
+from workflow_scripts.workloads.warmup import TOLERANCE
 
 MOST_DEVICES, MOST_RATES, SEQUENCES = 2, 3, "max_num_seqs"
 TIMES, WAIT, ENERGY = ("tpot_s_p50", "ttft_s_p50"), "queue_s_p50", "energy_j_per_output_token"
@@ -62,13 +64,14 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer of the study: its sentences, and its picture, which is that of the section with this address. `verdict`
-    is that of the sentences, if they do not say the same as the section's first finding."""
+    """An answer of the study: its sentences, and its picture, which is that of the section with this address. `lines`
+    are the same sentences with verdicts of their own, if they do not say together what the section's first finding
+    says."""
 
     section: str
     sentences: Sequence[str]
     figure: Figure | None
-    verdict: str = ""
+    lines: Sequence[Finding] = ()
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class FirstScreen:
 
 
 def first_screen(report: Report) -> FirstScreen:
-    parts = {
+    parts: dict[str, tuple[Callable[[Report], Iterable[str | Finding]], Callable[[Tables], Plot]]] = {
         environments_compared.SUBJECT.id: (_environments, environments_compared.environments),
         sequence_limit.SUBJECT.id: (_throughput, sequence_limit.throughput),
         latency.SUBJECT.id: (lambda _: (), latency.speed_per_user),
@@ -93,12 +96,12 @@ def first_screen(report: Report) -> FirstScreen:
     answers = []
     for section, (sentences_of, draw) in parts.items():
         try:
-            sentences = list(sentences_of(report))
+            told = list(sentences_of(report))
         except MissingError:
             continue
         figure = next((block for block in FIGURES[draw.__name__](report) if isinstance(block, Figure)), None)
-        verdict = "other settings" if section == other_settings.SUBJECT.id else ""
-        answers.append(Answer(section, sentences, figure, verdict))
+        sentences = [of.sentence if isinstance(of, Finding) else of for of in told]
+        answers.append(Answer(section, sentences, figure, [of for of in told if isinstance(of, Finding)]))
     of_pairs = ("knobs", "latencies", "engines", "devices", "environments")
     if not any(answer.sentences for answer in answers) and not any(len(report.tables.get(of)) for of in of_pairs):
         answers = [_without_comparison(report)]
@@ -117,7 +120,8 @@ def _without_comparison(report: Report) -> Answer:
     said = (
         f"No two measured cells differ in one setting alone. {named}" if len(cells) else "Nothing has been measured yet"
     )
-    return Answer("cells", [f"{said.removesuffix('. ')}."], None, f"{len(cells)} of {plural(len(report.grid), 'cell')}")
+    line = Finding(f"{len(cells)} of {plural(len(report.grid), 'cell')}", f"{said.removesuffix('. ')}.")
+    return Answer("cells", [line.sentence], None, [line])
 
 
 def _environments(report: Report) -> Iterator[str]:
@@ -186,7 +190,7 @@ def _devices(report: Report) -> Iterator[str]:
         yield f"{a} against {b}: {span(rows['ratio'])} times over {of_settings}; {why}."
 
 
-def _changes(report: Report) -> Iterator[str]:
+def _changes(report: Report) -> Iterator[Finding]:
     """Of the settings without a section of their own: the first device's largest change that is shown, then those
     without effect or without a verdict."""
     rows = other_settings.largest_changes(report.tables)
@@ -196,9 +200,10 @@ def _changes(report: Report) -> Iterator[str]:
     for row in records((own if len(own) else rows[shown]).head(1)):
         interval = span([row["ratio_low"], row["ratio_high"]])
         times = f"{number(row['ratio'])} times" + (f" ({interval})" if interval else "")
-        yield f"{row['label']}: {times} the output tokens/s on {row['gpu']}{of_whole_repeats(row)}."
+        said = f"{row['label']}: {times} the output tokens/s on {row['gpu']}{of_whole_repeats(row)}."
+        yield Finding(f"{number(row['ratio'])} times", said)
     yield from without_effect(rows[~shown & ~rows["about"].isin(rows.loc[shown, "about"])])
-    yield from other_settings.not_compared(report.tables)
+    yield from other_settings.varied_between_environments(report)
 
 
 def _trust(report: Report) -> Iterator[tuple[str, str]]:
@@ -212,6 +217,10 @@ def _trust(report: Report) -> Iterator[tuple[str, str]]:
         yield "Weights", f"{of}, but at a power limit the speed may, slightly"
     yield "Cells", ", ".join(_cells(report))
     yield "Measured", _starts(report)
+    known, unsteady = steadiness(cells)
+    if unsteady:
+        slow = f"a first repeat over {100 * TOLERANCE:g} % slower than the others"
+        yield "Not steady", f"{len(unsteady)} of {plural(len(known), 'measured cell')} had {slow}"
     with suppress(MissingError):
         load, noisy = host_load(report.tables.rows)
         above = f"above {NOISY_PCT:g} % of the CPU in {len(noisy)} of {len(load)} measured cells"

@@ -98,14 +98,15 @@ def _section(subject: Subject, report: Report) -> dict[str, Any]:
 def _lines(answers: Sequence[Answer], sections: Sequence[dict[str, Any]]) -> list[tuple[str, Finding]]:
     """One line per answer for the first screen, with the address of its section; the sentences of an answer replace
     that of its section's finding."""
-    said = {of.section: Finding(of.verdict, " ".join(of.sentences)) for of in answers if of.sentences}
+    said = {of.section: of.lines or [Finding("", " ".join(of.sentences))] for of in answers if of.sentences}
     lines = []
     for section in sections:
         found = list(section["lines"])
         if own := said.pop(section["id"], None):
-            found[:1] = [replace(own, verdict=own.verdict or (found[0].verdict if found else ""))]
+            badge = found[0].verdict if found else ""
+            found[:1] = [replace(line, verdict=line.verdict or badge) for line in own]
         lines += [(section["id"], line) for line in found]
-    return [*said.items(), *lines]
+    return [*((section, line) for section, own in said.items() for line in own), *lines]
 
 
 def _first_sentence(text: str) -> str:

@@ -245,6 +245,9 @@ def test_the_line_of_trust_counts_cells_starts_and_versions_and_names_simulated_
     job = pd.DataFrame({"cell_id": "a", "start": 1, "kind": "record", "what": ["job: SLURM_JOB_ID"], "value": "7"})
     assert "measured, by Slurm jobs," in dict(_trust(changed(report, tmp_path / "jobs", provenance=job)))["Cells"]
     assert "of the CPU" in trust["Load by others"]
+    slow = in_table(report, "cells").assign(steady=False)
+    measured = slow.loc[slow["outcome"] != "missing", "cell_id"].nunique()
+    assert f"{measured} of {measured} " in dict(_trust(changed(report, tmp_path / "slow", cells=slow)))["Not steady"]
     assert trust["Versions"].startswith("vllm 0.32.0")
     table = in_table(report, "cells").assign(source="simulated")
     one = table["cell_id"] == table.loc[table["outcome"] == "ok", "cell_id"].iloc[0]
@@ -279,10 +282,14 @@ def test_subjects_stand_in_the_order_of_the_question(question, first):
 
 
 def test_an_answer_stands_where_its_section_does_and_replaces_its_first_line():
-    answers = [Answer("a", ["Own."], None, "v"), Answer("b", ["B."], None), Answer("cells", ["None."], None)]
+    answers = [
+        Answer("a", ["Own."], None, [Finding("v", "Own."), Finding("w", "More.")]),
+        Answer("b", ["B."], None),
+        Answer("cells", ["None."], None),
+    ]
     sections = [{"id": "b", "lines": [Finding("x", "First."), Finding("y", "Second.")]}, {"id": "a", "lines": []}]
     lines = [(section, line.verdict, line.sentence) for section, line in _lines(answers, sections)]
-    own = [("b", "x", "B."), ("b", "y", "Second."), ("a", "v", "Own.")]
+    own = [("b", "x", "B."), ("b", "y", "Second."), ("a", "v", "Own."), ("a", "w", "More.")]
     assert lines == [("cells", "", "None."), *own]
 
 

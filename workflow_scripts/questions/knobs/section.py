@@ -8,7 +8,7 @@ import pandas as pd
 from workflow_scripts.catalog.environments import DEFAULT
 from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import sentence
-from workflow_scripts.page.blocks import Block, Finding
+from workflow_scripts.page.blocks import Finding
 from workflow_scripts.page.plot import Plot
 from workflow_scripts.page.ratio_plot import plot_ratios
 from workflow_scripts.page.report import FigurePart, Report, Subject, TablePart
@@ -84,7 +84,7 @@ def not_compared(tables: Tables) -> Iterator[str]:
                 break
 
 
-def varied_between_environments(report: Report) -> Iterator[Block]:
+def varied_between_environments(report: Report) -> Iterator[Finding]:
     yield from (Finding("not compared", said) for said in not_compared(report.tables))
 
 
