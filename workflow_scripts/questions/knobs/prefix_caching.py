@@ -83,7 +83,6 @@ def memory_saved(report: Report) -> Iterator[Block]:
             text(row["alone"], row["cached"]),
             f"{place(row)}: the tokens of running requests take {text(row['cached'])} of keys and values with prefix "
             f"caching, and {text(row['alone'])} without, because requests share the blocks of a prefix.",
-            "good",
         )
         for row in records(rows.sort_values("saving", ascending=False, kind="stable"))
     ]

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from textwrap import shorten
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow_scripts.common.columns import column, unit_of
-from workflow_scripts.common.wording import number
+from workflow_scripts.common.wording import number, sentence
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.page.blocks import Block, Finding, Text, shown
 from workflow_scripts.page.by_knob import compared, plot_by_knob
@@ -24,6 +25,8 @@ from workflow_scripts.tables.results import RATE, Tables, medians_by_cell, recor
 
 # A smaller error of a KV cache prediction may come from other data in the device's memory.
 WITHIN_PCT = 1.0
+# Of the reason why a block size could not run.
+MOST_LETTERS = 100
 # What prediction and engine disagree on, with columns of the table; bytes are also in GiB.
 _DISAGREES: Mapping[str, str] = {
     "ran": "It ran, although it was predicted to be infeasible: {predicted_infeasible}.",
@@ -143,6 +146,18 @@ def empty_slots(report: Report) -> Iterator[Block]:
             yield Finding(shown_as.text(first, last), f"{gpu}: {words}, {shown_as.text(last)} with {large:g}.")
 
 
+def refused(report: Report) -> Iterator[Block]:
+    """The block sizes with which no cell of a device could run, and the beginning of the reason."""
+    if "knob_block_size" not in report.grid:
+        return
+    sized = report.grid.dropna(subset="knob_block_size")
+    for (gpu, size), cells in sized.groupby(["gpu", "knob_block_size"], sort=False):
+        if cells["outcome"].eq("infeasible").all():
+            why = shorten(cells["reason"].iloc[0].partition("(")[0], MOST_LETTERS, placeholder=" ...")
+            said = f"{gpu}: {sentence(setting_phrase('block_size', size))} could not run: {why}."
+            yield Finding("infeasible", said, "bad")
+
+
 def _of_all_layers(waste: pd.DataFrame) -> pd.DataFrame:
     """The rows that count all layers together, not those of one kind of layer."""
     return waste[waste["layer_kind"].isna()]
@@ -254,7 +269,7 @@ RESERVED = TablePart(
 SUBJECT = Subject(
     id="block-size",
     title="Block size and KV memory",
-    lines=2,  # the speed, and the memory
+    lines=3,  # the speed, the memory, and what could not run
     asked="block size|KV",
     parts=[
         FigurePart(output_by_block_size),
@@ -281,5 +296,5 @@ SUBJECT = Subject(
         RESERVED,
         claims_on("block-size"),
     ],
-    findings=[verdicts_on("block_size"), empty_slots, prediction_errors, why_predictions_missed],
+    findings=[verdicts_on("block_size"), empty_slots, refused, prediction_errors, why_predictions_missed],
 )

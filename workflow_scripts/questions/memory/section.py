@@ -161,9 +161,9 @@ def _users(rows: pd.DataFrame) -> Iterator[Finding]:
             yield Finding(
                 f"{number(whole['users'])} to {number(of_pool['users'].max())} requests",
                 f"{gpu}, {model}, {workload}: a KV cache of {whole['pool_tokens']:,.0f} tokens holds "
-                f"{number(whole['users'])} requests at once if each reserves {whole['max_model_len_effective']:,.0f} "
-                f"tokens{_filled(whole)}; {'; '.join(ways)}. All values are measured.",
-                "good",
+                f"{number(whole['users'])} requests on average ({whole['running_peak']:g} at most) if each reserves "
+                f"{whole['max_model_len_effective']:,.0f} tokens{_filled(whole)}; {'; '.join(ways)}. All values are "
+                "measured.",
             )
 
 
@@ -214,7 +214,7 @@ def _exactness(rows: pd.DataFrame) -> Iterator[Finding]:
         f"{int(right.sum())} of {len(both)} exact",
         "The preemptions and the tokens computed again are exactly as predicted from the schedule in "
         f"{int(right.sum())} of {len(both)} cells; {seen}.",
-        "good" if right.all() else "neutral",
+        "good" if right.all() and most["preemptions"] else "neutral",
     )
 
 

@@ -14,7 +14,7 @@ from workflow_scripts.common.columns import heading
 from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.plot import LINE_IN, Panel, Plot, hide_y, key, mark_cells, write_label
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
-from workflow_scripts.page.sentences import some, span
+from workflow_scripts.page.sentences import some
 from workflow_scripts.page.series import repeats_of, told_apart
 from workflow_scripts.page.style import COLOURS, INK
 from workflow_scripts.study.grid import COORDINATES
@@ -140,7 +140,7 @@ def much_waiting(report: Report) -> Iterator[Block]:
     remedies = _remedies(report.tables)
     findings = [
         Finding(
-            f"{span(round(100 * row[of]) for of in MEASURES if pd.notna(row[of]))} %",
+            _pct(row["waits"]),
             _waiting_text(report, row) + remedies.get(row["cell_id"], ""),
         )
         for row in records(much)
