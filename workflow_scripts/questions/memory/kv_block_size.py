@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow_scripts.common.columns import column, unit_of
-from workflow_scripts.common.wording import number, sentence
+from workflow_scripts.common.wording import number
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.page.blocks import Block, Finding, Text, shown
 from workflow_scripts.page.by_knob import compared, plot_by_knob
@@ -143,19 +143,19 @@ def empty_slots(report: Report) -> Iterator[Block]:
         if len(at) > 1:
             (small, first), (large, last) = ((at.index[end], at.iloc[end]) for end in (0, -1))
             words = f"{shown_as.in_words} {shown_as.text(first)} with {setting_phrase('block_size', small)}"
-            yield Finding(shown_as.text(first, last), f"{gpu}: {words}, {shown_as.text(last)} with {large:g}.")
+            words += f", {shown_as.text(last)} with {large:g}{_refused(report, gpu)}"
+            yield Finding(shown_as.text(first, last), f"{gpu}: {words}.")
 
 
-def refused(report: Report) -> Iterator[Block]:
-    """The block sizes with which no cell of a device could run, and the beginning of the reason."""
-    if "knob_block_size" not in report.grid:
-        return
-    sized = report.grid.dropna(subset="knob_block_size")
-    for (gpu, size), cells in sized.groupby(["gpu", "knob_block_size"], sort=False):
-        if cells["outcome"].eq("infeasible").all():
-            why = shorten(cells["reason"].iloc[0].partition("(")[0], MOST_LETTERS, placeholder=" ...")
-            said = f"{gpu}: {sentence(setting_phrase('block_size', size))} could not run: {why}."
-            yield Finding("infeasible", said, "bad")
+def _refused(report: Report, gpu: str) -> str:
+    """The block sizes with which no cell of a device could run, with the beginnings of the reasons."""
+    sized = report.grid[report.grid["gpu"] == gpu].groupby("knob_block_size")
+    return "".join(
+        f"; {setting_phrase('block_size', size)} could not run: "
+        + shorten(cells["reason"].iloc[0].partition("(")[0], MOST_LETTERS, placeholder=" ...")
+        for size, cells in sized
+        if cells["outcome"].eq("infeasible").all()
+    )
 
 
 def _of_all_layers(waste: pd.DataFrame) -> pd.DataFrame:
@@ -269,7 +269,7 @@ RESERVED = TablePart(
 SUBJECT = Subject(
     id="block-size",
     title="Block size and KV memory",
-    lines=3,  # the speed, the memory, and what could not run
+    lines=2,  # the speed, and the memory
     asked="block size|KV",
     parts=[
         FigurePart(output_by_block_size),
@@ -296,5 +296,5 @@ SUBJECT = Subject(
         RESERVED,
         claims_on("block-size"),
     ],
-    findings=[verdicts_on("block_size"), empty_slots, refused, prediction_errors, why_predictions_missed],
+    findings=[verdicts_on("block_size"), empty_slots, prediction_errors, why_predictions_missed],
 )
