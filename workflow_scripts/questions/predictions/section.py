@@ -161,23 +161,29 @@ def _accuracy(compared: pd.DataFrame, where: str, engine: str, slow: Collection[
     dates = sorted({str(at)[:10] for at in of_cells["calibrated_at"].dropna()})
     source += f" of {' to '.join(dict.fromkeys([dates[0], dates[-1]]))}" if dates else ""
     several = len(of_cells) > 1
+    compared = compared[compared["quantity"].isin([RATE, *LATENCIES])]
     sizes = compared["error_pct"].abs().groupby(compared["quantity"])
     errors = sizes.agg(["median", "max"]).reindex([RATE, *LATENCIES]).dropna()
-    errors["outside"] = compared["in_band"].eq(False).groupby(compared["quantity"]).sum()
+    outside = compared["in_band"].eq(False).groupby(compared["quantity"]).sum()
+    band = f"{100 * COVERAGE:g} % band"
     off, extents = [], []
-    for of in records(errors.reset_index()):
-        extent = _extent(of, several)
-        off.append(f"{number(of['median'])} % for {column(of['quantity']).in_words}")
-        if several and off[1:]:
-            extents.append(column(of["quantity"]).in_words + extent)
+    for quantity, median, largest in errors.itertuples():
+        name, extent = column(quantity).in_words, f" (at most {number(largest)} %)"
+        off.append(f"{number(median)} % for {name}")
+        if not several:
+            off[-1] += f" (outside its {band})" * bool(outside[quantity])
+        elif len(off) > 1:
+            extents.append(name + extent)
         else:
             off[-1] += extent
     is_wide = compared["band_pct"].max() > WIDE_BAND_PCT
-    kind = "neutral" if errors["median"].max() > GOOD_PCT or errors["outside"].any() or is_wide else "good"
+    kind = "neutral" if errors["median"].max() > GOOD_PCT or outside.any() or is_wide else "good"
     rates = compared[compared["quantity"] == RATE].set_index("cell_id")["error_pct"]
     most, way = max((int((rates > 0).sum()), "high"), (int((rates < 0).sum()), "low"))
     biased = len(rates) >= FEW_CELLS and most >= BIASED * len(rates)
-    asides = [f"{most} of {len(rates)} rates are predicted too {way}"] * biased
+    of_values = f"{outside.sum()} of {compared['in_band'].count()} values"
+    asides = [f"{of_values} are outside their {band}s"] * bool(several and outside.any())
+    asides += [f"{most} of {len(rates)} rates are predicted too {way}"] * biased
     high = rates.index[rates > 0]
     if explained := int(high.isin(slow).sum()):
         asides.append(f"{explained} of {len(high)} that are predicted too high had a slow first repeat")
@@ -187,15 +193,6 @@ def _accuracy(compared: pd.DataFrame, where: str, engine: str, slow: Collection[
     sentence += f" Errors of single cells: {listed(extents)}." if extents else ""
     of_latency = f", {column(errors.index[0]).in_words}" if errors.index[0] != RATE else ""
     return Finding(f"{number(errors['median'].iloc[0])} % off{of_latency}", sentence, kind)
-
-
-def _extent(errors: Mapping[str, Any], several: bool) -> str:
-    """The largest of several errors, and how many values are outside their bands."""
-    outside, band = errors["outside"], f"{100 * COVERAGE:g} % band"
-    if not several:
-        return f" (outside its {band})" if outside else ""
-    bands = f", {outside} outside {f'its {band}' if outside == 1 else f'their {band}s'}" if outside else ""
-    return f" (at most {number(errors['max'])} %{bands})"
 
 
 def _flags(rows: pd.DataFrame, report: Report) -> Iterator[Finding]:
