@@ -203,7 +203,7 @@ def _changes(report: Report) -> Iterator[Finding]:
         said = f"{row['label']}: {times} the output tokens/s on {row['gpu']}{of_whole_repeats(row)}."
         yield Finding(f"{number(row['ratio'])} times", said)
     yield from without_effect(rows[~shown & ~rows["about"].isin(rows.loc[shown, "about"])])
-    yield from other_settings.varied_between_environments(report)
+    yield from other_settings.not_compared(report)
 
 
 def _trust(report: Report) -> Iterator[tuple[str, str]]:

@@ -223,9 +223,9 @@ def test_a_setting_that_was_varied_only_between_environments_is_called_not_compa
         cell_id=of["cell_id"] + "-fp8", knob_kv_cache_dtype="fp8", lock_sha256=lock, kv_cache_tokens=123456
     )
     now = changed(report, tmp_path, cells=pd.concat([cells, other]))
-    sentences = list(not_compared(now.tables))
-    assert len(sentences) == told
-    assert all("KV-cache type fp8" in of and "hold 123,456 and" in of for of in sentences)
+    found = list(not_compared(now))
+    assert len(found) == told
+    assert all("KV-cache type fp8" in of.sentence and "hold 123,456 and" in of.sentence for of in found)
 
 
 def test_imported_cells_are_not_counted_as_measured(report, tmp_path, cells):

@@ -67,8 +67,9 @@ models_compared = pairs_that_differ_in(
 )
 
 
-def not_compared(tables: Tables) -> Iterator[str]:
+def not_compared(report: Report) -> Iterator[Finding]:
     """Two settings of each knob that was varied only between environments, and the sizes of their KV caches."""
+    tables = report.tables
     compared = set(tables.get("knobs", "knob")["knob"])
     cells = tables.measured.drop_duplicates("cell_id")
     for knob in [of for of in tables.knobs if of.removeprefix("knob_") not in compared]:
@@ -79,13 +80,10 @@ def not_compared(tables: Tables) -> Iterator[str]:
                 baseline, *_, other = records(rows)
                 words = instead_of(name, other[knob], DEFAULT if pd.isna(baseline[knob]) else baseline[knob])
                 tokens = " and ".join(f"{of['kv_cache_tokens']:,.0f}" for of in (other, baseline))
-                why = "not compared, because the environments differ"
-                yield f"{sentence(words)}: {why}; KV caches hold {tokens} tokens."
+                yield Finding(
+                    "not compared", f"{sentence(words)}: the environments differ; KV caches hold {tokens} tokens."
+                )
                 break
-
-
-def varied_between_environments(report: Report) -> Iterator[Finding]:
-    yield from (Finding("not compared", said) for said in not_compared(report.tables))
 
 
 SUBJECT = Subject(
@@ -101,5 +99,5 @@ SUBJECT = Subject(
             lambda effects: overall(effects[~effects["knob"].isin(OWN_SECTION)]),
         ),
     ],
-    findings=[verdicts_of_others, models_compared, varied_between_environments],
+    findings=[verdicts_of_others, models_compared, not_compared],
 )
