@@ -96,6 +96,8 @@ _BOUND_BY = {
     "kv_blocks": "number of KV blocks",
     "token_budget": "token budget of a step",
 }
+# From this share of samples at the power limit on, a sentence names it.
+MUCH_AT_POWER_LIMIT = 0.5
 # Knobs whose effects have their own section.
 OWN_SECTION = ("max_num_seqs", "block_size", "enable_prefix_caching", "num_speculative_tokens", "environment")
 # What `pairs_that_differ_in` reports pair by pair.
@@ -118,9 +120,9 @@ def without_effect(rows: pd.DataFrame) -> Iterator[Finding]:
     if not flat.all():
         first = rows[~rows["about"].map(flat)].drop_duplicates("about")
         for row in records(first.assign(scope=None)):
-            ratio = f"{with_interval(row, 'ratio', ' times')}{of_whole_repeats(row)}"
+            times = with_interval(row, "ratio", f" times the {column(row['metric']).in_words}") + of_whole_repeats(row)
             what = sentence(instead_of(row["about"], row["value"], row["baseline"]))
-            yield Finding(NOT_DECIDED, f"{what}, {ratio}, {NOT_DECIDED} over all comparisons.")
+            yield Finding(NOT_DECIDED, f"{what} on {row['gpu']}: {times}, {NOT_DECIDED} over all comparisons.")
 
 
 def overall(effects: pd.DataFrame) -> pd.DataFrame:

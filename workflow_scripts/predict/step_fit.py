@@ -23,8 +23,7 @@ from workflow_scripts.predict.schedule import RequestLengths, Schedule
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import static_schedule, static_work
 from workflow_scripts.predict.timing import step_work, time_schedule
-from workflow_scripts.statistics.summary import COVERAGE
-from workflow_scripts.study.calibrations import CalibrationRecord, CalibrationStart, Pass
+from workflow_scripts.study.calibrations import COVERAGE, CalibrationRecord, CalibrationStart, Pass
 
 # No band is narrower, even if points are met better: models of this form miss the operators of other models by 3 to 6 %
 # in the median (docs/plan.md), and starts of the same cell differ by 2.6 % (standard deviation).

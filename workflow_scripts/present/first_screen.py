@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from workflow_scripts.catalog.published import times_at_mixes
+from workflow_scripts.catalog.published import PROMPT_SHARES, times_at_mixes
 from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import listed, number, plural, sentence
 from workflow_scripts.device.device_record import NOISY_PCT
@@ -165,11 +165,13 @@ def _throughput(report: Report) -> Iterator[str]:
         own = rows[rows["gpu"] == gpu].groupby("x")[list(published)].median()
         own["times"] = own["published"] / values.loc[gpu].squeeze(axis=1)
         at = own.loc[own["times"].idxmax()]
-        yield (
-            f"Published for {gpu} with {setting_phrase(knob, at.name)}: {at['published']:,.0f} tokens/s, "
-            f"{times_at_mixes(at['times'])}"
-            + (f", and possible only if {at_least(share)} are." if (share := at["published_prompt_share"]) > 0 else ".")
-        )
+        share, beside = at["published_prompt_share"], times_at_mixes(at["times"])
+        if share > max(PROMPT_SHARES):
+            most = number(at["times"] * (1 - share))
+            beside = f"possible only if {at_least(share)} are prompt tokens, at most {most} times what was measured"
+        elif share > 0:
+            beside += f", and possible only if {at_least(share)} are"
+        yield f"Published for {gpu} with {setting_phrase(knob, at.name)}: {at['published']:,.0f} tokens/s, {beside}."
 
 
 def _devices(report: Report) -> Iterator[str]:
@@ -219,7 +221,7 @@ def _trust(report: Report) -> Iterator[tuple[str, str]]:
     yield "Measured", _starts(report)
     known, unsteady = steadiness(cells)
     if unsteady:
-        slow = f"a first repeat over {100 * TOLERANCE:g} % slower than the others"
+        slow = f"a first repeat over {100 * TOLERANCE:g} % slower than the mean of the others"
         yield "Not steady", f"{len(unsteady)} of {plural(len(known), 'measured cell')} had {slow}"
     with suppress(MissingError):
         load, noisy = host_load(report.tables.rows)

@@ -28,8 +28,6 @@ PLACE = ("study", "source", "gpu", "model", "workload")
 RATE = "output_tokens_per_s"
 # Outcomes of cells that the engine could run.
 RAN = ("ok", "invalid")
-# Share of predictions whose error the band covers.
-COVERAGE = 0.9
 
 # What cells must share to be pooled: a device, an engine and its environment.
 POOLED = ("study", "source", "gpu", "engine", *ENVIRONMENT)

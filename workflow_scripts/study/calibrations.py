@@ -50,6 +50,8 @@ PROMPT_TOKENS = 1024
 SHORT_PROMPT, DECODE_STEPS = 8, 5
 LONGEST = 4096  # tokens of a request, if neither the settings nor the workload say
 MIXED_POINTS = 4
+# Share of predictions whose error the band covers.
+COVERAGE = 0.9
 # On a GPU: steps that only decode, lengths of single prompts, and what requests of mixtures have. Steps with more than
 # 512 tokens are in no captured graph.
 GPU_DECODE_STEPS, SUSTAINED_STEPS = 32, 256

@@ -143,8 +143,10 @@ def test_the_kv_memory_of_both_engines_stands_beside_their_ratio(results):
     values = results.tables.value(memory.name)
     said = told(fastest_of_both, results.report)
     for of, (_, sentence) in zip(records(pairs), said, strict=False):
-        vllm, hf = (memory.text(values[of[name]]) for name in ("cell_id", "baseline_cell_id"))
+        cells = [of["cell_id"], of["baseline_cell_id"]]
+        (vllm, hf), empty = map(memory.text, values[cells]), results.tables.waste_pct[cells]
         assert f"take {vllm} of keys and values against {hf}" in sentence
+        assert "{:.3g} % and {:.3g} % of the slots that they hold are empty".format(*empty) in sentence
     assert said
 
 
@@ -257,6 +259,9 @@ def test_cells_whose_gpu_waits_are_named_and_the_driver_tells_of_engines_without
         assert all(number in sentence for number in numbers)
     assert "max_num_batched_tokens" not in by_steps
     assert shares_by_cell(table)["device_share"].tolist()[1:] == [0.8, 0.95]
+    # The driver is coarse in short repeats, so it tells only what steps do not.
+    idle = shares_by_cell(table.assign(driver_idle_share=[0.1, 0.9, 0.6]))
+    assert idle["waits"].tolist() == pytest.approx([0.6, 0.2, 0.05])
 
 
 def test_code_from_a_models_repository_is_named_with_its_commit(results):

@@ -83,10 +83,16 @@ def test_published_rates_stand_beside_what_was_measured(report, tmp_path):
     group = cells[(cells["gpu"] == "h200") & (cells["workload"] == "chat") & (cells["engine"] == "vllm")]
     one = group[group["knob_max_num_seqs"] == group["knob_max_num_seqs"].min()]
     rates = report.tables.value("output_tokens_per_s").loc[one["cell_id"].unique()]
-    published = predictions.assign(published=predictions["cell_id"].map(10 * rates), published_prompt_share=0.9732)
-    told = answer(changed(report, tmp_path, predictions=published), "max-num-seqs")
+    published = predictions.assign(published=predictions["cell_id"].map(10 * rates), published_prompt_share=0.5)
+    told = answer(changed(report, tmp_path / "half", predictions=published), "max-num-seqs")
     assert "2.5 to 10 times the measured output tokens/s if 75 to 0 % of its tokens are prompt" in told
-    assert "possible only if at least 97.3 % are" in told
+    assert "possible only if at least 50 % are" in told
+    # A mix that the rate needs leaves nothing of that range.
+    told = answer(
+        changed(report, tmp_path, predictions=published.assign(published_prompt_share=0.9732)), "max-num-seqs"
+    )
+    assert "possible only if at least 97.3 % are prompt tokens, at most 0.268 times what was measured" in told
+    assert "75 to 0 %" not in told
     none = predictions.assign(published=None).astype({"published": float})
     assert "Published" not in answer(changed(report, tmp_path / "none", predictions=none), "max-num-seqs")
 
@@ -209,7 +215,11 @@ def test_changes_are_ranked_and_told_with_interval_margin_and_what_is_undecided(
     assert ranked["about"].iloc[0] == "max_num_seqs"
     assert ENGINE in set(ranked["label"])
     told = answer(now, "knobs")
-    for phrase in ("1,230 times (1,000 to 1,500)", "5 %: share of the memory.", "of 1 token instead of 2, 1.2 times"):
+    for phrase in (
+        "1,230 times (1,000 to 1,500)",
+        "5 %: share of the memory.",
+        "of 1 token instead of 2 on h200: 1.2 times",
+    ):
         assert phrase in told
     # Settings with a section of their own have an answer there.
     assert not any(words in told for words in ("9,000", "block size", "prefix caching"))

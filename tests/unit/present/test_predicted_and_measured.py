@@ -8,6 +8,7 @@ from workflow_scripts.common.columns import column
 from workflow_scripts.questions.predictions.section import (
     LINES,
     _accuracy,
+    _cause,
     predicted_by_max_num_seqs,
     prediction_errors,
     prediction_findings,
@@ -77,6 +78,22 @@ def test_findings_name_accuracy_and_flags(results):
     both = pd.concat([of_cells.assign(quantity=of) for of in ("output_tokens_per_s", "tpot_s_p50")])
     both["error_pct"] = [1, 2, 3, 10, 20, 30]
     assert _accuracy(both, "h200", "vllm").tone == "neutral"
+
+
+def test_a_flag_names_the_cause_that_explains_much_of_it(results, tmp_path):
+    intervals = in_table(results.report, "intervals")
+    at_limit = intervals[intervals["measure"] == "output_tokens_per_s"].head(1)
+    cell = at_limit["cell_id"].iloc[0]
+    waiting = in_table(results.report, "waiting").head(1).assign(cell_id=cell, waiting_share=0.13)
+    others = intervals[intervals["measure"] != "power_cap_share"]
+    limited = pd.concat([others, at_limit.assign(measure="power_cap_share", value=0.9)])
+    report = changed(results.report, tmp_path / "limited", waiting=waiting, intervals=limited)
+    causes = [
+        _cause({"cell_id": cell, "launch_share": 0.02, "error_pct": error}, report) for error in (11.0, 30.0, -11.0)
+    ]
+    assert [("13 %" in of, "90 %" in of) for of in causes] == [(True, False), (False, True), (False, False)]
+    unlimited = changed(results.report, tmp_path, waiting=waiting, intervals=others)
+    assert _cause({"cell_id": cell, "launch_share": 0.02, "error_pct": 30.0}, unlimited) == ""
 
 
 def test_a_line_of_predictions_has_one_setting_of_the_other_knobs(results, axes_of, tmp_path):

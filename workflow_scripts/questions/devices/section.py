@@ -17,7 +17,15 @@ from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_cells, mark_handles
 from workflow_scripts.page.ratio_plot import Reference, labelled, plot_ratios, repeats_of_pairs
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
-from workflow_scripts.page.sentences import NOT_DECIDED, claims_on, explained, some, span, with_interval
+from workflow_scripts.page.sentences import (
+    MUCH_AT_POWER_LIMIT,
+    NOT_DECIDED,
+    claims_on,
+    explained,
+    some,
+    span,
+    with_interval,
+)
 from workflow_scripts.page.series import Group, groups_varying
 from workflow_scripts.page.style import COLOURS, INK, MUTED, LineStyle, Mark, marks
 from workflow_scripts.questions.devices.table import EXPECTED
@@ -25,8 +33,6 @@ from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_axis
 from workflow_scripts.tables.results import RAN_IN, RATE, MissingError, Tables, records, require
 
-# From this share of samples at the power limit on, a sentence names it.
-MUCH_AT_POWER_LIMIT = 0.5
 _PREDICTED_COLOUR = COLOURS[3]
 # Title of a panel -> columns of each device, and the end of the axis if it is always the same.
 DRAWN: Mapping[str, tuple[Sequence[str], float | None]] = {
@@ -197,22 +203,21 @@ def speedups(tables: Tables) -> Iterator[tuple[str, str, str]]:
 
 
 def ratios_in_words(rows: pd.DataFrame) -> str:
-    """The first and the last ratio of whole repeats, each with its interval and the predicted one; then those while
-    both devices are full."""
-    ends = records(rows.iloc[[0, -1]])
-    ratios = []
-    for row, unit in zip(ends, (" times", ""), strict=True):
-        at = plural(int(row["x"]), "sequence") if unit else number(row["x"])
-        interval = span([row["ratio_low"], row["ratio_high"]])
-        beside = [f"95 % interval {interval}"] if interval else []
-        beside += [f"predicted {row['predicted_ratio']:.2f}"] if pd.notna(row["predicted_ratio"]) else []
-        ratios.append(f"{row['ratio']:.2f}{unit} at {at}" + f" ({', '.join(beside)})" * bool(beside))
-    words, full = f"{', '.join(ratios)}, over whole repeats", rows.dropna(subset="steady_ratio")
-    if full.empty:
-        return words
-    at, steady = (listed(of.map(form.format)) for of, form in ((full["x"], "{:g}"), (full["steady_ratio"], "{:.2f}")))
-    last = span(full[["steady_ratio_low", "steady_ratio_high"]].iloc[-1])
-    return f"{words}; while full {steady} at {at}" + f" (the last: {last})" * bool(last)
+    """The ratios by number of sequences, over whole repeats and while both devices are full, with their intervals."""
+    whole, full = _by_sequences(rows, "ratio"), _by_sequences(rows, "steady_ratio")
+    return f"{whole}, over whole repeats" + f"; while full {full}" * bool(full)
+
+
+def _by_sequences(rows: pd.DataFrame, ratio: str) -> str:
+    """The known ratios of a column; the first one says what the numbers are."""
+    known = records(rows.dropna(subset=ratio))
+    words = [" times", plural(int(known[0]["x"]), "sequence"), "95 % interval "] if known else []
+    texts = []
+    for row in known:
+        times, at, interval = words if row is known[0] and ratio == "ratio" else ("", number(row["x"]), "")
+        ends = span([row[f"{ratio}_low"], row[f"{ratio}_high"]])
+        texts.append(f"{row[ratio]:.2f}{times} at {at}" + f" ({interval}{ends})" * bool(ends))
+    return ", ".join(texts)
 
 
 def _why(rows: pd.DataFrame) -> str:
@@ -261,12 +266,20 @@ def expectations(report: Report) -> Iterator[Block]:
         rows = group.rows.dropna(subset="predicted_ratio")
         if len(rows):
             off, by_bandwidths, own = (f"{rows[f'{of}_error_pct'].abs().max():.1f} %" for of in EXPECTED)
+            cells = plural(len(rows), f"{rows['engine'].iloc[0]} cell")
             sentence = (
-                f"The step model misses the ratio by at most {off} ({plural(len(rows), 'cell')}), that of measured "
+                f"The step model misses the ratio over whole repeats by at most {off} ({cells}), that of measured "
                 f"bandwidths by up to {by_bandwidths}. The model was fitted to one calibration and scaled to the other "
                 f"device by measured rates; fitted to both calibrations, it misses by at most {own}. ({group.title})"
             )
             findings.append(Finding(f"at most {off} off", sentence))
+    ratios = of_rates(report.tables.need("devices")).dropna(subset="own_predicted_ratio")
+    for row in records(ratios[ratios["predicted_ratio"].isna()]):
+        sentence = (
+            f"{row['gpu_a']} over {row['gpu_b']}, {row['engine']}, {row['workload']}: the ratio is {row['ratio']:.2f}, "
+            f"and {row['own_predicted_ratio']:.2f} as predicted from each device by itself."
+        )
+        findings.append(Finding(f"{row['own_predicted_ratio_error_pct']:+.1f} %", sentence))
     yield from some(findings, "devices")
 
 

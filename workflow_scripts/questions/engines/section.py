@@ -32,7 +32,7 @@ STEPS: Mapping[str, str] = {
     "total": "vLLM with {} instead of HuggingFace on single requests",
 }
 
-_MEMORY = column("kv_bytes_used_mean")
+_MEMORY, _WASTE = column("kv_bytes_used_mean"), column("waste_pct")
 
 
 def engines(tables: Tables) -> Plot:
@@ -71,10 +71,17 @@ def fastest_of_both(report: Report) -> Iterator[Block]:
 
 def _kv_memory(tables: Tables, row: Mapping[str, Any]) -> str:
     """The KV memory of the running requests of both engines, if both are known."""
-    of_vllm, of_hf = tables.value(_MEMORY.name).reindex([row["cell_id"], row["baseline_cell_id"]])
-    if pd.isna(of_vllm) or pd.isna(of_hf):
+    cells = [row["cell_id"], row["baseline_cell_id"]]
+    used, empty = (of.reindex(cells).tolist() for of in (tables.value(_MEMORY.name), tables.waste_pct))
+    if pd.isna(used).any():
         return ""
-    return f"; running requests take {_MEMORY.text(of_vllm)} of keys and values against {_MEMORY.text(of_hf)}"
+    of_vllm, of_hf = map(_MEMORY.text, used)
+    held = (
+        ""
+        if pd.isna(empty).any()
+        else "; {} and {} of the slots that they hold are empty".format(*map(_WASTE.text, empty))
+    )
+    return f"; running requests take {of_vllm} of keys and values against {of_hf}{held}"
 
 
 def steps_between(report: Report) -> Iterator[Block]:

@@ -82,11 +82,17 @@ def memory_saved(report: Report) -> Iterator[Block]:
         Finding(
             text(row["alone"], row["cached"]),
             f"{place(row)}: the tokens of running requests take {text(row['cached'])} of keys and values with prefix "
-            f"caching, and {text(row['alone'])} without, because requests share the blocks of a prefix.",
+            f"caching{_empty(report, row['cell_id'])}, and {text(row['alone'])} without"
+            f"{_empty(report, row['baseline_cell_id'])}, because requests share the blocks of a prefix.",
         )
         for row in records(rows.sort_values("saving", ascending=False, kind="stable"))
     ]
     yield from some(findings, "cells")
+
+
+def _empty(report: Report, cell_id: str) -> str:
+    empty = report.tables.waste_pct.get(cell_id)
+    return "" if pd.isna(empty) else f" ({column('waste_pct').text(empty)} of the slots held are empty)"
 
 
 def first_repeats_with_cache(cells: pd.DataFrame) -> pd.DataFrame:

@@ -89,8 +89,8 @@ def _draw_roofline(ax: Axes, points: pd.DataFrame, roofs: pd.DataFrame, named: M
 
 
 def closest(tables: Tables) -> pd.DataFrame:
-    limits = tables.limits.replace({"steps_bound_by": STEPS_BOUND_BY, "rates": RATES})
-    return limits.sort_values("ceiling_share", ascending=False, kind="stable").drop_duplicates("cell_id")
+    limits = tables.limits.drop_duplicates("cell_id").replace({"steps_bound_by": STEPS_BOUND_BY, "rates": RATES})
+    return limits.sort_values("ceiling_share", ascending=False, kind="stable")
 
 
 def _badge(first: float, last: float) -> str:
@@ -157,7 +157,7 @@ SUBJECT = Subject(
             },
             "Cells closest to their ceilings",
             rows=closest,
-            note="Of each cell its lowest ceiling; the file has those from all sources of rates. The rate of a server "
+            note="By the data sheet, if its rates are known; the file has all sources of rates. The rate of a server "
             "under load follows from the load, so it is no share of the ceiling.",
         ),
     ],

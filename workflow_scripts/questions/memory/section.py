@@ -210,10 +210,11 @@ def _exactness(rows: pd.DataFrame) -> Iterator[Finding]:
             f"{most['preemptions']:,.0f} preempted", f"The one cell whose number of KV blocks the study sets: {seen}."
         )
         return
+    exact = f"{int(right.sum())} of {len(both)}"
     yield Finding(
-        f"{int(right.sum())} of {len(both)} exact",
-        "The preemptions and the tokens computed again are exactly as predicted from the schedule in "
-        f"{int(right.sum())} of {len(both)} cells; {seen}.",
+        f"{exact} exact" if most["preemptions"] else "none preempted",
+        f"The preemptions and the tokens computed again are exactly as predicted from the schedule in {exact} cells; "
+        f"{seen}.",
         "good" if right.all() and most["preemptions"] else "neutral",
     )
 

@@ -18,12 +18,14 @@ from workflow_scripts.page.by_knob import draw_published, published_handles
 from workflow_scripts.page.plot import Panel, Plot, key, line_through, log2_axis, mark_cells, plain_log_axis
 from workflow_scripts.page.ratio_plot import plot_ratios
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
+from workflow_scripts.page.sentences import MUCH_AT_POWER_LIMIT
 from workflow_scripts.page.series import PLACES, ends_in_words
 from workflow_scripts.page.style import COLOURS, INK, marks
 from workflow_scripts.questions.trust.where_measured import steadiness
-from workflow_scripts.statistics.summary import COVERAGE
+from workflow_scripts.study.calibrations import COVERAGE
 from workflow_scripts.study.setting_words import knob_axis
 from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require, under_load
+from workflow_scripts.workloads.warmup import TOLERANCE
 
 # Values that are only predicted have hollow marks on a broken line; each workload of a panel has its own line.
 LINES: Sequence[Mapping[str, Any]] = [
@@ -33,6 +35,8 @@ LINES: Sequence[Mapping[str, Any]] = [
 MEASURED: Mapping[str, Any] = {"color": COLOURS[0], "marker": "o", "linestyle": "none"}
 # Errors are called good up to this size, unless a band is so wide that it could hardly be missed.
 GOOD_PCT, WIDE_BAND_PCT = 10, 20
+# A flagged cell is said to have waited for its host if that explains this part of its error.
+EXPLAINS = 0.5
 # A device and engine whose errors have one direction in this share of at least so many cells are said to have it.
 BIASED, FEW_CELLS = 0.8, 4
 LATENCIES = ("ttft_s_p50", "tpot_s_p50")
@@ -186,7 +190,8 @@ def _accuracy(compared: pd.DataFrame, where: str, engine: str, slow: Collection[
     asides += [f"{most} of {len(rates)} rates are predicted too {way}"] * biased
     high = rates.index[rates > 0]
     if explained := int(high.isin(slow).sum()):
-        asides.append(f"{explained} of {len(high)} that are predicted too high had a slow first repeat")
+        slower = f"a first repeat over {100 * TOLERANCE:g} % slower than the mean of the others"
+        asides.append(f"{explained} of {len(high)} that are predicted too high had {slower}")
     are, median = ("are", ", in the median") if several else ("is", "")
     sentence = f"On {where}, {cells} predicted from {source} {are} off by {listed(off)}{median}"
     sentence = "; ".join([sentence, *asides]) + "."
@@ -203,19 +208,25 @@ def _flags(rows: pd.DataFrame, report: Report) -> Iterator[Finding]:
         if first["why"] == "outside the band":
             predicted, low, high, measured = (number(first[of]) for of in ("predicted", "low", "high", "measured"))
             words += f" of {low} to {high} output tokens/s ({predicted} predicted, {measured} measured)"
-            words += _waiting(first, report)
+            words += _cause(first, report)
         example = ", for example " if len(flagged) > 1 else ": "
-        yield Finding("flagged", f"{len(flagged)} of {plural(len(rows), 'cell')}{example}{words}.", "bad")
+        known = rows["measured"].notna() & rows["low"].notna() | rows["flagged"].eq(True)
+        of_rates = f"{column(RATE).label} of {len(flagged)} of {plural(int(known.sum()), 'cell')} with a band"
+        yield Finding("flagged", f"{of_rates}{example}{words}.", "bad")
 
 
-def _waiting(row: Mapping[str, Any], report: Report) -> str:
-    """How long the GPU of a flagged cell waited for its host, measured and predicted, if its steps are known."""
+def _cause(row: Mapping[str, Any], report: Report) -> str:
+    """What explains much of a rate below its band: that the GPU waited more for its host than was predicted, or that it
+    was at its power limit; nothing if neither does."""
     waiting = report.tables.get("waiting", "cell_id", "waiting_share")
     share = waiting.loc[waiting["cell_id"] == row["cell_id"], "waiting_share"].mean()
-    if pd.isna(share) or pd.isna(row["launch_share"]):
-        return ""
-    waits, predicted = (f"{100 * of:.0f} %" for of in (share, row["launch_share"]))
-    return f"; its GPU waits for its host for {waits} of the time ({predicted} predicted)"
+    if (share - row["launch_share"]) > EXPLAINS * row["error_pct"] / 100 > 0:
+        waits, predicted = (f"{100 * of:.0f} %" for of in (share, row["launch_share"]))
+        return f"; its GPU waits for its host for {waits} of the time ({predicted} predicted)"
+    at_limit = report.tables.value("power_cap_share").get(row["cell_id"], 0.0)
+    if row["error_pct"] > 0 and at_limit > MUCH_AT_POWER_LIMIT:
+        return f"; its GPU is at the power limit in {100 * at_limit:.0f} % of the samples"
+    return ""
 
 
 def _of_quantity(name: str, further: Mapping[str, str]) -> TablePart:

@@ -112,8 +112,8 @@ def shares_by_cell(waiting: pd.DataFrame) -> pd.DataFrame:
     """One row per cell, the one that waits most first: means over repeats, and of both measures of waiting the lowest
     and the highest.
 
-    `waits` is the larger mean, and `most_waits` the highest of a repeat. An engine that does not report its steps has
-    only the driver's measure.
+    `waits` is the mean by steps, and `most_waits` the highest of a repeat by either measure. An engine that does not
+    report its steps has only the driver's measure, which is coarse in short repeats.
     """
     shares = {f"{part}_share": waiting[f"{part}_s"] / waiting["wall_s"] for part in ("device", *WAITS)}
     of_cell = waiting.assign(**shares).groupby([*CELL, "cell_id"], sort=False)
@@ -121,7 +121,8 @@ def shares_by_cell(waiting: pd.DataFrame) -> pd.DataFrame:
     for end in ("min", "max"):
         cells = cells.join(of_cell[MEASURES].agg(end).add_suffix(f"_{end}"))
     cells = cells.assign(
-        waits=cells[MEASURES].max(axis=1), most_waits=cells[[f"{measure}_max" for measure in MEASURES]].max(axis=1)
+        waits=cells[MEASURES].bfill(axis=1).iloc[:, 0],
+        most_waits=cells[[f"{measure}_max" for measure in MEASURES]].max(axis=1),
     )
     return cells.dropna(subset="waits").reset_index().sort_values("waits", ascending=False, kind="stable")
 
@@ -132,8 +133,8 @@ def much_waiting(report: Report) -> Iterator[Block]:
     much = cells[cells["waits"] > MUCH_WAITING]
     if much.empty:
         sentence = (
-            f"In none of {len(cells)} cells does the GPU wait for its host for {_pct(MUCH_WAITING)} of the time, by "
-            f"its steps or by the driver: at most for {_pct(cells['waits'].max())}, and in the worst repeat for "
+            f"In none of {len(cells)} cells does the GPU wait for its host for {_pct(MUCH_WAITING)} of the time: at "
+            f"most for {_pct(cells['waits'].max())}, and in the worst repeat, by its steps or by the driver, for "
             f"{_pct(cells['most_waits'].max())}."
         )
         yield Finding("busy GPU", sentence, "good" if cells["most_waits"].max() <= MUCH_WAITING else "neutral")
