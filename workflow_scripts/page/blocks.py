@@ -20,8 +20,8 @@ DIGITS = 4
 LONG = 20
 # Columns of a single row that stand side by side.
 MOST_ACROSS = 5
-# Names of a row that a narrow window shows above its numbers.
-MOST_NAMES = 3
+# Names of a row that a narrow window shows above its numbers, and the one that it always shows.
+MOST_NAMES, MODEL = 3, "Model"
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,8 @@ class Table:
         """The classes of each column: `number`; `long` if a text in it is; `name` if a narrow window shows it first.
 
         Names are the columns that tell the most rows apart: those before the first number if they are few, else one or
-        two of texts. If one of these links to cells, the column before it with the most values is a name as well.
+        two of texts. If one of these links to cells, the column before it with the most values is a name as well, and
+        so is the model.
 
         >>> Table("", ["Device", "Rate", "Settings"], [["a", "1", "x"], ["a", "2", "y"]], [False, True, False]).classes
         ['', 'number', 'name']
@@ -133,6 +134,7 @@ class Table:
         names = max(choices, key=lambda of: len(set(zip(*(columns[i] for i in of), strict=True))))
         if names != leading and (linked := [i for i in names if any(isinstance(row[i], Link) for row in self.rows)]):
             names += tuple(sorted((i for i in texts if i < linked[0]), key=lambda i: -len(set(columns[i])))[:1])
+        names += tuple(i for i in texts if self.headings[i] == MODEL)
         kinds = ["number" if is_number else "" for is_number in self.numeric]
         for i, column in enumerate(columns):
             kinds[i] += " long" * (not self.numeric[i] and max(map(len, column), default=0) > LONG) + " name" * (

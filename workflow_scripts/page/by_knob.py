@@ -25,11 +25,11 @@ from workflow_scripts.tables.results import RATE, STEADY, Tables, require
 LINE_STYLES: Sequence[LineStyle] = ("-", (0, (5, 1.5)), (0, (4, 1.5, 1, 1.5)))
 # Rates from which a ceiling is computed -> style and name of its line.
 CEILINGS: Mapping[str, tuple[LineStyle, str]] = {
-    "datasheet": ((0, (1, 1.2)), "ceiling, data sheet (predicted)"),
+    "datasheet": ((0, (9, 2)), "ceiling, data sheet (predicted)"),
     "measured": ((0, (4, 1.2, 1, 1.2, 1, 1.2)), "ceiling, measured rates (predicted)"),
 }
 # A column of rows whose measure is the rate while the engine is full: the cell's rate over whole repeats.
-WHOLE, WHILE_FULL = "over_whole_repeats", "\nwhile the engine is full"
+WHOLE, WHILE_FULL = "over_whole_repeats", " while the engine is full"
 # Columns of rows: the value of the row's cell over all its repeats, and the ends of its 95 % interval.
 ENDS = ("value", "low", "high")
 VALUE, LOW, HIGH = ENDS
@@ -38,7 +38,8 @@ WHOLE_LINE: Mapping[str, Any] = {"marker": "o", "markerfacecolor": "none", "line
 INVALID: Mapping[str, Any] = {"marker": f"${OUTCOMES['invalid'][1]}$", "linestyle": "none"}
 PUBLISHED: Mapping[str, Any] = {"marker": "x", "markersize": 6, "markeredgewidth": 1.6, "linewidth": 0.7}
 BESIDE: Mapping[str, Any] = {"textcoords": "offset points", "va": "top", "fontsize": 8.5, "fontweight": "bold"}
-NO_CEILINGS, NOTHING_PUBLISHED = pd.DataFrame(), pd.DataFrame(columns=["published"], dtype=float)
+NO_CEILINGS = pd.DataFrame()
+NOTHING_PUBLISHED = pd.DataFrame(columns=["published", "published_prompt_share"], dtype=float)
 ALL_SETTINGS, ONE_SETTING = "all settings of other knobs", "no other setting varies"
 _BAND = (
     "if many settings of other knobs were measured, a line is the median of all of them and its band spans the lowest "
@@ -111,21 +112,18 @@ class _Lines:
             self._draw_published(ax, rows)
 
     def _draw_published(self, ax: Axes, rows: pd.DataFrame) -> None:
-        """Draw published rates, and of the first device what they are in output tokens at a range of mixes, and the mix
-        that the rate that needs the most is possible with."""
+        """Draw published rates, and at the one that needs the most prompt tokens their share that makes it possible."""
         rows = rows.merge(self.published, left_on="cell_id", right_index=True)
         for colour, of_one in rows.groupby("colour", sort=False):
-            at = of_one.groupby("x")["published"].median()
-            if colour == rows["colour"].iloc[0]:
-                draw_published(ax, at, color=self.colours[str(colour)].color)
-            else:
-                ax.plot(at.index, at, color=self.colours[str(colour)].color, **PUBLISHED)
-        first = rows[rows["colour"] == rows["colour"].iloc[0]].groupby("x")[list(self.published)].median()
-        x, share = first["published_prompt_share"].idxmax(), first["published_prompt_share"].max()
-        if share > 0:
-            place, side = ((4, -6), "left") if x < first.index.max() else ((-4, -6), "right")
-            text = f"{rows['gpu'].iloc[0]}, {x:g}: possible only if\n{at_least(share)}\nare prompt tokens"
-            ax.annotate(text, (x, first.at[x, "published"]), place, ha=side, **BESIDE)
+            at = of_one.groupby("x")[["published", "published_prompt_share"]].median()
+            color = self.colours[str(colour)].color
+            draw_published(ax, at["published"], at["published_prompt_share"], color=color)
+        most = rows.sort_values("published_prompt_share").dropna(subset="published_prompt_share").tail(1)
+        for gpu, x, rate, share in most[["gpu", "x", *self.published]].itertuples(index=False):
+            if share > 0:
+                place, side = ((4, -6), "left") if x < rows["x"].max() else ((-4, -6), "right")
+                text = f"{gpu}, {x:g}: possible only if\n{at_least(share)}\nare prompt tokens"
+                ax.annotate(text, (x, rate), place, ha=side, **BESIDE)
 
 
 def plot_by_knob(
@@ -148,7 +146,8 @@ def plot_by_knob(
     colours = marks(tables.devices if set(rows["colour"]) <= set(tables.devices) else rows["colour"])
     styles = dict(zip(dict.fromkeys(rows["style"]), cycle(LINE_STYLES), strict=False))
     invalid = [_in_unit(_invalid(tables, group, f"knob_{knob}", measure), shown) for group in groups]
-    ceilings, low = shown.scaled(ceilings), shown.scaled(published["published"] * (1 - max(PROMPT_SHARES)))
+    of_mixes = published.loc[_of_mixes(published["published_prompt_share"]), "published"]
+    ceilings, low = shown.scaled(ceilings), shown.scaled(of_mixes * (1 - max(PROMPT_SHARES)))
     drawn = (rows.filter([measure, WHOLE]), ceilings, *(cells[[measure]] for cells in invalid))
     values = np.concatenate([low, published["published"], *(part.to_numpy(dtype=float).ravel() for part in drawn)])
     limits = float(np.nanmin(values)), float(np.nanmax(values))
@@ -160,19 +159,23 @@ def plot_by_knob(
     if WHOLE in rows:
         handles.append(key("over whole repeats, with filling and drain", **WHOLE_LINE))
     if len(published):
-        handles += published_handles()
+        handles += published_handles(len(of_mixes) > 1)
     if any(map(len, invalid)):
         handles.append(key("invalid, not compared", **INVALID))
     devices = {*rows["gpu"]}
     place = f" on {devices.pop()}" if len(devices) == 1 and not set(rows["colour"]) <= devices else ""
     beside = ["predicted"] * (not ceilings.empty) + ["published"] * (not published.empty)
+    full, one = [WHOLE in group.rows for group in groups], len(groups) == 1
     return Plot(
-        title=f"{shown.label} against {name}{place}",
+        title=f"{shown.label}{WHILE_FULL * all(full)} against {name}{place}{f': {groups[0].title}' * one}",
         alt=" ".join([f"{shown.label} against {name}, measured.", *_in_words(groups)]),
         sources=[*sorted(rows["source"].unique()), *beside],
         panels=[
-            Panel(group.title + WHILE_FULL * (WHOLE in group.rows), partial(lines.draw, rows=group.rows, invalid=cells))
-            for group, cells in zip(groups, invalid, strict=True)
+            Panel(
+                group.title * (not one) + f"\n{WHILE_FULL.strip()}" * (is_full > all(full)),
+                partial(lines.draw, rows=group.rows, invalid=cells),
+            )
+            for group, is_full, cells in zip(groups, full, invalid, strict=True)
         ],
         x_label=knob_axis(knob),
         y_label=shown.axis,
@@ -187,19 +190,24 @@ def plot_by_knob(
     )
 
 
-def draw_published(ax: Axes, at: "pd.Series[float]", **look: Any) -> None:
-    """Draw published tokens/s by the value of a knob, and what they are in output tokens at a range of mixes."""
+def draw_published(ax: Axes, at: "pd.Series[float]", needed: "pd.Series[float] | None" = None, **look: Any) -> None:
+    """Draw published tokens/s by the value of a knob, and what they are in output tokens at a range of mixes, if the
+    `needed` share of prompt tokens allows the range."""
     ax.plot(at.index, at, **{**PUBLISHED, **look})
-    low, high = (at * (1 - share) for share in PROMPT_SHARES)
-    ax.fill_between(at.index, low, high, color=INK, alpha=0.15, linewidth=0)
+    of_mixes = at if needed is None else at[_of_mixes(needed)]
+    low, high = (of_mixes * (1 - share) for share in PROMPT_SHARES)
+    ax.fill_between(of_mixes.index, low, high, color=look.get("color", INK), alpha=0.15, linewidth=0)
 
 
-def published_handles(**look: Any) -> list[Artist]:
+def _of_mixes(needed: "pd.Series[float]") -> "pd.Series[bool]":
+    """Whether a published rate may be one at the mixes of a range."""
+    return ~(needed > max(PROMPT_SHARES))
+
+
+def published_handles(mixes: bool = True, **look: Any) -> list[Artist]:
     shares = " to ".join(f"{100 * share:g}" for share in PROMPT_SHARES)
-    return [
-        key("published by others, if all are output tokens", **{**PUBLISHED, **look}),
-        Patch(label=f"if {shares} % are prompt tokens", color=INK, alpha=0.15, linewidth=0),
-    ]
+    band = Patch(label=f"if {shares} % are prompt tokens", color=INK, alpha=0.15, linewidth=0)
+    return [key("published by others, if all are output tokens", **{**PUBLISHED, **look}), *[band] * mixes]
 
 
 def with_ends(tables: Tables, rows: pd.DataFrame, measure: str) -> pd.DataFrame:

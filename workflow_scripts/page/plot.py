@@ -116,8 +116,8 @@ def key(label: str, color: str = INK, linestyle: LineStyle = "-", **style: Any) 
 
 
 def line_through(points: int, style: LineStyle = "-") -> dict[str, Any]:
-    """How marks are joined: by a faint dotted line if there are two, because these are no curve."""
-    return {"linestyle": style} if points > 2 else {"linestyle": ":", "linewidth": 0.7}
+    """How marks are joined: by a thin dotted line if there are two, because these are no curve."""
+    return {"linestyle": style} if points > 2 else {"linestyle": ":", "linewidth": 1.2}
 
 
 def mark_handles(named: Mapping[str, Mark], **style: Any) -> list[Artist]:
@@ -139,12 +139,13 @@ def mark_cells(
     *,
     on: Literal["x", "y"] = "y",
     ends: Iterable[Sequence[float]] | None = None,
+    factor: float = 1,
 ) -> None:
-    """Say of which cells marks are, so that the page names and opens them, and which measure they have on an axis, in
-    the unit that is shown; `ends` are those of its 95 % intervals."""
+    """Say of which cells marks are, so that the page names and opens them, and which measure they have on an axis; a
+    `factor` makes it one in the measure's unit, and `ends` are those of its 95 % intervals."""
     marks = _MARKS.setdefault(ax, [])
     for across, up, cell, between in zip(x, y, cells, repeat(()) if ends is None else ends, strict=False):
-        told = [float(f"{of:.9g}") for of in (up if on == "y" else across, *between) if math.isfinite(of)]
+        told = [float(f"{of * factor:.9g}") for of in (up if on == "y" else across, *between) if math.isfinite(of)]
         marks.append((float(across), float(up), cell, measure, told))
 
 
@@ -263,7 +264,7 @@ def _drawn(plot: Plot, columns: int, width_in: float) -> Any:
         for axis in (ax.xaxis, ax.yaxis):
             if isinstance(axis.get_major_formatter(), ScalarFormatter):
                 axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-        lines = [textwrap.fill(line, int(width_in / columns * 12)) for line in panel.title.split("\n")]
+        lines = [textwrap.fill(line, int((width_in / columns - 0.6) * 11.5)) for line in panel.title.split("\n")]
         ax.set_title("\n".join(lines), fontsize=9, y=1)  # not looked for, which takes a third of the layout
         if i % columns == 0:
             ax.set_ylabel(plot.y_label)

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from workflow_scripts.common.columns import Column, column
+from workflow_scripts.common.columns import Column, column, unit_of
 from workflow_scripts.common.wording import number
 from workflow_scripts.page.plot import (
     LINE_IN,
@@ -200,10 +200,11 @@ def plot_bars(
     `name` says in which colour a bar is drawn.
     """
     drawn = [column(name) for name in measures if rows[name].notna().any()]
+    units = {of.name: unit_of(of.name, rows[of.name].max()) for of in drawn}
     rows = rows.assign(
-        **{of.name: of.scaled(rows[of.name]) for of in drawn},
+        **{name: rows[name] * factor for name, (_, factor) in units.items()},
         **{
-            f"{of.name}_{end}": of.scaled(rows["cell_id"].map(ends))
+            f"{of.name}_{end}": rows["cell_id"].map(ends) * units[of.name][1]
             for of in drawn
             for end, ends in tables.intervals_of(of.name).items()
         },
@@ -213,12 +214,12 @@ def plot_bars(
     few = [f"the {MOST_BARS} highest bars of a panel are drawn; the tables hold all"] if most > MOST_BARS else []
     return Plot(
         title=title,
-        alt=f"{title}, measured: " + "; ".join(_bars_in_words(panel, part, drawn) for panel, part in groups[:4]) + ".",
+        alt=f"{title}, measured: " + "; ".join(_bars_in_words(panel, part, units) for panel, part in groups[:4]) + ".",
         sources=sorted(rows["source"].unique()),
         panels=[
             Panel(
-                "\n".join(filter(None, (of.axis, str(panel)))),
-                partial(_draw_bars, rows=part, name=of.name, named=named),
+                "\n".join(filter(None, (f"{of.label} ({units[of.name][0]})", str(panel)))),
+                partial(_draw_bars, rows=part, of=of, factor=units[of.name][1], named=named),
             )
             for panel, part in groups
             for of in drawn
@@ -244,7 +245,8 @@ def _bars(rows: pd.DataFrame, name: str) -> list[tuple[str, float, float, float]
     return list(of_label.head(MOST_BARS).itertuples(name=None))
 
 
-def _draw_bars(ax: Axes, rows: pd.DataFrame, name: str, named: Mapping[str, Mark]) -> None:
+def _draw_bars(ax: Axes, rows: pd.DataFrame, of: Column, factor: float, named: Mapping[str, Mark]) -> None:
+    name, told = of.name, of.factor / factor
     bars = _bars(rows, name)
     for i, (label, mean, *ends) in enumerate(bars):
         y, part = LINES_PER_BAR * i, rows[rows["label"] == label]
@@ -252,13 +254,13 @@ def _draw_bars(ax: Axes, rows: pd.DataFrame, name: str, named: Mapping[str, Mark
         ax.barh(y + 1.3, mean, height=0.6, color=named[part["name"].iloc[0]].color)
         ax.hlines(y + 1.75, *ends, color=MUTED, linewidth=1.5)
         ax.plot(part[name], [y + 1.3] * len(part), **DOT)
-        mark_cells(ax, [mean], [y + 1.3], part["cell_id"].head(1), name, on="x", ends=[ends])
+        mark_cells(ax, [mean], [y + 1.3], part["cell_id"].head(1), name, on="x", ends=[ends], factor=told)
     ax.set_ylim(LINES_PER_BAR * len(bars), 0)
     ax.set_xlim(0, 1.08 * float(rows[[name, f"{name}_high"]].max().max()))
     ax.locator_params(axis="x", nbins=5)
     hide_y(ax)
 
 
-def _bars_in_words(panel: object, rows: pd.DataFrame, measures: Sequence[Column]) -> str:
-    bars = [f"{label} {number(high)} {of.unit}" for of in measures for label, high, *_ in _bars(rows, of.name)]
+def _bars_in_words(panel: object, rows: pd.DataFrame, units: Mapping[str, tuple[str, float]]) -> str:
+    bars = [f"{label} {number(high)} {unit}" for of, (unit, _) in units.items() for label, high, *_ in _bars(rows, of)]
     return f"{panel}: {', '.join(bars)}"

@@ -18,7 +18,7 @@ from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.columns import COLUMNS, column, unit_of
 from workflow_scripts.common.files import read_json
 from workflow_scripts.common.wording import number, plural
-from workflow_scripts.page.blocks import Absent, Block, CellMark, Figure, Fold, Link, table_of
+from workflow_scripts.page.blocks import MODEL, Absent, Block, CellMark, Figure, Fold, Link, table_of
 from workflow_scripts.page.plot import Plot, data_address, size_px
 from workflow_scripts.study.cell_status import status_of_starts
 from workflow_scripts.study.grid import COORDINATES
@@ -111,10 +111,12 @@ class Report:
     def cell_mark(self, cell_id: str, measure: str, told: Sequence[float], x: float, y: float) -> CellMark:
         """The mark of a cell in a figure, with the cell's name and what the figure shows of it: the value of a measure
         with the ends of its interval."""
-        value, *ends = map(number, told)
+        usual = unit_of(measure)[1]
+        unit, factor = unit_of(measure, told[0] / usual)
+        value, *ends = (number(of * factor / usual) for of in told)
         words = f"{column(measure).in_words} " if measure in COLUMNS else ""
         interval = f" (95 % interval {' to '.join(ends)})" if ends else ""
-        text = f"{self.names.get(cell_id, cell_id)}: {words}{value} {unit_of(measure)[0] or 'times'}{interval}"
+        text = f"{self.names.get(cell_id, cell_id)}: {words}{value} {unit or 'times'}{interval}"
         return CellMark(self.cell_link(cell_id, text).href, text, round(x, 1), round(y, 1))
 
     @cached_property
@@ -149,7 +151,7 @@ def blocks_of(part: Part, report: Report) -> Iterator[Block]:
 
 MOST_ROWS = 100
 # Columns that most tables share: where a cell was measured, and how.
-PLACE_HEADINGS: Mapping[str, str] = {"gpu": "Device", "engine": "Engine", "model": "Model", "workload": "Workload"}
+PLACE_HEADINGS: Mapping[str, str] = {"gpu": "Device", "engine": "Engine", "model": MODEL, "workload": "Workload"}
 CELL: Mapping[str, str] = {**PLACE_HEADINGS, "knobs": "Settings"}
 REPEAT_COLUMNS: Mapping[str, str] = {"start": "Start", "repeat": "Repeat"}
 

@@ -100,7 +100,7 @@ def _draw(ax: Axes, rows: pd.DataFrame, columns: Mapping[str, str]) -> None:
             style = REPEAT_LINES[i % len(REPEAT_LINES)]
             ax.plot(part["time_s"], part[name], color=color, linestyle=style, alpha=0.55 if i else 1, **STEPS)
     ax.set_xlim(left=0)
-    if rows[list(columns)].dtypes.map(pd.api.types.is_integer_dtype).all():
+    if "running" in columns:
         ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     ax.set_ylim(0, max(rows[name].max() for name in columns) * 1.12 or 1)
 

@@ -141,16 +141,16 @@ def workloads(report: Report) -> Iterator[Block]:
         rows.append(
             {
                 "Workload": name,
+                "prompt_tokens": _length(manifest, requests.get(name), "prompt_tokens", prompt),
+                "output_tokens": _length(
+                    manifest, requests.get(name), "output_tokens", getattr(workload, "output_tokens", None)
+                ),
                 "Requested kind": workload.kind
                 + (", chat" if isinstance(workload, TextWorkload) and workload.chat else ""),
                 "Actual kind": manifest and manifest["kind"],
                 "Made from": manifest and manifest.get("source"),
                 "Requests per cell": " to ".join(dict.fromkeys([shown(min(counts)), shown(max(counts))])),
                 "Requests that share text": manifest and manifest["requests_with_prefix"],
-                "prompt_tokens": _length(manifest, requests.get(name), "prompt_tokens", prompt),
-                "output_tokens": _length(
-                    manifest, requests.get(name), "output_tokens", getattr(workload, "output_tokens", None)
-                ),
                 "Sampling": in_words(workload.sampling),
             }
         )

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from workflow_scripts.page.plot import Panel, Plot, key, mark_cells, mark_handle
 from workflow_scripts.page.report import FigurePart, Report, Subject, TablePart
 from workflow_scripts.page.sentences import NOT_DECIDED, some, span
 from workflow_scripts.page.series import Group, device_marks, repeats_of
-from workflow_scripts.page.style import Mark
+from workflow_scripts.page.style import INK, MUTED, Mark
 from workflow_scripts.questions.knobs.sequence_limit import at_both_ends, most_important_group
 from workflow_scripts.study.setting_words import knob_name
 from workflow_scripts.tables.results import MissingError, Tables, records, require
@@ -28,19 +29,20 @@ STEPS_BOUND_BY = {
     "kv_blocks": column("num_gpu_blocks").label,
 }
 RATES = {"datasheet": "data sheet", "measured": "measured rates"}
+_EDGED: Mapping[str, Any] = {"markeredgecolor": INK, "markeredgewidth": 1.2}
 _UNIT, _SHOWN = unit_of("flop_per_s")
 _WORK = ("read_bytes", "flops", "mfu", "read_bytes_per_s", "flop_per_s")
 
 
 def roofline(tables: Tables) -> Plot:
     limits = tables.limits.reindex(columns=["cell_id", "rates", *_WORK]).dropna()
-    rows = limits.merge(tables.measured.drop_duplicates("cell_id")[["cell_id", "gpu"]])
+    cells = tables.measured.reindex(columns=["cell_id", "gpu", "knob_quantization"]).drop_duplicates("cell_id")
+    rows = limits.merge(cells.assign(quantized=cells["knob_quantization"].notna()))
     require(rows, "the work of no measured cell is known")
     notes = ["a mark is a cell at its rate; operations and bytes are computed from its schedule"]
     # A device has one roof for each type of weights, and on a CPU for each place from which they are read.
     roofs = rows.drop_duplicates(["gpu", "rates", "read_bytes_per_s", "flop_per_s"])
-    if roofs.groupby(["gpu", "rates"])["flop_per_s"].nunique().max() > 1:
-        notes.append("of two flat roofs, the higher one is of cells with 8-bit weights")
+    several = roofs.groupby(["gpu", "rates"])["flop_per_s"].nunique().max() > 1
     points = rows.drop_duplicates("cell_id").set_index("cell_id")
     points = points.assign(x=points["flops"] / points["read_bytes"], y=points["mfu"] * points["flop_per_s"] * _SHOWN)
     with suppress(MissingError):
@@ -49,6 +51,11 @@ def roofline(tables: Tables) -> Plot:
         notes.append(f"numbers are {knob_name(knob)}, for the cells of the figure of throughput")
     named = device_marks(tables, points)
     handles = mark_handles(named, linestyle="none")
+    if points["quantized"].any():
+        handles.append(key("8-bit weights", MUTED, "none", marker="o", **_EDGED))
+        notes += ["of two flat roofs, the higher one is of cells with 8-bit weights"] * several
+    elif several:
+        notes.append("each type of weights has its own measured roof")
     roof_lines = [CEILINGS[rates] for rates in CEILINGS if rates in set(roofs["rates"])]
     handles += [key(name.replace("ceiling", "roof"), linestyle=style) for style, name in roof_lines]
     at = [
@@ -76,9 +83,10 @@ def _draw_roofline(ax: Axes, points: pd.DataFrame, roofs: pd.DataFrame, named: M
         x = np.array([low, roof["flop_per_s"] / roof["read_bytes_per_s"], high])
         y = np.minimum(x * roof["read_bytes_per_s"], roof["flop_per_s"]) * _SHOWN
         ax.plot(x, y, color=named[roof["gpu"]].color, linestyle=CEILINGS[roof["rates"]][0], linewidth=1.2)
-    for gpu, part in points.groupby("gpu", sort=False):
+    for (gpu, quantized), part in points.groupby(["gpu", "quantized"], sort=False):
         mark = named[str(gpu)]
-        ax.plot(part["x"], part["y"], color=mark.color, marker=mark.marker, linestyle="none", alpha=0.8)
+        look = _EDGED if quantized else {}
+        ax.plot(part["x"], part["y"], color=mark.color, marker=mark.marker, linestyle="none", alpha=0.8, **look)
         mark_cells(ax, part["x"], part["y"], map(str, part.index), "flop_per_s")
     if "value" in points:
         last = points[points["gpu"] == points["gpu"].iloc[-1]].dropna(subset="value")

@@ -102,7 +102,8 @@ def waste_by_block_size(tables: Tables) -> Plot:
         handles=[handle for name, handle in handles.items() if name in set(rows["layout"])],
         repeats=repeats_of(rows),
         notes=[
-            "each cell has marks and lines of its own, medians over its repeats; bars are the range",
+            "a dot is the median of a cell's repeats; other layouts have a mark or line for the lowest and the highest "
+            "cell, and a band between them",
             *[WITH_WINDOWS] * bool({"paged_own_pages", "paged_every_token"} & set(rows["layout"])),
         ],
         panel_height_in=3.0,
@@ -115,12 +116,16 @@ def _draw_waste(ax: Axes, rows: pd.DataFrame) -> None:
     # What looks the same is drawn once: a study may have thousands of cells.
     at = of_cells.round(1).drop_duplicates(["layout", "block_size", "median", "min", "max"])
     for layout, part in at.groupby("layout", sort=False):
+        lowest, highest = part["median"].min(), part["median"].max()
         if layout in LEVEL:
             _, color, style = LEVEL[str(layout)]
-            for level in part["median"].unique():
+            for level in {lowest, highest}:
                 ax.axhline(level, color=color, linestyle=style, **COMPUTED)
+            ax.axhspan(lowest, highest, color=color, alpha=0.12, linewidth=0)
         elif layout == WHATIF:
-            ax.plot(part["block_size"], part["median"], color=COLOURS[0], **COMPUTED_MARK)
+            ends = part.groupby("block_size")["median"].agg(["min", "max"])
+            ax.fill_between(ends.index, ends["min"], ends["max"], color=COLOURS[0], alpha=0.12, linewidth=0)
+            ax.plot(ends.index, ends, color=COLOURS[0], **COMPUTED_MARK)
         else:
             ax.vlines(part["block_size"], part["min"], part["max"], color=COLOURS[0], linewidth=1.5)
             ax.plot(part["block_size"], part["median"], color=COLOURS[0], marker="o", linestyle="none")
@@ -232,11 +237,11 @@ CAPACITY = TablePart(
     {
         **CELL,
         "source": "Source",
-        "observed_num_blocks": "Blocks",
-        "predicted_num_blocks": "Blocks, predicted",
         "observed_kv_cache_tokens": "Tokens",
         "predicted_kv_cache_tokens": "Tokens, predicted",
         "kv_cache_tokens_error_pct": "Error of predicted tokens",
+        "observed_num_blocks": "Blocks",
+        "predicted_num_blocks": "Blocks, predicted",
         "observed_max_concurrency": "Requests of full length",
         "predicted_max_concurrency": "Requests of full length, predicted",
         "predicted_infeasible": "Predicted to be refused",

@@ -23,7 +23,7 @@ from workflow_scripts.page.style import OUTCOMES
 from workflow_scripts.physics.model_facts import ModelFactsError, model_facts, read_config
 from workflow_scripts.study.definition import resolved_models
 
-RATES = ["memory_bandwidth_bytes_per_s", "flop_per_s"]
+RATES = ["memory_bandwidth_bytes_per_s", "cache_bytes_per_s", "flop_per_s"]
 
 
 def counts(report: Report) -> Iterator[Block]:
@@ -44,8 +44,11 @@ def counts(report: Report) -> Iterator[Block]:
 def devices(report: Report) -> Iterator[Block]:
     catalogue = load_gpus()
     named = [(str(gpu), cells) for gpu, cells in report.grid.groupby("gpu", sort=False) if gpu in catalogue]
-    limits = report.tables.get("limits", "cell_id", "rates", *RATES)
+    read = ["memory_bandwidth_bytes_per_s", "read_bytes_per_s"]
+    limits = report.tables.get("limits", "cell_id", "rates", "flop_per_s", *read)
     of_cells = limits[limits["rates"] == "measured"].merge(report.grid[["cell_id", "gpu"]], on="cell_id")
+    # A cell whose weights fit into the caches reads at their rate.
+    of_cells["cache_bytes_per_s"] = of_cells["read_bytes_per_s"].where(of_cells[read].nunique(axis=1) > 1)
     measured = of_cells.groupby("gpu")[RATES].first()
     rows = []
     for gpu, cells in named:
@@ -66,14 +69,15 @@ def devices(report: Report) -> Iterator[Block]:
             }
         )
     columns = {
-        **dict.fromkeys(("Device", "Description", "Cells", "Reported name"), ""),
-        "memory_bytes": "Memory for programs",
+        "Device": "",
         "memory_bandwidth_bytes_per_s": "Memory bandwidth",
-        "dense_flop_per_s": "Dense matrix rate",
-        "Type of the matrix rate": "",
-        "tdp_w": "Power limit",
         "measured_memory_bandwidth_bytes_per_s": "Memory bandwidth, measured",
+        "measured_cache_bytes_per_s": "Cache bandwidth, measured",
+        "dense_flop_per_s": "Dense matrix rate",
         "measured_flop_per_s": "Matrix rate, measured",
+        "tdp_w": "Power limit",
+        "memory_bytes": "Memory for programs",
+        **dict.fromkeys(("Cells", "Type of the matrix rate", "Description", "Reported name"), ""),
     }
     yield table_of(pd.DataFrame(rows), columns, "Devices, with data-sheet numbers unless a column says measured")
     sources = [(gpu, "; ".join(dict.fromkeys(catalogue[gpu].sources.values())) or "no data sheet") for gpu, _ in named]

@@ -209,7 +209,7 @@ def _measured_where(cells: pd.DataFrame) -> Table:
         "protocol": "Protocol version",
         "lock_sha256": "Lock (SHA-256)",
     }
-    measured = cells[cells["outcome"] != "missing"]
+    measured = cells[cells["outcome"].eq("ok")]
     measured = measured.assign(**{name: measured[name].str[:12] for name in ("device_uuid", "lock_sha256")})
     counts = measured.groupby(list(places), dropna=False, sort=False)["cell_id"].nunique().reset_index(name="cells")
     note = (
