@@ -29,7 +29,7 @@ CEILINGS: Mapping[str, tuple[LineStyle, str]] = {
     "measured": ((0, (4, 1.2, 1, 1.2, 1, 1.2)), "ceiling, measured rates (predicted)"),
 }
 # A column of rows whose measure is the rate while the engine is full: the cell's rate over whole repeats.
-WHOLE, WHILE_FULL = "over_whole_repeats", " while the engine is full"
+WHOLE, WHILE_FULL = "over_whole_repeats", "\nwhile the engine is full"
 # Columns of rows: the value of the row's cell over all its repeats, and the ends of its 95 % interval.
 ENDS = ("value", "low", "high")
 VALUE, LOW, HIGH = ENDS
@@ -115,15 +115,14 @@ class _Lines:
         """Draw published rates, and at the one that needs the most prompt tokens their share that makes it possible."""
         rows = rows.merge(self.published, left_on="cell_id", right_index=True)
         for colour, of_one in rows.groupby("colour", sort=False):
-            at = of_one.groupby("x")[["published", "published_prompt_share"]].median()
-            color = self.colours[str(colour)].color
-            draw_published(ax, at["published"], at["published_prompt_share"], color=color)
-        most = rows.sort_values("published_prompt_share").dropna(subset="published_prompt_share").tail(1)
-        for gpu, x, rate, share in most[["gpu", "x", *self.published]].itertuples(index=False):
-            if share > 0:
-                place, side = ((4, -6), "left") if x < rows["x"].max() else ((-4, -6), "right")
-                text = f"{gpu}, {x:g}: possible only if\n{at_least(share)}\nare prompt tokens"
-                ax.annotate(text, (x, rate), place, ha=side, **BESIDE)
+            at = of_one.groupby("x")[["published", "of_mixes"]].median()
+            draw_published(ax, at["published"], at["of_mixes"], color=self.colours[str(colour)].color)
+        most = rows.sort_values("published_prompt_share", na_position="first").iloc[-1]
+        if most["published_prompt_share"] > 0:
+            place, side = ((4, -6), "left") if most["x"] < rows["x"].max() else ((-4, -6), "right")
+            share = at_least(most["published_prompt_share"])
+            text = f"{most['gpu']}, {most['x']:g}: possible only if\n{share}\nare prompt tokens"
+            ax.annotate(text, (most["x"], most["published"]), place, ha=side, **BESIDE)
 
 
 def plot_by_knob(
@@ -146,8 +145,9 @@ def plot_by_knob(
     colours = marks(tables.devices if set(rows["colour"]) <= set(tables.devices) else rows["colour"])
     styles = dict(zip(dict.fromkeys(rows["style"]), cycle(LINE_STYLES), strict=False))
     invalid = [_in_unit(_invalid(tables, group, f"knob_{knob}", measure), shown) for group in groups]
-    of_mixes = published.loc[_of_mixes(published["published_prompt_share"]), "published"]
-    ceilings, low = shown.scaled(ceilings), shown.scaled(of_mixes * (1 - max(PROMPT_SHARES)))
+    impossible = published["published_prompt_share"] > max(PROMPT_SHARES)
+    published = published.assign(of_mixes=published["published"].mask(impossible))
+    ceilings, low = shown.scaled(ceilings), shown.scaled(published["of_mixes"] * (1 - max(PROMPT_SHARES)))
     drawn = (rows.filter([measure, WHOLE]), ceilings, *(cells[[measure]] for cells in invalid))
     values = np.concatenate([low, published["published"], *(part.to_numpy(dtype=float).ravel() for part in drawn)])
     limits = float(np.nanmin(values)), float(np.nanmax(values))
@@ -159,23 +159,19 @@ def plot_by_knob(
     if WHOLE in rows:
         handles.append(key("over whole repeats, with filling and drain", **WHOLE_LINE))
     if len(published):
-        handles += published_handles(len(of_mixes) > 1)
+        handles += published_handles(bool(published["of_mixes"].notna().any()))
     if any(map(len, invalid)):
         handles.append(key("invalid, not compared", **INVALID))
     devices = {*rows["gpu"]}
     place = f" on {devices.pop()}" if len(devices) == 1 and not set(rows["colour"]) <= devices else ""
     beside = ["predicted"] * (not ceilings.empty) + ["published"] * (not published.empty)
-    full, one = [WHOLE in group.rows for group in groups], len(groups) == 1
     return Plot(
-        title=f"{shown.label}{WHILE_FULL * all(full)} against {name}{place}{f': {groups[0].title}' * one}",
+        title=f"{shown.label} against {name}{place}{f': {groups[0].title}' * (len(groups) == 1)}",
         alt=" ".join([f"{shown.label} against {name}, measured.", *_in_words(groups)]),
         sources=[*sorted(rows["source"].unique()), *beside],
         panels=[
-            Panel(
-                group.title * (not one) + f"\n{WHILE_FULL.strip()}" * (is_full > all(full)),
-                partial(lines.draw, rows=group.rows, invalid=cells),
-            )
-            for group, is_full, cells in zip(groups, full, invalid, strict=True)
+            Panel(group.title + WHILE_FULL * (WHOLE in group.rows), partial(lines.draw, rows=group.rows, invalid=cells))
+            for group, cells in zip(groups, invalid, strict=True)
         ],
         x_label=knob_axis(knob),
         y_label=shown.axis,
@@ -190,18 +186,11 @@ def plot_by_knob(
     )
 
 
-def draw_published(ax: Axes, at: "pd.Series[float]", needed: "pd.Series[float] | None" = None, **look: Any) -> None:
-    """Draw published tokens/s by the value of a knob, and what they are in output tokens at a range of mixes, if the
-    `needed` share of prompt tokens allows the range."""
+def draw_published(ax: Axes, at: "pd.Series[float]", of_mixes: "pd.Series[float] | None" = None, **look: Any) -> None:
+    """Draw published tokens/s by the value of a knob, and what those `of_mixes` are in output tokens at a range."""
     ax.plot(at.index, at, **{**PUBLISHED, **look})
-    of_mixes = at if needed is None else at[_of_mixes(needed)]
-    low, high = (of_mixes * (1 - share) for share in PROMPT_SHARES)
-    ax.fill_between(of_mixes.index, low, high, color=look.get("color", INK), alpha=0.15, linewidth=0)
-
-
-def _of_mixes(needed: "pd.Series[float]") -> "pd.Series[bool]":
-    """Whether a published rate may be one at the mixes of a range."""
-    return ~(needed > max(PROMPT_SHARES))
+    low, high = ((at if of_mixes is None else of_mixes) * (1 - share) for share in PROMPT_SHARES)
+    ax.fill_between(at.index, low, high, color=look.get("color", INK), alpha=0.15, linewidth=0)
 
 
 def published_handles(mixes: bool = True, **look: Any) -> list[Artist]:

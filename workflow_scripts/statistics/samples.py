@@ -13,14 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, Spread, mean_of, spread
-from workflow_scripts.statistics.variation import (
-    UNKNOWN,
-    Known,
-    Variation,
-    beside_rounds,
-    dependent,
-    variation,
-)
+from workflow_scripts.statistics.variation import UNKNOWN, Known, Variation, beside_rounds, dependent, variation
 
 IntArray = npt.NDArray[np.int_]
 

@@ -51,11 +51,8 @@ def _plot(tables: Tables, rows: pd.DataFrame, what: str, y_label: str, columns: 
     measured = tables.measured.drop_duplicates("cell_id")
     if len(cells) < len(measured):
         places = len(measured.drop_duplicates(["gpu", "engine"]))
-        of = (
-            "each device and engine"
-            if places <= MOST_PLACES
-            else f"{MOST_PLACES} of {places} pairs of device and engine"
-        )
+        few = f"{MOST_PLACES} of {places} pairs of device and engine"
+        of = few if places > MOST_PLACES else "each device and engine"
         which = f"of {of}, those that may run the most and the fewest sequences at once{PREEMPTED}"
         notes.append(f"{len(cells)} of {len(measured)} measured cells are drawn: {which}")
     peaks = rows.groupby("cell_id")[next(iter(columns))].max()

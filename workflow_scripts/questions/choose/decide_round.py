@@ -31,13 +31,7 @@ from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import outcome_in
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.rounds import (
-    CellStart,
-    OpenComparison,
-    RoundPlan,
-    ended_starts,
-    in_random_order,
-)
+from workflow_scripts.study.rounds import CellStart, OpenComparison, RoundPlan, ended_starts, in_random_order
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.measurements import SIMULATED, read_measurements

@@ -29,14 +29,7 @@ from workflow_scripts.questions.knobs.pairs import (
     looks_at,
 )
 from workflow_scripts.questions.waiting.table import WAITING, WITHOUT_WAITING, with_device_ratio
-from workflow_scripts.statistics.comparisons import (
-    ANOTHER_RUN,
-    CHANGES,
-    FLAT,
-    NOT_DECIDED,
-    SCOPE_MEANING,
-    log_margin,
-)
+from workflow_scripts.statistics.comparisons import ANOTHER_RUN, CHANGES, FLAT, NOT_DECIDED, SCOPE_MEANING, log_margin
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
 from workflow_scripts.statistics.summary import RATE, knob_columns, knob_text, records
 from workflow_scripts.study.study import Study

@@ -42,7 +42,8 @@ def roofline(tables: Tables) -> Plot:
     notes = ["a mark is a cell at its rate; operations and bytes are computed from its schedule"]
     # A device has one roof for each type of weights, and on a CPU for each place from which they are read.
     roofs = rows.drop_duplicates(["gpu", "rates", "read_bytes_per_s", "flop_per_s"])
-    several = roofs.groupby(["gpu", "rates"])["flop_per_s"].nunique().max() > 1
+    if roofs.groupby(["gpu", "rates"])["flop_per_s"].nunique().max() > 1:
+        notes.append("each type of weights has its own flat roof")
     points = rows.drop_duplicates("cell_id").set_index("cell_id")
     points = points.assign(x=points["flops"] / points["read_bytes"], y=points["mfu"] * points["flop_per_s"] * _SHOWN)
     with suppress(MissingError):
@@ -53,9 +54,6 @@ def roofline(tables: Tables) -> Plot:
     handles = mark_handles(named, linestyle="none")
     if points["quantized"].any():
         handles.append(key("8-bit weights", MUTED, "none", marker="o", **_EDGED))
-        notes += ["of two flat roofs, the higher one is of cells with 8-bit weights"] * several
-    elif several:
-        notes.append("each type of weights has its own measured roof")
     roof_lines = [CEILINGS[rates] for rates in CEILINGS if rates in set(roofs["rates"])]
     handles += [key(name.replace("ceiling", "roof"), linestyle=style) for style, name in roof_lines]
     at = [
@@ -85,8 +83,8 @@ def _draw_roofline(ax: Axes, points: pd.DataFrame, roofs: pd.DataFrame, named: M
         ax.plot(x, y, color=named[roof["gpu"]].color, linestyle=CEILINGS[roof["rates"]][0], linewidth=1.2)
     for (gpu, quantized), part in points.groupby(["gpu", "quantized"], sort=False):
         mark = named[str(gpu)]
-        look = _EDGED if quantized else {}
-        ax.plot(part["x"], part["y"], color=mark.color, marker=mark.marker, linestyle="none", alpha=0.8, **look)
+        look = {"color": mark.color, "marker": mark.marker, "linestyle": "none", **(_EDGED if quantized else {})}
+        ax.plot(part["x"], part["y"], alpha=0.8, **look)
         mark_cells(ax, part["x"], part["y"], map(str, part.index), "flop_per_s")
     if "value" in points:
         last = points[points["gpu"] == points["gpu"].iloc[-1]].dropna(subset="value")

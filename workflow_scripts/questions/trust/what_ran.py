@@ -7,17 +7,7 @@ import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, readable_models
 from workflow_scripts.common.wording import listed, plural
-from workflow_scripts.page.blocks import (
-    Block,
-    Definitions,
-    Finding,
-    Fold,
-    Table,
-    Text,
-    outcome_words,
-    shown,
-    table_of,
-)
+from workflow_scripts.page.blocks import Block, Definitions, Finding, Fold, Table, Text, outcome_words, shown, table_of
 from workflow_scripts.page.report import PLACE_HEADINGS, Report, Subject
 from workflow_scripts.page.style import OUTCOMES
 from workflow_scripts.physics.model_facts import ModelFactsError, model_facts, read_config
