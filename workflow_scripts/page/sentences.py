@@ -238,7 +238,8 @@ def _verdict(row: Mapping[str, Any]) -> str:
     if pd.isna(row["starts_needed"]):
         return f"not decided at a margin of {margin}, nor likely to be with 100 further starts of each"
     starts = plural(int(row["starts_needed"]), "further start")
-    alone = max(row["ratio_low"], 1 / row["ratio_high"]) > 1 + row["margin_pct"] / 100
+    beyond, within = max(row["ratio_low"], 1 / row["ratio_high"]), max(row["ratio_high"], 1 / row["ratio_low"])
+    alone = beyond > 1 + row["margin_pct"] / 100 or within <= 1 + row["margin_pct"] / 100
     among = " together with all other comparisons" if alone else ""
     return f"not decided{among} at a margin of {margin}: about {starts} of each would decide"
 

@@ -152,6 +152,17 @@ def as_applied(cells: pd.DataFrame, knob: str) -> pd.Series:
     return values.astype(object).where(values.notna(), unset).infer_objects()
 
 
+def usable_blocks(cells: pd.DataFrame) -> "pd.Series[float]":
+    """The KV blocks of each row without those that its engine keeps to itself; NaN if the engine does not tell them.
+
+    >>> usable_blocks(pd.DataFrame({"engine": ["vllm", "hf-continuous"], "num_gpu_blocks": [5, 5]})).tolist()
+    [4.0, 5.0]
+    """
+    own = {name: engine.own_blocks for name, engine in load_engines().items()}
+    kept = cells["engine"].map(without_environment).map(own) * as_applied(cells, "data_parallel_size")
+    return cells["num_gpu_blocks"].astype(float) - kept
+
+
 def knob_text(value: Any) -> str:
     """A knob's value as a study writes it.
 

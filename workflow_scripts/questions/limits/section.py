@@ -24,7 +24,7 @@ from workflow_scripts.tables.results import MissingError, Tables, records, requi
 
 # What prevents fewer steps, in words.
 STEPS_BOUND_BY = {
-    "max_num_seqs": "max-num-seqs",
+    "max_num_seqs": "sequences allowed at once",
     "longest_request": "longest request",
     "kv_blocks": column("num_gpu_blocks").label,
 }
@@ -157,8 +157,8 @@ SUBJECT = Subject(
                 "flop_per_s": "Operations, at most",
                 "experts_touched_share": "Experts that a decode step used",
                 "experts_touched_share_uniform": "Expected of equally likely experts",
-                "decode_bound_by": "Decoding limited by",
-                "bound_by": "Whole repeat limited by",
+                "decode_bound_by": "Ceiling of decoding set by",
+                "bound_by": "Ceiling of the repeat set by",
                 "steps_bound_by": "Steps limited by",
             },
             "Cells closest to their ceilings",

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
-from workflow_scripts.engines.registry import every_knob, load_engines, without_environment
+from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.questions.limits.ceilings import (
     CACHE,
@@ -25,7 +25,7 @@ from workflow_scripts.questions.limits.ceilings import (
     rates_of,
 )
 from workflow_scripts.statistics.start_spread import FloatArray
-from workflow_scripts.statistics.summary import as_applied, dtypes, numbers
+from workflow_scripts.statistics.summary import as_applied, dtypes, numbers, usable_blocks
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.measurements import MEASURED
 from workflow_scripts.tables.parsed_facts import REPEAT
@@ -85,9 +85,7 @@ def limits_table(work: pd.DataFrame, devices: Path) -> tuple[pd.DataFrame, list[
         return pd.DataFrame(columns=list(SCHEMA.columns)), []
     settings = {name: as_applied(work, name) for name, knob in every_knob().items() if knob.neutral is not None}
     work = work.assign(**settings, dtype=dtypes)
-    own_blocks = {name: engine.own_blocks for name, engine in load_engines().items()}
-    of_engine = work["engine"].map(without_environment).map(own_blocks)
-    work["num_gpu_blocks"] -= of_engine * work["data_parallel_size"]
+    work["num_gpu_blocks"] = usable_blocks(work)
     work = work.join(least_steps(work))
     parts: list[pd.DataFrame] = []
     reasons: list[str] = []

@@ -27,7 +27,7 @@ from workflow_scripts.questions.memory.layer_memory import (
     kinds_of_layers,
 )
 from workflow_scripts.statistics.start_spread import FloatArray
-from workflow_scripts.statistics.summary import as_applied, dtypes, numbers
+from workflow_scripts.statistics.summary import as_applied, dtypes, numbers, usable_blocks
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.measurements import MEASURED
 from workflow_scripts.tables.parsed_facts import REPEAT, known_facts, read_parsed
@@ -86,10 +86,13 @@ def timeline(
     cells: pd.DataFrame, requests: pd.DataFrame, texts: Texts, steps: pd.DataFrame | None = None
 ) -> pd.DataFrame:
     """The lives of the requests (`request_lives`), with the columns of `cells` that layouts need."""
+    # The gauge is of the blocks that requests may take.
+    blocks = usable_blocks(cells)
+    tokens = cells["kv_cache_tokens"] * (blocks / cells["num_gpu_blocks"].astype(float)).fillna(1)
     of_repeat = cells.assign(
         batch_size=cells["max_num_seqs_effective"].fillna(cells["max_concurrency_allowed"]),
-        engine_slots_held_mean=cells["kv_cache_usage_mean"] * cells["kv_cache_tokens"],
-        engine_blocks_held_mean=cells["kv_cache_usage_mean"] * cells["num_gpu_blocks"],
+        engine_slots_held_mean=cells["kv_cache_usage_mean"] * tokens,
+        engine_blocks_held_mean=cells["kv_cache_usage_mean"] * blocks,
         dtype=dtypes(cells),
         kv_cache_dtype=as_applied(cells, "kv_cache_dtype"),
     )[[*REPEAT, *OF_REPEAT]]

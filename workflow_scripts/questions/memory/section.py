@@ -152,7 +152,7 @@ def _users(rows: pd.DataFrame) -> Iterator[Finding]:
         of_pool = part[part["pool_tokens"] == pools.index[-1]]
         whole = records(of_pool[of_pool["contiguous"]])[0]
         ways = [
-            f"{number(row['users'])} in {row['layout']}"
+            f"{number(row['users'])} in {row['layout']}{_predicted(row)}"
             + (" (all requests)" if row["users"] >= row["num_requests"] else "")
             + _filled(row)
             for row in records(of_pool[~of_pool["contiguous"]])
@@ -161,10 +161,13 @@ def _users(rows: pd.DataFrame) -> Iterator[Finding]:
             yield Finding(
                 f"{number(whole['users'])} to {number(of_pool['users'].max())} requests",
                 f"{gpu}, {model}, {workload}: a KV cache of {whole['pool_tokens']:,.0f} tokens holds "
-                f"{number(whole['users'])} requests on average ({whole['running_peak']:g} at most) if each reserves "
-                f"{whole['max_model_len_effective']:,.0f} tokens{_filled(whole)}; {'; '.join(ways)}. All values are "
-                "measured.",
+                f"{number(whole['users'])} requests on average{_predicted(whole)}, {whole['running_peak']:g} at most, "
+                f"if each reserves {whole['max_model_len_effective']:,.0f} tokens{_filled(whole)}; {'; '.join(ways)}.",
             )
+
+
+def _predicted(row: Mapping[str, Any]) -> str:
+    return "" if pd.isna(row["users_predicted"]) else f" ({number(row['users_predicted'])} predicted)"
 
 
 def _filled(row: Mapping[str, Any]) -> str:

@@ -262,8 +262,8 @@ SUBJECT = Subject(
             RATE,
             {
                 "flagged": "Flagged",
-                "running_peak_measured": "Sequences at once, measured",
-                "running_peak_predicted": "Sequences at once, predicted",
+                "running_peak_measured": "Peak of sequences at once, measured",
+                "running_peak_predicted": "Peak of sequences at once, predicted",
             },
         ),
         *(_of_quantity(latency, {"in_band": "In its band"}) for latency in LATENCIES),

@@ -58,7 +58,7 @@ def _why(report: Report, row: Mapping[str, Any]) -> str:
     if isinstance(row["ties"], str):
         ties = [report.setting_of(row, name) for name in row["ties"].split(", ")]
     some = f"{row['eligible']:g} of " if not alone and row["eligible"] < row["compared"] else ""
-    of = f"of {some}{row['compared']:g} measured settings" + " (their requests differ)" * (not row["equal_work"])
+    of = f"of {some}{row['compared']:g} measured vLLM settings" + " (their requests differ)" * (not row["equal_work"])
     named = f"{sentence(report.setting_of(row, row['knobs']))}: {rate}, the"
     if row["role"] == "smallest_within_margin":
         return f"{named} smallest {of} shown to be within {row['margin_pct']:g} % of the fastest."

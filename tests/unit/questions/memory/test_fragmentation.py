@@ -170,6 +170,10 @@ def test_only_the_layout_of_the_engine_is_measured():
     )
     # The engine's own gauge stands beside the paged layout. What is not known has no row.
     assert found["engine_slots_held_mean"].dropna().to_dict() == {("paged", 16): 100}
+    # The gauge is of the blocks without the one that vLLM keeps to itself.
+    columns |= {"kv_cache_usage_mean": 0.25, "kv_cache_tokens": 400, "num_gpu_blocks": 25}
+    found = waste((10, 3, 0, 1.0, 3.0, 4.0), **columns)
+    assert found["engine_slots_held_mean"].dropna().to_dict() == {("paged", 16): 96}
     unknown = waste((10, 3, 0, 1.0, 3.0, 4.0)).index.get_level_values("layout")
     assert set(unknown) == {"block_size_whatif", "contiguous_request_length", "padded_batch"}
 
