@@ -193,7 +193,8 @@ class SlurmLab:
         options = f"--defaults-file={self.conf.with_name('mariadb.conf')}"
         socket_file = self.root / "run" / "mariadb.sock"
         made = subprocess.run(["mariadb-install-db", options, "--skip-test-db"], capture_output=True, text=True)
-        assert made.returncode == 0, made.stdout + made.stderr
+        log = self.root / "log" / "mariadb.log"
+        assert made.returncode == 0, made.stdout + made.stderr + (log.read_text() if log.exists() else "")
         self._daemon("mariadbd", options)
         wait_for(socket_file.exists, 60, "MariaDB")
         self.environment["MYSQL_UNIX_PORT"] = str(socket_file)
