@@ -128,9 +128,10 @@ def shares_by_cell(waiting: pd.DataFrame) -> pd.DataFrame:
 
 
 def much_waiting(report: Report) -> Iterator[Block]:
-    """The cells whose GPU waits for much of the time, and for what; not those that are too short to be sampled."""
+    """The cells whose GPU waits for much of the time by either measure, and for what; not those that are too short to
+    be sampled."""
     cells = shares_by_cell(sampled(report.tables.need("waiting")))
-    much = cells[cells["waits"] > MUCH_WAITING]
+    much = cells[cells[MEASURES].max(axis=1) > MUCH_WAITING]
     if much.empty:
         sentence = (
             f"In none of {len(cells)} cells does the GPU wait for its host for {_pct(MUCH_WAITING)} of the time: at "
