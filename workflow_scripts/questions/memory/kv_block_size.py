@@ -103,7 +103,7 @@ def waste_by_block_size(tables: Tables) -> Plot:
         repeats=repeats_of(rows),
         notes=[
             "a dot is the median of a cell's repeats; other layouts have a mark or line for the lowest and the highest "
-            "cell, and a band between them",
+            "cell",
             *[WITH_WINDOWS] * bool({"paged_own_pages", "paged_every_token"} & set(rows["layout"])),
         ],
         panel_height_in=3.0,
@@ -116,12 +116,10 @@ def _draw_waste(ax: Axes, rows: pd.DataFrame) -> None:
     # What looks the same is drawn once: a study may have thousands of cells.
     at = of_cells.round(1).drop_duplicates(["layout", "block_size", "median", "min", "max"])
     for layout, part in at.groupby("layout", sort=False):
-        lowest, highest = part["median"].min(), part["median"].max()
         if layout in LEVEL:
             _, color, style = LEVEL[str(layout)]
-            for level in {lowest, highest}:
+            for level in {part["median"].min(), part["median"].max()}:
                 ax.axhline(level, color=color, linestyle=style, **COMPUTED)
-            ax.axhspan(lowest, highest, color=color, alpha=0.12, linewidth=0)
         elif layout == WHATIF:
             ends = part.groupby("block_size")["median"].agg(["min", "max"])
             ax.fill_between(ends.index, ends["min"], ends["max"], color=COLOURS[0], alpha=0.12, linewidth=0)
