@@ -122,7 +122,7 @@ def without_effect(rows: pd.DataFrame) -> Iterator[Finding]:
         for row in records(first.assign(scope=None)):
             times = with_interval(row, "ratio", f" times the {column(row['metric']).in_words}") + of_whole_repeats(row)
             what = sentence(instead_of(row["about"], row["value"], row["baseline"]))
-            yield Finding(NOT_DECIDED, f"{what} on {row['gpu']}: {times}, {NOT_DECIDED} over all comparisons.")
+            yield Finding(NOT_DECIDED, f"{what} on {row['gpu']}: {times}, {_verdict(row)}.")
 
 
 def overall(effects: pd.DataFrame) -> pd.DataFrame:

@@ -109,8 +109,8 @@ def sampled(waiting: pd.DataFrame) -> pd.DataFrame:
 
 
 def shares_by_cell(waiting: pd.DataFrame) -> pd.DataFrame:
-    """One row per cell, the one that waits most first: means over repeats, and of both measures of waiting the lowest
-    and the highest.
+    """One row per cell, the one that waits most by either measure first: means over repeats, and of both measures of
+    waiting the lowest and the highest.
 
     `waits` is the mean by steps, and `most_waits` the highest of a repeat by either measure. An engine that does not
     report its steps has only the driver's measure, which is coarse in short repeats.
@@ -120,11 +120,10 @@ def shares_by_cell(waiting: pd.DataFrame) -> pd.DataFrame:
     cells = of_cell[[*shares, *MEASURES, "launch_s", "prompt_steps"]].mean()
     for end in ("min", "max"):
         cells = cells.join(of_cell[MEASURES].agg(end).add_suffix(f"_{end}"))
-    cells = cells.assign(
-        waits=cells[MEASURES].bfill(axis=1).iloc[:, 0],
-        most_waits=cells[[f"{measure}_max" for measure in MEASURES]].max(axis=1),
-    )
-    return cells.dropna(subset="waits").reset_index().sort_values("waits", ascending=False, kind="stable")
+    most = cells[[f"{measure}_max" for measure in MEASURES]].max(axis=1)
+    cells = cells.assign(waits=cells[MEASURES].bfill(axis=1).iloc[:, 0], most_waits=most)
+    by_either = cells[MEASURES].max(axis=1).sort_values(ascending=False, kind="stable")
+    return cells.loc[by_either.index].dropna(subset="waits").reset_index()
 
 
 def much_waiting(report: Report) -> Iterator[Block]:
