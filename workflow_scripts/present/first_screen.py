@@ -36,6 +36,7 @@ from workflow_scripts.questions.environments import section as environments_comp
 from workflow_scripts.questions.knobs import latency, sequence_limit
 from workflow_scripts.questions.knobs import section as other_settings
 from workflow_scripts.questions.knobs.sequence_limit import WORK
+from workflow_scripts.questions.limits.section import RATES
 from workflow_scripts.questions.predictions import section as predicted_and_measured
 from workflow_scripts.questions.predictions.measured_or_predicted import predicted_in_words
 from workflow_scripts.questions.trust.where_measured import host_load, steadiness
@@ -49,6 +50,8 @@ MOST_DEVICES, MOST_RATES, SEQUENCES = 2, 3, "max_num_seqs"
 TIMES, WAIT, ENERGY = ("tpot_s_p50", "ttft_s_p50"), "queue_s_p50", "energy_j_per_output_token"
 # A wait for a free place is told if it is more than this share of the time to the first token.
 WORTH_SAYING = 0.05
+# If it is not decided between more settings, these are not named.
+MOST_NAMED = 3
 # A longer table of the fastest settings is folded.
 MOST_OPEN = 10
 
@@ -303,7 +306,8 @@ def best_settings(report: Report) -> Table | Fold | None:
     headings += [column(RATE).axis, *(column(name).label for name in TIMES), column(ENERGY).axis, "Of ceiling"]
     note = (
         "Geometric means over starts, of whole repeats, with the 95 % interval; or the range of several settings, with "
-        "their number, if it is not decided which is the fastest. First tokens include waiting."
+        "their number, if it is not decided which is the fastest. First tokens include waiting. Ceilings: "
+        f"{listed(tables.limits.drop_duplicates('cell_id')['rates'].map(RATES).unique())}."
     )
     if means_of[ENERGY].isna().all():
         headings, rows = headings[:-2] + headings[-1:], [row[:-2] + row[-1:] for row in rows]
@@ -367,7 +371,8 @@ def best_in_words(members: pd.DataFrame, cells: pd.DataFrame, knobs: Sequence[st
     if fixed and alike.sum() == len(members):
         tied = listed(_side_by_side(members.sort_values(moving), moving), "or")
         return f"{sentence(settings_in_words(members.head(1), fixed)[0])}; {tied}"
-    return f"Not decided between {len(members)} of {len(cells)} settings"
+    named = f": {'; '.join(settings_in_words(members, varied))}" if len(members) <= MOST_NAMED else ""
+    return f"Not decided between {len(members)} of {len(cells)} settings{named}"
 
 
 def _side_by_side(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:

@@ -1,6 +1,7 @@
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -27,7 +28,7 @@ from workflow_scripts.questions.knobs.prefix_caching import (
 from workflow_scripts.questions.knobs.section import models_compared
 from workflow_scripts.questions.knobs.speculation import gains_and_drafts
 from workflow_scripts.questions.limits.section import above_ceilings
-from workflow_scripts.questions.memory.kv_block_size import RESERVED, prediction_errors
+from workflow_scripts.questions.memory.kv_block_size import RESERVED, _refused, prediction_errors
 from workflow_scripts.questions.trust import section as how_sure
 from workflow_scripts.questions.trust.what_ran import native_types, not_understood, remote_code, simulated
 from workflow_scripts.questions.trust.where_measured import slowed_cells, slowed_gpus, unsteady_cells
@@ -135,6 +136,15 @@ def test_of_many_pairs_some_are_told_from_the_largest_gain_to_the_smallest(repor
     *_, note = gains_and_drafts(report)
     assert isinstance(note, Text)
     assert note.text.startswith("6 of 20 comparisons")
+
+
+@pytest.mark.parametrize(("foreseen", "why"), [("only 16", "only 16"), (None, "ValueError: 8")])
+def test_a_block_size_that_could_not_run_has_a_reason_in_plain_words_if_it_was_foreseen(foreseen, why):
+    sized = {"gpu": "h200", "knob_block_size": [8, 16], "cell_id": ["a", "b"], "outcome": ["infeasible", "ok"]}
+    grid = pd.DataFrame(sized | {"reason": ["ValueError: 8 (at line 3)", None]})
+    capacity = pd.DataFrame({"cell_id": ["a", "b"], "predicted_infeasible": [foreseen, None]})
+    report = SimpleNamespace(grid=grid, tables=SimpleNamespace(get=lambda *_: capacity))
+    assert _refused(report, "h200") == f"; block size 8 could not run: {why}"
 
 
 def test_the_kv_memory_of_both_engines_stands_beside_their_ratio(results):

@@ -151,11 +151,17 @@ def empty_slots(report: Report) -> Iterator[Block]:
 
 
 def _refused(report: Report, gpu: str) -> str:
-    """The block sizes with which no cell of a device could run, with the beginnings of the reasons."""
+    """The block sizes with which no cell of a device could run, with the predicted reason or the beginning of the
+    engine's."""
     sized = report.grid[report.grid["gpu"] == gpu].groupby("knob_block_size")
+    foreseen = report.tables.get("capacity", "cell_id", "predicted_infeasible").dropna()
+    plain = foreseen.drop_duplicates("cell_id").set_index("cell_id")["predicted_infeasible"]
     return "".join(
         f"; {setting_phrase('block_size', size)} could not run: "
-        + shorten(cells["reason"].iloc[0].partition("(")[0], MOST_LETTERS, placeholder=" ...")
+        + plain.get(
+            cells["cell_id"].iloc[0],
+            shorten(cells["reason"].iloc[0].partition("(")[0], MOST_LETTERS, placeholder=" ..."),
+        )
         for size, cells in sized
         if cells["outcome"].eq("infeasible").all()
     )
