@@ -306,9 +306,10 @@ def best_settings(report: Report) -> Table | Fold | None:
     headings += [column(RATE).axis, *(column(name).label for name in TIMES), column(ENERGY).axis, "Of ceiling"]
     note = (
         "Geometric means over starts, of whole repeats, with the 95 % interval; or the range of several settings, with "
-        "their number, if it is not decided which is the fastest. First tokens include waiting. Ceilings: "
-        f"{listed(tables.limits.drop_duplicates('cell_id')['rates'].map(RATES).unique())}."
+        "their number, if it is not decided which is the fastest. First tokens include waiting."
     )
+    if len(sources := tables.limits.drop_duplicates("cell_id")["rates"].map(RATES).unique()):
+        note += f" Ceilings: {listed(sources)}."
     if means_of[ENERGY].isna().all():
         headings, rows = headings[:-2] + headings[-1:], [row[:-2] + row[-1:] for row in rows]
     table = Table("Fastest settings", headings, rows, [i > 2 for i in range(len(headings))], note)
