@@ -14,7 +14,17 @@ from matplotlib.patches import Patch
 
 from workflow_scripts.catalog.published import PROMPT_SHARES
 from workflow_scripts.common.columns import Column, column
-from workflow_scripts.page.plot import Panel, Plot, key, line_through, log2_axis, mark_cells, mark_handles, ratio_axis
+from workflow_scripts.page.plot import (
+    Panel,
+    Plot,
+    draw_repeats,
+    key,
+    line_through,
+    log2_axis,
+    mark_cells,
+    mark_handles,
+    ratio_axis,
+)
 from workflow_scripts.page.series import Group, ends_in_words, groups_varying, repeats_of
 from workflow_scripts.page.style import COLOURS, INK, MUTED, OUTCOMES, LineStyle, Mark, marks
 from workflow_scripts.physics.rate_ceiling import at_least
@@ -29,7 +39,7 @@ CEILINGS: Mapping[str, tuple[LineStyle, str]] = {
     "measured": ((0, (4, 1.2, 1, 1.2, 1, 1.2)), "ceiling, measured rates (predicted)"),
 }
 # A column of rows whose measure is the rate while the engine is full: the cell's rate over whole repeats.
-WHOLE, WHILE_FULL = "over_whole_repeats", "\nwhile the engine is full"
+WHOLE, KINDS = "over_whole_repeats", {True: "while the engine is full", False: "over whole repeats"}
 # Columns of rows: the value of the row's cell over all its repeats, and the ends of its 95 % interval.
 ENDS = ("value", "low", "high")
 VALUE, LOW, HIGH = ENDS
@@ -73,6 +83,13 @@ def compared(tables: Tables, rows: pd.DataFrame, knob: str, panel_keys: Sequence
         group.rows["colour"] = series if by_setting else group.rows["gpu"]
         group.rows["style"] = "" if by_setting else series
     return groups
+
+
+def colours_of(tables: Tables, rows: pd.DataFrame) -> dict[str, Mark]:
+    """The mark of each `colour` of rows; that of a device is the same in every figure."""
+    names = list(dict.fromkeys(rows["colour"]))
+    every = marks(tables.devices if set(names) <= set(tables.devices) else names)
+    return {name: every[name] for name in names}
 
 
 def ceilings_of(tables: Tables, groups: Iterable[Group], rate: str = RATE) -> pd.DataFrame:
@@ -142,7 +159,7 @@ def plot_by_knob(
     groups = [replace(group, rows=rows) for group, rows in zip(groups, of_all, strict=True)]
     rows = pd.concat([group.rows for group in groups])
     require(rows[measure].dropna(), f"{shown.in_words} is known for no cell")
-    colours = marks(tables.devices if set(rows["colour"]) <= set(tables.devices) else rows["colour"])
+    colours = colours_of(tables, rows)
     styles = dict(zip(dict.fromkeys(rows["style"]), cycle(LINE_STYLES), strict=False))
     invalid = [_in_unit(_invalid(tables, group, f"knob_{knob}", measure), shown) for group in groups]
     impossible = published["published_prompt_share"] > max(PROMPT_SHARES)
@@ -152,7 +169,7 @@ def plot_by_knob(
     values = np.concatenate([low, published["published"], *(part.to_numpy(dtype=float).ravel() for part in drawn)])
     limits = float(np.nanmin(values)), float(np.nanmax(values))
     lines = _Lines(measure, colours, styles, ceilings, published, limits)
-    handles = mark_handles({name: colours[name] for name in dict.fromkeys(rows["colour"])})
+    handles = mark_handles(colours)
     handles += [key(name, linestyle=style) for name, style in styles.items() if name]
     handles.append(key("mean, 95 % interval; a repeat is a dot", MUTED, linewidth=1.5))
     handles += [key(name, linestyle=style) for style, name in (CEILINGS[str(rates)] for rates in ceilings)]
@@ -164,14 +181,16 @@ def plot_by_knob(
         handles.append(key("invalid, not compared", **INVALID))
     devices = {*rows["gpu"]}
     place = f" on {devices.pop()}" if len(devices) == 1 and not set(rows["colour"]) <= devices else ""
+    heads = [f"{group.title}\n" for group in groups] if len(groups) > 1 else [""]
+    shared = f": {groups[0].title}" * (len(groups) == 1)
     beside = ["predicted"] * (not ceilings.empty) + ["published"] * (not published.empty)
     return Plot(
-        title=f"{shown.label} against {name}{place}{f': {groups[0].title}' * (len(groups) == 1)}",
+        title=f"{shown.label} against {name}{place}{shared}",
         alt=" ".join([f"{shown.label} against {name}, measured.", *_in_words(groups)]),
         sources=[*sorted(rows["source"].unique()), *beside],
         panels=[
-            Panel(group.title + WHILE_FULL * (WHOLE in group.rows), partial(lines.draw, rows=group.rows, invalid=cells))
-            for group, cells in zip(groups, invalid, strict=True)
+            Panel(f"{head}{KINDS[WHOLE in group.rows]}", partial(lines.draw, rows=group.rows, invalid=cells))
+            for group, head, cells in zip(groups, heads, invalid, strict=True)
         ],
         x_label=knob_axis(knob),
         y_label=shown.axis,
@@ -222,9 +241,9 @@ def _highest(rows: pd.DataFrame, ceiling: "pd.Series[float]") -> "pd.Series[floa
 
 
 def _draw_line(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineStyle) -> None:
-    """Draw each repeat as a faint dot, and the mean as a mark with its 95 % interval as a bar."""
+    """Draw each repeat as a dot, and the mean as a mark with its 95 % interval as a bar."""
     at = rows.groupby("x")[[*ENDS]].median()
-    ax.plot(rows["x"], rows[rate], linestyle="none", marker=".", color=mark.color, alpha=0.35, markersize=4)
+    draw_repeats(ax, rows["x"], rows[rate], mark.color)
     ax.vlines(at.index, at[LOW], at[HIGH], color=mark.color, linewidth=1.5)
     cells, measure = rows.drop_duplicates("cell_id"), STEADY if WHOLE in rows else rate
     mark_cells(ax, cells["x"], cells[VALUE], cells["cell_id"], measure, ends=cells[[LOW, HIGH]].to_numpy())

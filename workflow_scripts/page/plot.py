@@ -21,6 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator, ScalarFormatter
+from matplotlib.transforms import ScaledTranslation
 
 from workflow_scripts.common.files import write_bytes
 from workflow_scripts.page.style import DARK, GRID, INK, MUTED, PAPER, LineStyle, Mark
@@ -122,6 +123,12 @@ def line_through(points: int, style: LineStyle = "-") -> dict[str, Any]:
 
 def mark_handles(named: Mapping[str, Mark], **style: Any) -> list[Artist]:
     return [key(name, m.color, marker=m.marker, **style) for name, m in named.items() if name]
+
+
+def draw_repeats(ax: Axes, x: Any, y: Any, color: str) -> None:
+    """Draw each repeat as a dot to the right of its cell's mark and interval, which would hide it."""
+    place = ax.transData + ScaledTranslation(5 / 72, 0, ax.figure.dpi_scale_trans)
+    ax.plot(x, y, linestyle="none", marker=".", markersize=4.5, markeredgewidth=0, color=color, transform=place)
 
 
 def hide_y(ax: Axes) -> None:

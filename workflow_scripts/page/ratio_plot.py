@@ -1,7 +1,7 @@
 """Figures with a label above each line: ratios with their intervals, one dot per pair of cells, and bars of values."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -60,6 +60,7 @@ def plot_ratios(
     repeats: Sequence[str] = (),
     references: Sequence[Reference] = (),
     interval: str = "95 % interval",
+    notes: Iterable[str] = (),
 ) -> Plot:
     """One panel per value of `panel`, if there is such a column; the panel with the most rows comes first. A column
     `hollow` marks ratios that are not decided."""
@@ -72,7 +73,7 @@ def plot_ratios(
     limits = min(np.nanmin(values), 1) / 1.06, max(np.nanmax(values), 1) * 1.06
     groups = sorted(rows.groupby("panel", sort=False), key=lambda item: -len(item[1]))
     draw = partial(_draw, named=named, limits=limits, references=references)
-    notes = []
+    notes = list(notes)
     if len(rows) < all_rows:
         notes.append(
             f"at most {MOST_DOTS} dots are drawn below a label, evenly from the lowest ratio to the highest; the table "

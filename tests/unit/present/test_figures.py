@@ -148,7 +148,7 @@ def test_an_invalid_cell_is_shown_as_such_and_is_in_no_line(results, axes_of):
     """The cell of the A100 with blocks of 32 tokens and one sequence is invalid."""
     plot = FIGURES["output_by_block_size"].plot(results.tables)
     assert "invalid, not compared" in [handle.get_label() for handle in plot.handles]
-    ax = axes_of(plot, [panel.title for panel in plot.panels].index("a100-sxm-80gb"))
+    ax = axes_of(plot, [panel.title for panel in plot.panels].index("a100-sxm-80gb\nover whole repeats"))
     lines = {line.get_marker(): [int(x) for x in line.get_xdata()] for line in ax.lines}
     assert lines["$?$"] == [32]
     assert lines["o"] == [16, 64]

@@ -30,7 +30,7 @@ from workflow_scripts.tables.results import RAN_IN, RATE, STEADY, MissingError, 
 
 MOST_CHANGES = 10
 ENGINE = "vLLM instead of HuggingFace, each at its highest mean"
-WHILE_FULL = ", in the steady part"
+WHILE_FULL = " (while full)"
 
 
 def largest_changes(tables: Tables) -> pd.DataFrame:
@@ -55,9 +55,11 @@ def effects(tables: Tables) -> Plot:
     rows = largest_changes(tables)
     labels = list(dict.fromkeys(rows["label"]))
     drawn = rows[rows["label"].isin(labels[:MOST_CHANGES])]
-    title = f"What changed {column(RATE).in_words}, largest effect first"
     return plot_ratios(
-        drawn.assign(name=drawn["gpu"], hollow=drawn["verdict"].eq(NOT_DECIDED)), marks(tables.devices), title=title
+        drawn.assign(name=drawn["gpu"], hollow=drawn["verdict"].eq(NOT_DECIDED)),
+        marks(tables.devices),
+        title=f"What changed {column(RATE).in_words}, largest effect first",
+        notes=["ratios are over whole repeats, those labelled (while full) while the engine is full"],
     )
 
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from workflow_scripts.common.columns import column, heading
 from workflow_scripts.common.wording import listed, number, plural
 from workflow_scripts.page.blocks import Block, Finding, Table, shown
-from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_cells, mark_handles, ratio_axis
+from workflow_scripts.page.plot import Panel, Plot, draw_repeats, key, log2_axis, mark_cells, mark_handles, ratio_axis
 from workflow_scripts.page.report import PLACE_HEADINGS, FigurePart, Report, Subject, TablePart
 from workflow_scripts.page.sentences import EFFECT_COLUMNS, NOT_DECIDED, overall, some, span, verdicts_by
 from workflow_scripts.page.series import PLACES, ends_in_words, repeats_of, series_labels, told_apart
@@ -146,7 +146,7 @@ def _draw(
         for name, style in looks.items():
             at = part[part[name] > 0].sort_values("x", kind="stable")
             dots = repeats[repeats["cell_id"].isin(at["cell_id"])]
-            ax.plot(dots["x"], dots[name], linestyle="none", marker=".", color=mark.color, alpha=0.35, markersize=4)
+            draw_repeats(ax, dots["x"], dots[name], mark.color)
             ax.vlines(at["x"], at[f"{name}_low"], at[f"{name}_high"], color=mark.color, linewidth=1.5)
             ax.plot(at["x"], at[name], color=mark.color, marker=mark.marker, linestyle=style)
             ends = at[[f"{name}_low", f"{name}_high"]].to_numpy()
