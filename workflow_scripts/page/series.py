@@ -125,11 +125,10 @@ def series_labels(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
 
 
 def cell_titles(cells: pd.DataFrame, shown: list[str], knobs: Sequence[str]) -> pd.Series:
-    """For each of the `shown` cells the names that distinguish it from the others shown, and on a second line the
-    settings that distinguish it from all `cells`, as elsewhere on the page."""
-    rows = cells.loc[shown]
-    names = told_apart(rows, COORDINATES, ["engine"])
-    titles: pd.Series = rows[names].agg(" · ".join, axis=1).str.cat(labels(cells, knobs)[shown], sep="\n")
+    """For each of the `shown` cells the names, and on a second line the settings, that distinguish it from all `cells`,
+    as elsewhere on the page."""
+    names = told_apart(cells, COORDINATES, ["engine"])
+    titles: pd.Series = cells.loc[shown, names].agg(" · ".join, axis=1).str.cat(labels(cells, knobs)[shown], sep="\n")
     return titles
 
 

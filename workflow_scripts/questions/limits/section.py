@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,15 @@ from workflow_scripts.common.columns import column, heading, unit_of
 from workflow_scripts.common.wording import listed, plural
 from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.by_knob import CEILINGS
-from workflow_scripts.page.plot import Panel, Plot, key, mark_cells, mark_handles, plain_log_axis
+from workflow_scripts.page.plot import Panel, Plot, key, mark_cells, plain_log_axis
 from workflow_scripts.page.report import FigurePart, Report, Subject, TablePart
 from workflow_scripts.page.sentences import NOT_DECIDED, some, span
-from workflow_scripts.page.series import Group, device_marks, repeats_of
-from workflow_scripts.page.style import INK, MUTED, Mark
+from workflow_scripts.page.series import Group, device_marks, repeats_of, told_apart
+from workflow_scripts.page.style import INK, MARKERS, MUTED, Mark
 from workflow_scripts.questions.knobs.sequence_limit import at_both_ends, most_important_group
+from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name
-from workflow_scripts.tables.results import MissingError, Tables, records, require
+from workflow_scripts.tables.results import MissingError, Tables, records, require, under_load
 
 # What prevents fewer steps, in words.
 STEPS_BOUND_BY = {
@@ -36,8 +38,10 @@ _WORK = ("read_bytes", "flops", "mfu", "read_bytes_per_s", "flop_per_s")
 
 def roofline(tables: Tables) -> Plot:
     limits = tables.limits.reindex(columns=["cell_id", "rates", *_WORK]).dropna()
-    cells = tables.measured.reindex(columns=["cell_id", "gpu", "knob_quantization"]).drop_duplicates("cell_id")
-    rows = limits.merge(cells.assign(quantized=cells["knob_quantization"].notna()))
+    cells = tables.measured.reindex(columns=["cell_id", *COORDINATES, "knob_quantization"]).drop_duplicates("cell_id")
+    names = told_apart(cells, COORDINATES[1:], ["engine"])
+    cells = cells.assign(quantized=cells["knob_quantization"].notna(), kind=cells[names].agg(", ".join, axis=1))
+    rows = limits.merge(cells)
     require(rows, "the work of no measured cell is known")
     notes = ["a mark is a cell at its rate; operations and bytes are computed from its schedule"]
     # A device has one roof for each type of weights, and on a CPU for each place from which they are read.
@@ -50,12 +54,17 @@ def roofline(tables: Tables) -> Plot:
         knob, group = most_important_group(tables)
         points["value"] = group.rows.drop_duplicates("cell_id").set_index("cell_id")["x"]
         notes.append(f"numbers are {knob_name(knob)}, for the cells of the figure of throughput")
+    loaded = int(under_load(tables.measured.drop_duplicates("cell_id")).sum())
+    if loaded:
+        notes.append(f"{plural(loaded, 'cell')} of servers under load are not drawn: their rate follows from the load")
     named = device_marks(tables, points)
-    handles = mark_handles(named, linestyle="none")
+    kinds = dict(zip(dict.fromkeys(points["kind"]), cycle(MARKERS), strict=False))
+    handles = [key(name, mark.color, linewidth=4) for name, mark in named.items()]
+    handles += [key(kind, MUTED, "none", marker=marker) for kind, marker in kinds.items()]
     if points["quantized"].any():
         handles.append(key("8-bit weights", MUTED, "none", marker="o", **_EDGED))
     roof_lines = [CEILINGS[rates] for rates in CEILINGS if rates in set(roofs["rates"])]
-    handles += [key(name.replace("ceiling", "roof"), linestyle=style) for style, name in roof_lines]
+    handles += [key(f"roof, {name.split(', ')[1].split(' (')[0]}", linestyle=style) for style, name in roof_lines]
     at = [
         f"{gpu}, {plural(len(of), 'cell')}: {span(of['x'])} operations per byte, {span(of['y'])} {_UNIT}"
         for gpu, of in points.groupby("gpu", sort=False)
@@ -64,7 +73,7 @@ def roofline(tables: Tables) -> Plot:
         title="Rate of operations against operations per byte, below the roofs of each device",
         alt="; ".join(at) + ".",
         sources=["measured", "predicted"],
-        panels=[Panel("", partial(_draw_roofline, points=points, roofs=roofs, named=named))],
+        panels=[Panel("", partial(_draw_roofline, points=points, roofs=roofs, named=named, kinds=kinds))],
         x_label="Operations per byte read",
         y_label=heading("flop_per_s", "Operations"),
         handles=handles,
@@ -74,17 +83,18 @@ def roofline(tables: Tables) -> Plot:
     )
 
 
-def _draw_roofline(ax: Axes, points: pd.DataFrame, roofs: pd.DataFrame, named: Mapping[str, Mark]) -> None:
+def _draw_roofline(
+    ax: Axes, points: pd.DataFrame, roofs: pd.DataFrame, named: Mapping[str, Mark], kinds: Mapping[str, str]
+) -> None:
     ridge = roofs["flop_per_s"] / roofs["read_bytes_per_s"]
     low, high = points["x"].min() / 2, max(4 * points["x"].max(), 2 * ridge.max())
     for roof in records(roofs):
         x = np.array([low, roof["flop_per_s"] / roof["read_bytes_per_s"], high])
         y = np.minimum(x * roof["read_bytes_per_s"], roof["flop_per_s"]) * _SHOWN
         ax.plot(x, y, color=named[roof["gpu"]].color, linestyle=CEILINGS[roof["rates"]][0], linewidth=1.2)
-    for (gpu, quantized), part in points.groupby(["gpu", "quantized"], sort=False):
-        mark = named[str(gpu)]
-        look = {"color": mark.color, "marker": mark.marker, "linestyle": "none", **(_EDGED if quantized else {})}
-        ax.plot(part["x"], part["y"], alpha=0.8, **look)
+    for (gpu, kind, quantized), part in points.groupby(["gpu", "kind", "quantized"], sort=False):
+        look = {"color": named[str(gpu)].color, "marker": kinds[str(kind)], **(_EDGED if quantized else {})}
+        ax.plot(part["x"], part["y"], alpha=0.8, linestyle="none", **look)
         mark_cells(ax, part["x"], part["y"], map(str, part.index), "flop_per_s")
     if "value" in points:
         last = points[points["gpu"] == points["gpu"].iloc[-1]].dropna(subset="value")
