@@ -86,16 +86,26 @@ function pointsOf(cells, x, y, colourBy, facets, hidden) {
   return { points, series, lines };
 }
 
+// Why the order of cells does not rank settings, in sentences.
+export function unlike(cells) {
+  const several = (of) => new Set(cells.map(of)).size > 1;
+  const told = [
+    [several(({ model, workload }) => `${model}, ${workload}`), "These cells have several models or workloads: they did different work, so their order does not rank settings."],
+    [several((cell) => cell.statistic("num_requests")?.value), `They served different numbers of requests: ${COLUMNS.steady_output_tokens_per_s.label} of Explore compares such cells.`],
+    [several((cell) => cell.environment_number), "They ran in several environments, which are not compared."],
+  ];
+  return told.filter(([isSo]) => isSo).map(([, words]) => words);
+}
+
 // How the cells ended, what their intervals cover, and whether they did different work.
 function summaryOf(cells, metric) {
   const of = Map.groupBy(cells, ({ outcome }) => outcome);
   const parts = Object.keys(OUTCOMES).filter((name) => of.has(name)).map((name) => `${of.get(name).length} ${OUTCOMES[name]}`);
   const scopes = new Set(cells.filter((cell) => cell.scope && cell.statistic(metric)?.interval).map(({ scope }) => scope));
-  const works = new Set(cells.map(({ model, workload }) => `${model}, ${workload}`));
   return [
     `${plural(cells.length, "cell")}: ${parts.join(", ") || "none"}.`,
     ...(scopes.size ? [`Intervals cover: ${[...scopes].join("; ")}.`] : []),
-    ...(works.size > 1 ? ["These cells have several models or workloads: they did different work, so their order does not rank settings."] : []),
+    ...unlike(cells),
   ].join(" ");
 }
 

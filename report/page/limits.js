@@ -3,7 +3,7 @@ import { changeAddress, current } from "./address.js";
 import { Chart, legendOf } from "./chart.js";
 import { choice, el, longTable } from "./dom.js";
 import { openCell } from "./drawer.js";
-import { MANY_TIMES, cellButton, cellWords, pointOf, toldOf } from "./explore.js";
+import { MANY_TIMES, cellButton, cellWords, pointOf, toldOf, unlike } from "./explore.js";
 import { isWide } from "./scale.js";
 import { COLUMNS } from "./columns.js";
 import { heading, number, plural, shown } from "./words.js";
@@ -150,6 +150,7 @@ export function showLimits(panel, store) {
       ...(goal === asked ? [] : [`${asked === "price" ? "Enter a price to order by it" : `${GOALS.get(asked)} is not known`}; the order is by ${GOALS.get(goal)}.`]),
       `${keeping.length} of ${plural(candidates.length, "measured cell")} keep the limits in every repeat.`,
       ...(nearest && !keeping.length ? [`The nearest takes ${number(nearest.broken.times)} times its limit: ${nearest.cell.gpu}, ${nearest.cell.label} (${nearest.broken.words}).`] : []),
+      ...unlike(candidates),
       ...(candidates.some((cell) => isOfFew(cell, percentile)) ? [`* Fewer than ${FEW_ABOVE} requests of a repeat took longer than this percentile, so it is about the slowest ones.`] : []),
     ].join(" ");
     draw(candidates, new Set(keeping));

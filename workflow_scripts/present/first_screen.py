@@ -306,7 +306,8 @@ def best_settings(report: Report) -> Table | Fold | None:
     headings += [column(RATE).axis, *(column(name).label for name in TIMES), column(ENERGY).axis, "Of ceiling"]
     note = (
         "Geometric means over starts, of whole repeats, with the 95 % interval; or the range of several settings, with "
-        "their number, if it is not decided which is the fastest. First tokens include waiting."
+        "their number, if it is not decided which is the fastest. Where requests differ, rates while full decide. "
+        "First tokens include waiting."
     )
     if len(sources := tables.limits.drop_duplicates("cell_id")["rates"].map(RATES).unique()):
         note += f" Ceilings: {listed(sources)}."

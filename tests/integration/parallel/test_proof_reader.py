@@ -119,19 +119,21 @@ def test_tables_state_one_value_of_a_cell_and_one_interval_of_a_pair(folder, tab
     values = of_cells["value"]
     effects, engines = tables["knobs"], with_cell_ids(tables["engines"])
     recommended = tables["recommendations"].dropna(subset="cell_id")
+    of_recommended = {"rate": recommended["metric"]}
+    of_recommended |= {name: [name] * len(recommended) for name in ("tpot_s_p50", "ttft_s_p50")}
     measured = tables["predictions"].dropna(subset="measured")
     devices = [cell_ids(tables["devices"], f"gpu_{side}") for side in "ab"]
     stated = [
         *((effects[of], effects["metric"], effects[rate]) for of, rate in zip(CELLS, RATES, strict=True)),
         *((engines[of], RATE, engines[f"{side}_{RATE}"]) for of, side in zip(CELLS, ("vllm", "hf"), strict=True)),
-        *((recommended["cell_id"], name, recommended[name]) for name in (RATE, "tpot_s_p50", "ttft_s_p50")),
+        *((recommended["cell_id"], of, recommended[name]) for name, of in of_recommended.items()),
         (measured["cell_id"], measured["quantity"], measured["measured"]),
     ]
     for cells, measures, numbers in stated:
         keys = pd.MultiIndex.from_frame(pd.DataFrame({"cell_id": cells, "measure": measures}))
         assert values.reindex(keys).to_numpy(float) == pytest.approx(numbers.to_numpy(float), rel=1e-9, nan_ok=True)
-    for name in (RATE, "tpot_s_p50", "ttft_s_p50"):
-        ends = of_cells[["low", "high"]].reindex(pd.MultiIndex.from_product([recommended["cell_id"], [name]]))
+    for name, of in of_recommended.items():
+        ends = of_cells[["low", "high"]].reindex(pd.MultiIndex.from_arrays([recommended["cell_id"], of]))
         told = recommended[[f"{name}_low", f"{name}_high"]].to_numpy(float)
         assert told == pytest.approx(ends.to_numpy(float), rel=1e-9, nan_ok=True)
     assert len(effects)
@@ -415,7 +417,7 @@ def test_no_recommendation_rests_on_a_higher_mean_alone(folder, tables):
     best = tables["recommendations"].query("role == 'best_throughput'").dropna(subset="ties")
     for _, row in best.iterrows():
         tied = [ids[row["gpu"], "vllm", row["model"], row["workload"], knobs] for knobs in row["ties"].split(", ")]
-        rates = tables["intervals"].query("measure == @RATE").set_index("cell_id")["value"]
+        rates = tables["intervals"].query("measure == @row.metric").set_index("cell_id")["value"]
         near = [cell for cell in tied if rates[cell] >= 0.91 * max(rates[[row["cell_id"], *tied]])]
         assert not (cells.reindex(near) > 1.02 * cells[row["cell_id"]]).any()
     assert len(best) or folder.name != "two_gpus"

@@ -10,6 +10,7 @@ from workflow_scripts.page.blocks import Block, Command, Text
 from workflow_scripts.page.report import Report, Subject
 from workflow_scripts.page.sentences import MOST_SENTENCES, place, with_interval
 from workflow_scripts.page.series import environments_in_words
+from workflow_scripts.questions.knobs.pairs import STEADY
 from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.tables.results import RAN_IN, records, require
 
@@ -51,14 +52,18 @@ def _why(report: Report, row: Mapping[str, Any]) -> str:
         if row["compared"] == 1:
             return f"the only setting that was measured does not keep {bound}."
         return f"none of {row['compared']:g} measured settings keeps {bound}."
-    rate = with_interval(row, "output_tokens_per_s", " output tokens/s")
+    full = " while full" * (row["metric"] == STEADY)
+    rate = with_interval(row, "rate", f" output tokens/s{full}")
     if row["compared"] == 1:
         return f"{rate}, the only setting that was measured."
     alone, ties = row["eligible"] == 1, []
     if isinstance(row["ties"], str):
         ties = [report.setting_of(row, name) for name in row["ties"].split(", ")]
     some = f"{row['eligible']:g} of " if not alone and row["eligible"] < row["compared"] else ""
-    of = f"of {some}{row['compared']:g} measured vLLM settings" + " (their requests differ)" * (not row["equal_work"])
+    differ = (
+        "" if row["equal_work"] else " that were full (their requests differ)" if full else " (their requests differ)"
+    )
+    of = f"of {some}{row['compared']:g} measured vLLM settings{differ}"
     named = f"{sentence(report.setting_of(row, row['knobs']))}: {rate}, the"
     if row["role"] == "smallest_within_margin":
         return f"{named} smallest {of} shown to be within {row['margin_pct']:g} % of the fastest."
@@ -87,7 +92,8 @@ def about(report: Report) -> Iterator[Block]:
     report.tables.need("recommendations")
     yield Text(
         "Settings that differ in one of them have the verdict of the table of effects; the others of one device, model "
-        "and workload are tested against the highest rate. A limit on latency is one of TPOT: all requests are "
+        "and workload are tested against the highest rate, by the rate while full if they served different requests. "
+        "A limit on latency is one of TPOT: all requests are "
         "submitted at once, so TTFT includes waiting."
     )
 

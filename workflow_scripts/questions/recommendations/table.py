@@ -17,7 +17,7 @@ import pandas as pd
 from workflow_scripts.common.command import RESULTS
 from workflow_scripts.common.wording import number
 from workflow_scripts.engines.vllm.knobs import VLLM, VllmKnobs
-from workflow_scripts.questions.knobs.pairs import WORK, compared_pairs, looks_at
+from workflow_scripts.questions.knobs.pairs import STEADY, WORK, compared_pairs, looks_at
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED, SCOPE_MEANING, mean_interval
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks, decide
 from workflow_scripts.statistics.samples import Samples
@@ -66,9 +66,14 @@ SCHEMA = table_schema(
     ),
     TEXT("cell_id knobs", "the configuration"),
     INTEGER("repeats", "valid repeats of all starts"),
+    TEXT(
+        "metric",
+        "the compared rate: `output_tokens_per_s`, or `steady_output_tokens_per_s` if requests differ and several "
+        "configurations have it; those without it are left out",
+    ),
     NUMBER(
-        [f"{name}{end}" for name in (RATE, *LATENCIES) for end in ("", "_low", "_high")],
-        "geometric mean over the cell's starts",
+        [f"{name}{end}" for name in ("rate", *LATENCIES) for end in ("", "_low", "_high")],
+        "`metric`, the latencies of whole repeats: geometric means over the cell's starts",
     ),
     TEXT("scope", SCOPE_MEANING),
     NUMBER("ttft_s_p99 tpot_s_p99", "99th percentile of a repeat, geometric mean over the starts"),
@@ -121,28 +126,45 @@ def recommendations(
     rows = [
         row
         for _, place in summary.groupby([*PLACE, *ENVIRONMENT], dropna=False, sort=False)
-        for row in _of_place(place.reset_index(drop=True), samples, shown, margin_pct, models, tpot_p99_s, looks)
+        for row in _of_place(_by_one_rate(place), samples, shown, margin_pct, models, tpot_p99_s, looks)
     ]
     return pd.DataFrame(rows, columns=list(SCHEMA.columns))
 
 
-def _summary(cells: pd.DataFrame) -> tuple[pd.DataFrame, Samples]:
-    """vLLM's cells with means and intervals of rate and latencies; samples are of the rate.
+def _summary(cells: pd.DataFrame) -> tuple[pd.DataFrame, Mapping[str, Samples]]:
+    """vLLM's cells with means and intervals of rates and latencies; and the samples of each rate.
 
     The samples of all engines tell how much starts vary, as in the table `intervals`.
     """
     summary, samples = cell_summary(cells.assign(dtype=dtypes), RATE, _OBSERVED)
     summary = _with_interval(summary[summary["engine"] == VLLM.name].reset_index(drop=True), samples, RATE)
-    for latency in (*LATENCIES, *TAILS):
-        other = _with_interval(*cell_summary(cells, latency), latency)
-        columns = [*IDENTITY, latency, f"{latency}_low", f"{latency}_high", _ranks(latency)]
+    of_rates = {RATE: samples}
+    for metric in (STEADY, *LATENCIES, *TAILS):
+        of_metric, of_rates[metric] = cell_summary(cells, metric)
+        other = _with_interval(of_metric, of_rates[metric], metric)
+        columns = [*IDENTITY, metric, *(f"{metric}_{end}" for end in ("low", "high", "scope")), _ranks(metric)]
         summary = summary.merge(other[columns], on=list(IDENTITY), how="left")
-    return summary, samples
+    return summary, of_rates
+
+
+def _by_one_rate(place: pd.DataFrame) -> pd.DataFrame:
+    """The cells of a place that have the rate by which it is ranked, as `metric` and `rate`.
+
+    Rates of whole repeats do not rank cells that served other requests.
+    """
+    equal_work = len(place[list(WORK)].drop_duplicates()) == 1
+    metric = RATE if equal_work or place[STEADY].count() < 2 else STEADY
+    place = place[place[metric].notna()].reset_index(drop=True)
+    rates = {f"rate{end}": place[f"{metric}{end}"] for end in ("", "_low", "_high")}
+    return place.assign(metric=metric, **rates, scope=place[f"{metric}_scope"], equal_work=equal_work)
 
 
 def _shown(cells: pd.DataFrame, margin_pct: float, looks: Looks) -> Shown:
+    """The verdicts of the table `knobs`, but those by rates of whole repeats of other requests."""
     shown = {}
     for _, rows, pairs in compared_pairs(cells, margin_pct, looks):
+        served = rows.groupby(list(WORK), dropna=False).ngroup().to_numpy()
+        pairs = pairs[pairs["metric"].eq(STEADY) | (served[pairs["a"]] == served[pairs["b"]])]
         a, b = (rows["cell_id"].to_numpy()[pairs[side]] for side in "ab")
         for of_a, of_b, ratio, verdict in zip(a, b, pairs["ratio"], pairs["verdict"], strict=True):
             slower, faster = (of_a, of_b) if ratio < 1 else (of_b, of_a)
@@ -157,25 +179,25 @@ def _ranks(metric: str) -> str:
 
 def _with_interval(summary: pd.DataFrame, samples: Samples, metric: str) -> pd.DataFrame:
     (value, low, high), scope = mean_interval(samples)
-    means = pd.DataFrame({metric: value, f"{metric}_low": low, f"{metric}_high": high, "scope": scope})
+    means = pd.DataFrame({metric: value, f"{metric}_low": low, f"{metric}_high": high, f"{metric}_scope": scope})
     means[_ranks(metric)] = cell_means(samples.log, samples.group)
     return summary.join(means, on="sample")
 
 
 def _of_place(
     place: pd.DataFrame,
-    samples: Samples,
+    of_rates: Mapping[str, Samples],
     shown: Shown,
     margin_pct: float,
     models: Settings,
     tpot_p99_s: float | None,
     looks: Looks,
 ) -> Iterator[Row]:
-    equal_work = len(place[list(WORK)].drop_duplicates()) == 1
-    cells = records(place.assign(compared=len(place), equal_work=equal_work))
-    sample = place["sample"].to_numpy(dtype=int)
+    cells = records(place.assign(compared=len(place)))
+    by = str(place["metric"].iloc[0])
+    sample, samples = place["sample"].to_numpy(dtype=int), of_rates[by]
     # Means of logarithms.
-    rate, *latencies = (numbers(place[_ranks(metric)]) for metric in (RATE, *LATENCIES))
+    rate, *latencies = (numbers(place[_ranks(metric)]) for metric in (by, *LATENCIES))
     memory = [name for name in _RESERVES if name in place]
     # What costs nothing, in this order: a larger KV cache (of steps of 1 %), fewer sequences, smaller blocks.
     kv_cache = np.log(numbers(place["kv_cache_tokens"])).round(2)
@@ -213,7 +235,7 @@ def _of_place(
     if within.any():
         yield fastest(within, WITHIN_LATENCY, latency_bound=bound)
     else:
-        where: Row = {name: cells[best][name] for name in (*PLACE, "compared", "equal_work")}
+        where: Row = {name: cells[best][name] for name in (*PLACE, "metric", "compared", "equal_work")}
         yield where | {"role": WITHIN_LATENCY, "latency_bound": bound, "eligible": 0}
 
     as_fast = place.index.to_numpy() == best

@@ -177,7 +177,7 @@ def _recommended(
             f"study {study.name}: no measured setting keeps the latency limit ({limits or 'of the recommendations'}); "
             f"name one with pick=, such as {cells['cell_id'].iloc[0]}"
         )
-    best = records(rows.sort_values("output_tokens_per_s", kind="stable"))[-1]
+    best = records(rows.sort_values("rate", kind="stable"))[-1]
     kept = f"{best['eligible']} of {best['compared']} settings that keep {best['latency_bound']}"
     others = f", and of {len(rows)} devices and models" if len(rows) > 1 else ""
     return str(best["cell_id"]), f"It is the fastest of {kept}{others}."

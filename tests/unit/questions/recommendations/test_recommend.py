@@ -49,7 +49,7 @@ def test_the_fastest_with_its_intervals():
     found = only(recommended(fast, role="best_throughput"))
     assert (found["knobs"], found["cell_id"]) == ("seqs16", "h200/vllm/llama-3.1-8b-instruct/chat/seqs16")
     assert found["repeats"] == 3
-    for metric, values in (("output_tokens_per_s", rates), ("tpot_s_p50", tpots), ("ttft_s_p50", ttfts)):
+    for metric, values in (("rate", rates), ("tpot_s_p50", tpots), ("ttft_s_p50", ttfts)):
         interval = stats.ttest_1samp(np.log(values), 0).confidence_interval(0.95)
         assert found[metric] == pytest.approx(stats.gmean(values))
         assert (found[f"{metric}_low"], found[f"{metric}_high"]) == pytest.approx(as_ratio(interval))
@@ -140,6 +140,23 @@ def test_a_tie_with_a_larger_kv_cache_is_chosen_if_its_mean_is_near(slower, kv_c
     assert found["chosen_among_ties"] == (chosen == "seqs8" and slower < 100)
 
 
+def test_settings_that_served_other_requests_are_ranked_by_the_rate_while_full():
+    """Over whole repeats the first is faster, and a third, which was never full, is faster still."""
+    steady = [around(100), around(200), []]
+    cells = [
+        config(4 * n, 400 / n, num_requests=8 * n, **({"steady_output_tokens_per_s": rates} if rates else {}))
+        for n, rates in enumerate(steady, 1)
+    ]
+    found = recommended(*cells[:2], role="best_throughput")
+    found = pd.concat([found, recommended(*cells, role="best_throughput")])
+    assert found["knobs"].tolist() == ["seqs8"] * 2
+    assert found["rate"].tolist() == pytest.approx([stats.gmean(steady[1])] * 2)
+    assert found["metric"].unique() == ["steady_output_tokens_per_s"]
+    assert (found["compared"].tolist(), found["ties"].isna().all()) == ([2, 2], True)
+    # One rate while full ranks nothing.
+    assert only(recommended(cells[0], cells[2], role="best_throughput"))["metric"] == "output_tokens_per_s"
+
+
 # --- within a latency
 
 
@@ -160,7 +177,7 @@ def test_the_fastest_within_a_bound_of_latency(tpot, knobs, ties, eligible, boun
     assert found[["eligible", "compared", "latency_bound"]].tolist() == [eligible, 5, bound]
     place = ["gpu", "model", "workload", "study", "source"]
     assert found[place].tolist() == ["h200", "llama-3.1-8b-instruct", "chat", "try", "measured"]
-    nothing = found[["cell_id", "output_tokens_per_s", "command", "config_yaml"]].isna()
+    nothing = found[["cell_id", "rate", "command", "config_yaml"]].isna()
     assert nothing.tolist() == [knobs is None] * 4
 
 
