@@ -161,3 +161,13 @@ def test_a_limit_must_be_kept_in_every_repeat(in_page):
         *(None, ("TTFT 400 ms in its worst repeat", 1.333), ("TPOT 10 ms in its worst repeat", 2), None)
     ]
     assert in_page("limits.js", f"m.brokenBound({cell}, {{e2e: 1}}, 99).words") == "End-to-end latency not known"
+
+
+@pytest.mark.parametrize(
+    ("differs", "told"),
+    [({}, 0), ({"workload": "b"}, 1), ({"requests": 8}, 1), ({"requests": 8, "environment_number": 2}, 2)],
+)
+def test_cells_that_did_different_work_are_called_so(in_page, differs, told):
+    one = {"model": "m", "workload": "a", "environment_number": 1, "requests": 4}
+    script = f"{json.dumps([one, one | differs])}.map((of) => ({{...of, statistic: () => ({{value: of.requests}})}}))"
+    assert len(in_page("explore.js", f"m.unlike({script})")) == told
