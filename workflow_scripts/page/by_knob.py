@@ -60,8 +60,9 @@ _WHILE_FULL = (
 )
 _PUBLISHED = (
     "crosses are rates that others published for the same device and setting, of requests that are not known; a source "
-    "that does not say which tokens it counts may count prompts. The text is the share of prompt tokens with which the "
-    "device's data sheet allows the cross that needs the most; a rate in reach of its ceiling may still be wrong"
+    "that does not say which tokens it counts may count prompts. The text is the share of prompt tokens with which a "
+    "data sheet (of several cards that its name may mean, that of the fastest) allows the cross that needs the most; a "
+    "rate in reach of its ceiling may still be wrong"
 )
 _FAILED = "a question mark is a cell that failed a check, for example because it is above its ceiling"
 

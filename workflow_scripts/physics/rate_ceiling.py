@@ -205,6 +205,8 @@ def judge_rate(
     words = [f"{times:.3g} times the {'' if workload else 'highest '}ceiling for {tokens}"]
     words += [f"possible only if {at_least(least)} of {of}"] if least else []
     words += [f"{devices:g} devices, {best.because}" if devices > 1 else best.because]
+    if len(devices_of) > 1:
+        words.append(f"{gpu} may mean {len(devices_of)} cards, of which {best.gpu} allows the most")
     if sequences is None:
         many = "as many as the KV cache holds" if math.isinf(at_once) else f"{at_once:g}"
         words.append(f"max-num-seqs is not stated: {many} assumed")

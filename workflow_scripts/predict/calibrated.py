@@ -74,7 +74,7 @@ class Speed(Record):
     `of_group`: the band of such predictions by public runs. `band_group`: whose band this is, if it is not its own.
     `tpot_error_pct`: of the time per output token, if it differs from that of rates.
     `around_s`: what a start and a stop of the engine took, if a calibration of this device and model tells it.
-    `calibrated_at`: when the calibration was measured, in UTC.
+    `calibrated_at`: when the calibration was measured, in UTC; `calibrated_uuid`: of which card.
     `covered`: the largest work of a step that the costs were fitted to, by kinds whose cost only the steps show.
     """
 
@@ -92,6 +92,7 @@ class Speed(Record):
     around_s: tuple[float, float] | None = None
     covered: Mapping[str, float] | None = None
     calibrated_at: str | None = None
+    calibrated_uuid: str | None = None
     how: str
 
     def with_band_of_group(self) -> "Speed":
@@ -261,6 +262,7 @@ def _speed(fit: StepFit, record: CalibrationRecord, dtype: Dtype, wanted: Wanted
         costs=_at_rates(costs, 1.0, peak, wanted_peak),
         source=source,
         calibrated_at=record.measured_at,
+        calibrated_uuid=record.device.get("uuid"),
         error_pct=None if other else error_pct,
         ttft_error_pct=None if other else error_pct if from_16_bit else _pct(fit.band.ttft),
         error_s=fit.band.wall_s,

@@ -82,6 +82,7 @@ class Prediction:
     repeat_sd: float | None = None
     speed_source: str | None = None
     calibrated_at: str | None = None
+    calibrated_uuid: str | None = None
     error_pct: float | None = None
     ttft_error_pct: float | None = None
     kv_error_pct: float | None = None

@@ -116,8 +116,8 @@ def _predict(cell: CellTask, task: Task, made: list[Schedule], with_longer_steps
         record = replace(record, scaled_output_tokens_per_s=record.output_tokens / geometric_mean(walls_s))
     record = _with_remedies(record, schedule, cell, task, with_longer_steps)
     record = _with_costs(record, cell, speed, task, timed)
-    record = replace(record, speed_source=speed.source, calibrated_at=speed.calibrated_at)
-    return replace(record, band_group=speed.band_group, how=speed.how)
+    record = replace(record, speed_source=speed.source, band_group=speed.band_group, how=speed.how)
+    return replace(record, calibrated_at=speed.calibrated_at, calibrated_uuid=speed.calibrated_uuid)
 
 
 def _with_remedies(

@@ -39,7 +39,7 @@ from workflow_scripts.questions.knobs.sequence_limit import WORK
 from workflow_scripts.questions.limits.section import RATES
 from workflow_scripts.questions.predictions import section as predicted_and_measured
 from workflow_scripts.questions.predictions.measured_or_predicted import predicted_in_words
-from workflow_scripts.questions.trust.where_measured import host_load, steadiness
+from workflow_scripts.questions.trust.where_measured import host_load, steadiness, without_first
 from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.progress import clock
 from workflow_scripts.study.setting_words import instead_of, setting_phrase, settings_in_words, shortly
@@ -225,6 +225,7 @@ def _trust(report: Report) -> Iterator[tuple[str, str]]:
     known, unsteady = steadiness(cells)
     if unsteady:
         slow = f"a first repeat over {100 * TOLERANCE:g} % slower than the mean of the others"
+        slow += without_first(report.tables, unsteady)
         yield "Not steady", f"{len(unsteady)} of {plural(len(known), 'measured cell')} had {slow}"
     with suppress(MissingError):
         load, noisy = host_load(report.tables.rows)

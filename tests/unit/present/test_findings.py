@@ -161,7 +161,7 @@ def test_the_kv_memory_of_both_engines_stands_beside_their_ratio(results):
 
 
 def with_capacity(
-    report: Report, *rows: tuple[str, float, float, float], given: float = math.nan, outcome: Any = "ok"
+    report: Report, *rows: tuple[str, float, float, float], given: Any = math.nan, outcome: Any = "ok"
 ) -> Report:
     names = ["source", "observed_kv_cache_tokens", "observed_max_concurrency", "kv_cache_tokens_error_pct"]
     table = pd.DataFrame(rows, columns=names).assign(cell_id=[f"c{i}" for i in range(len(rows))])
@@ -180,6 +180,9 @@ def test_capacity_says_how_many_cells_were_predicted_how_well(report):
     report = with_capacity(report, ("measured", 100, nan, 0.0), given=1.0)
     assert told(prediction_errors, report) == []  # a note says that it is only arithmetic
     two = [("measured", 100, nan, 0.5), ("measured", 100, nan, 3.0)]
+    ((_, of_one),) = told(prediction_errors, with_capacity(report, *two, given=[nan, 1.0]))
+    assert "1 of 1 cells" in of_one
+    assert "0.5 %" in of_one
     ((_, of_one),) = told(prediction_errors, with_capacity(report, *two, outcome=["ok", "infeasible"]))
     assert "1 of 1 cells" in of_one
     report = with_capacity(report, ("published", 100, 12.5, 0.0), ("measured", 100, 12.5, nan))
@@ -269,9 +272,8 @@ def test_cells_whose_gpu_waits_are_named_and_the_driver_tells_of_engines_without
         assert all(number in sentence for number in numbers)
     assert "max_num_batched_tokens" not in by_steps
     assert shares_by_cell(table)["device_share"].tolist()[1:] == [0.8, 0.95]
-    # The driver is coarse in short repeats, so it tells only what steps do not.
     idle = shares_by_cell(table.assign(driver_idle_share=[0.1, 0.9, 0.6]))
-    assert idle["waits"].tolist() == pytest.approx([0.05, 0.6, 0.2])
+    assert idle["waits"].tolist() == pytest.approx([0.9, 0.6, 0.2])
 
 
 def test_code_from_a_models_repository_is_named_with_its_commit(results):

@@ -133,14 +133,16 @@ def throughput_flat_over_max_num_seqs(claim: Claim, tables: StudyTables) -> Iter
         if cell.engine == "vllm" and cell.knob_max_num_seqs == sequences and may_mean(name, cell.gpu)
         if covers(claim, cell.gpu, cell.model)
     ]
-    # The published rate that is furthest above the measured one, per card and workload
+    # The published rate that is furthest above the measured one, per card, workload and whether lengths are alike
     place = attrgetter("gpu", "model", "workload")
-    for cell, times, rate, sequences in highest(beside, lambda of: of[1], lambda of: place(of[0])):
+    for cell, times, rate, sequences in highest(
+        beside, lambda of: of[1], lambda of: (place(of[0]), like_sharegpt(of[0]))
+    ):
         full = "" if math.isnan(float(cell.steady_output_tokens_per_s)) else " while full"
         at = f"{_while_full(cell):,.0f} output tokens/s{full}, with {setting_phrase('max_num_seqs', sequences)}"
         if pd.notna(cached := getattr(cell, "knob_enable_prefix_caching", None)):
             at += f", {setting_phrase('enable_prefix_caching', cached)}"
-        yield measured(claim, cell, f"{at}; {rate}, {times_at_mixes(times)}.")
+        yield measured(claim, cell, f"{at}; {rate}, {times_at_mixes(times)}.", under=like_sharegpt(cell))
 
 
 def _while_full(cell: Row) -> float:

@@ -194,8 +194,12 @@ def prediction_errors(report: Report) -> Iterator[Block]:
     rows = report.tables.need("memory")
     rows = rows[rows["cell_id"].isin(report.grid.loc[report.grid["outcome"].isin(RAN), "cell_id"])]
     measured = rows[(rows["source"] == "measured") & rows["observed_kv_cache_tokens"].notna()]
-    error_pct = measured["kv_cache_tokens_error_pct"].dropna().abs()
-    require(error_pct, "no cell has KV-cache tokens that were both predicted and measured")
+    both = measured.dropna(subset="kv_cache_tokens_error_pct")
+    require(both, "no cell has KV-cache tokens that were both predicted and measured")
+    cells = report.tables.rows
+    amounts = [f"knob_{name}" for name, knob in every_knob().items() if knob.reserves == "amount"]
+    is_given = both["cell_id"].isin(cells.loc[cells.filter(amounts).notna().any(axis=1), "cell_id"])
+    error_pct = both.loc[~is_given, "kv_cache_tokens_error_pct"].abs()
     within = int((error_pct <= WITHIN_PCT).sum())
     # The number of full-length requests is not known for every cell, so the tokens shown with it are of the same cells.
     whole = measured.dropna(subset=names)
@@ -203,20 +207,19 @@ def prediction_errors(report: Report) -> Iterator[Block]:
     sentence = (
         f"The predicted KV cache is within {WITHIN_PCT:g} % of the measured tokens in {within} of {len(error_pct)} "
         f"cells; the largest error is {number(error_pct.max())} %."
+        if len(error_pct)
+        else "No size of a KV cache had to be predicted."
     )
     if len(whole):
         sentence += (
             f" Measured KV caches have blocks for {held[0]} tokens, or {held[1]} requests of full length; vLLM keeps "
             "one of the blocks to itself."
         )
-    cells = report.tables.rows
-    amounts = [f"knob_{name}" for name, knob in every_knob().items() if knob.reserves == "amount"]
-    sized = cells.loc[cells.filter(amounts).notna().any(axis=1), "cell_id"]
-    if given := int(measured.loc[error_pct.index, "cell_id"].isin(sized).sum()):
-        sentence += f" In {given} of these cells the study sets its size, so the prediction is only arithmetic."
-    if unpredicted := len(measured) - len(error_pct):
+    if given := int(is_given.sum()):
+        sentence += f" In {given} more the study sets its size, so the prediction is only arithmetic."
+    if unpredicted := len(measured) - len(both):
         sentence += f" {unpredicted} more measured cells have no prediction."
-    if within == given == len(error_pct):
+    if error_pct.empty:
         yield Text(sentence)
     else:
         tone = "good" if within == len(error_pct) else "neutral"

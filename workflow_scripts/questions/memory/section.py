@@ -204,7 +204,7 @@ def _exactness(rows: pd.DataFrame) -> Iterator[Finding]:
     preempted, again = (f"{most[name]:,.0f} measured, {most[f'{name}_predicted']:,.0f} predicted" for name in names)
     which = "in the cell with the most " if len(both) > 1 else ""
     seen = (
-        f"{which}preemptions: {preempted}; tokens computed again: {again} (medians of the repeats; {COUNTS_TRIES})"
+        f"{which}preemptions: {preempted}; tokens computed again: at most {again} (medians of repeats; {COUNTS_TRIES})"
         if most["preemptions"]
         else "none was preempted"
     )

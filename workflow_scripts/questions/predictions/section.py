@@ -1,5 +1,6 @@
 """Predictions made before anything ran, beside measured and published values."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -39,6 +40,8 @@ GOOD_PCT, WIDE_BAND_PCT = 10, 20
 EXPLAINS = 0.5
 # A device and engine whose errors have one direction in this share of at least so many cells are said to have it.
 BIASED, FEW_CELLS = 0.8, 4
+# So many errors are named one by one.
+FEW_VALUES = 2
 LATENCIES = ("ttft_s_p50", "tpot_s_p50")
 # What a prediction is made from, in words.
 SOURCES: Mapping[str, str] = {
@@ -161,43 +164,56 @@ def _accuracy(compared: pd.DataFrame, where: str, engine: str, slow: Collection[
     of_cells = compared.drop_duplicates("cell_id")
     cells = plural(len(of_cells), f"{engine} cell")
     cells += f" ({without} without a band)" if (without := int(of_cells["low"].isna().sum())) else ""
-    source = listed(of_cells["speed_source"].map(SOURCES).fillna("an unknown source").unique())
-    dates = sorted({str(at)[:10] for at in of_cells["calibrated_at"].dropna()})
-    source += f" of {' to '.join(dict.fromkeys([dates[0], dates[-1]]))}" if dates else ""
-    several = len(of_cells) > 1
     compared = compared[compared["quantity"].isin([RATE, *LATENCIES])]
-    sizes = compared["error_pct"].abs().groupby(compared["quantity"])
-    errors = sizes.agg(["median", "max"]).reindex([RATE, *LATENCIES]).dropna()
-    outside = compared["in_band"].eq(False).groupby(compared["quantity"]).sum()
-    band = f"{100 * COVERAGE:g} % band"
-    off, extents = [], []
-    for quantity, median, largest in errors.itertuples():
-        name, extent = column(quantity).in_words, f" (at most {number(largest)} %)"
-        off.append(f"{number(median)} % for {name}")
-        if not several:
-            off[-1] += f" (outside its {band})" * bool(outside[quantity])
-        elif len(off) > 1:
-            extents.append(name + extent)
-        else:
-            off[-1] += extent
+    sizes = compared["error_pct"].abs().dropna().groupby(compared["quantity"])
+    errors = {quantity: sizes.get_group(quantity) for quantity in (RATE, *LATENCIES) if quantity in sizes.groups}
+    off = {column(quantity).in_words: _sizes(of_one) for quantity, of_one in errors.items()}
+    outside = compared.loc[compared["in_band"].eq(False), "quantity"].value_counts()
     is_wide = compared["band_pct"].max() > WIDE_BAND_PCT
-    kind = "neutral" if errors["median"].max() > GOOD_PCT or outside.any() or is_wide else "good"
+    kind = "neutral" if sizes.median().max() > GOOD_PCT or len(outside) or is_wide else "good"
     rates = compared[compared["quantity"] == RATE].set_index("cell_id")["error_pct"]
     most, way = max((int((rates > 0).sum()), "high"), (int((rates < 0).sum()), "low"))
     biased = len(rates) >= FEW_CELLS and most >= BIASED * len(rates)
-    of_values = f"{outside.sum()} of {compared['in_band'].count()} values"
-    asides = [f"{of_values} are outside their {band}s"] * bool(several and outside.any())
+    asides = []
+    if len(outside):
+        which = ", ".join(f"{count} of {column(str(quantity)).in_words}" for quantity, count in outside.items())
+        of_values = f"{outside.sum()} of {compared['in_band'].count()} values"
+        asides = [f"{of_values} are outside their {100 * COVERAGE:g} % bands ({which})"]
     asides += [f"{most} of {len(rates)} rates are predicted too {way}"] * biased
     high = rates.index[rates > 0]
     if explained := int(high.isin(slow).sum()):
         slower = f"a first repeat over {100 * TOLERANCE:g} % slower than the mean of the others"
         asides.append(f"{explained} of {len(high)} that are predicted too high had {slower}")
-    are, median = ("are", ", in the median") if several else ("is", "")
-    sentence = f"On {where}, {cells} predicted from {source} {are} off by {listed(off)}{median}"
-    sentence = "; ".join([sentence, *asides]) + "."
-    sentence += f" Errors of single cells: {listed(extents)}." if extents else ""
-    of_latency = f", {column(errors.index[0]).in_words}" if errors.index[0] != RATE else ""
-    return Finding(f"{number(errors['median'].iloc[0])} % off{of_latency}", sentence, kind)
+    are, median = "are" if len(of_cells) > 1 else "is", ", in the median" * (len(of_cells) > FEW_VALUES)
+    named = listed(f"{words} for {name}" for name, words in off.items())
+    sentence = f"On {where}, {cells} predicted from {_source(of_cells)} {are} off by {named}{median}"
+    of_latency = "" if RATE in errors else f", {next(iter(off))}"
+    badge = next(iter(off.values())).partition(" (")[0]
+    return Finding(f"{badge} off{of_latency}", "; ".join([sentence, *asides]) + ".", kind)
+
+
+def _sizes(errors: "pd.Series[float]") -> str:
+    """Few errors one by one; of more the median and the largest.
+
+    >>> _sizes(pd.Series([20.8, 1.4])), _sizes(pd.Series([1.0, 2, 9]))
+    ('1.4 and 20.8 %', '2 % (at most 9 %)')
+    """
+    if len(errors) <= FEW_VALUES:
+        return f"{listed(map(number, errors.sort_values()))} %"
+    return f"{number(errors.median())} % (at most {number(errors.max())} %)"
+
+
+def _source(cells: pd.DataFrame) -> str:
+    """What the cells were predicted from; of a calibration also its date, its card, and how far in time it was."""
+    source = listed(cells["speed_source"].map(SOURCES).fillna("an unknown source").unique())
+    dates = sorted({str(at)[:10] for at in cells["calibrated_at"].dropna()})
+    source += f" of {' to '.join(dict.fromkeys([dates[0], dates[-1]]))}" if dates else ""
+    cards = cells["same_card"].dropna()
+    if cards.empty:
+        return source
+    most = f"{cards.sum()} of {len(cards)} on its card" if cards.any() else "on another card"
+    card = "on the same card" if cards.all() else most
+    return f"{source} ({card}, within {plural(math.ceil(cells['calibrated_h_apart'].max()), 'hour')})"
 
 
 def _flags(rows: pd.DataFrame, report: Report) -> Iterator[Finding]:
@@ -246,7 +262,8 @@ def _of_quantity(name: str, further: Mapping[str, str]) -> TablePart:
         {**CELL, **headings, "error_pct": "Error", **further},
         f"{shown.label} of every cell, predicted and measured",
         of_cells,
-        note="A prediction without a band has only the bound that the data sheet sets for its schedule.",
+        note="A prediction without a band has only the bound that the data sheet sets for its schedule. It counts the "
+        "padding of static batches, so it is below the ceiling of such a cell, which does not.",
         optional=name != RATE,
     )
 

@@ -73,6 +73,8 @@ SCHEMA = table_schema(
         "source of the costs of steps: `calibrated` (on this device), `project file`, `measured rates` or `data sheet`",
     ),
     TEXT("calibrated_at", "when that calibration was measured (UTC)"),
+    NUMBER("calibrated_h_apart", "hours between that and the cell's first repeat"),
+    FLAG("same_card", "whether the calibrated card ran the cell; null without their UUIDs"),
     TEXT("bound_by", "predicted limit of the running sequences, as in `knobs`"),
     NUMBER("running_peak_predicted running_peak_measured", "sequences that run at once"),
     NUMBER("evicted_blocks_predicted", "predicted number of times that a block of a shared text loses its content"),
@@ -96,7 +98,8 @@ SCHEMA = table_schema(
     ),
     NUMBER("published", "published tokens/s for this model, device and max-num-seqs"),
     NUMBER(
-        "published_prompt_share", "least share of prompt tokens among all tokens with which the data sheet allows it"
+        "published_prompt_share",
+        "least share of prompt tokens with which the data sheet of a device that the name may mean allows it",
     ),
     TEXT("source", "`predicted`"),
 )
@@ -139,8 +142,12 @@ def predictions_table(
     measured = measured.reindex(columns=[*QUANTITIES, "running_peak", "max_cudagraph_capture_size"]).astype(float)
     # A cell whose first start failed has run if a later one did.
     ran_first = cells.sort_values("outcome", key=lambda outcomes: ~outcomes.isin(RAN), kind="stable")
-    became = ran_first.drop_duplicates("cell_id").set_index("cell_id")[["outcome", "reason"]]
+    became = ran_first.groupby("cell_id")[["outcome", "started_at", "device_uuid"]].first()
     table = plan.join(measured.add_prefix("measured_"), on="cell_id").join(became, on="cell_id")
+    calibrated = table.reindex(columns=["calibrated_at", "calibrated_uuid"]).astype("string")
+    apart = pd.to_datetime(table["started_at"], utc=True) - pd.to_datetime(calibrated["calibrated_at"], utc=True)
+    table["calibrated_h_apart"] = apart.abs() / pd.Timedelta(hours=1)
+    table["same_card"] = table["device_uuid"].eq(calibrated["calibrated_uuid"])
     table["graph_tokens"] = table["measured_max_cudagraph_capture_size"].fillna(table["graph_tokens"])
     parts = [_of_quantity(table, quantity) for quantity in QUANTITIES]
     whole = pd.concat(parts).assign(source="predicted")
@@ -165,7 +172,8 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
             ran & foreseen, "ran, predicted infeasible"
         )
         flagged = flagged.mask(low.isna() & measured.notna()).mask(why.notna(), True)
-    named = ["cell_id", "gpu", "engine", "model", "workload", "knobs", "speed_source", "calibrated_at", "bound_by"]
+    named = ["cell_id", "gpu", "engine", "model", "workload", "knobs", "speed_source", "bound_by"]
+    named += ["calibrated_at", "calibrated_h_apart", "same_card"]
     return table.reindex(columns=named).assign(
         quantity=quantity,
         predicted=predicted,
@@ -190,7 +198,7 @@ def published_rates(study: Study, published: Published) -> Rates:
     """What the claims that the study names state for vLLM by model, device and max-num-seqs.
 
     The sources do not say which tokens they count, nor of which lengths. A name that may mean several devices counts
-    for each.
+    for each, with the share of the one that needs least.
 
     Raises:
         TableError: a table is no sweep over max-num-seqs, or names a device that is not in the catalogue.
@@ -202,9 +210,8 @@ def published_rates(study: Study, published: Published) -> Rates:
             try:
                 for row in published.table(claim):
                     seqs, rate = float(row["max_num_seqs"]), float(row["throughput_tok_s"])
-                    for gpu in resolve(row["gpu"]):
-                        needed = judge_rate(gpu.name, rate, seqs, facts, None).least_prompt_share
-                        rates[VLLM.name, claim.model, gpu.name, seqs] = rate, needed
+                    needed = judge_rate(row["gpu"], rate, seqs, facts, None).least_prompt_share
+                    rates |= {(VLLM.name, claim.model, gpu.name, seqs): (rate, needed) for gpu in resolve(row["gpu"])}
             except (ValueError, KeyError) as e:
                 words = " ".join(str(e).split())
                 raise TableError(f"{claim.table}: no published sweep over max-num-seqs: {words}") from None

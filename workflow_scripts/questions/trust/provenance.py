@@ -19,7 +19,11 @@ from workflow_scripts.study.study import Study
 from workflow_scripts.tables.table_command import table_command
 from workflow_scripts.tables.typed_tables import INTEGER, TEXT, table_schema
 
-_NAMES = {"git_dirty": "code differs from the commit"}
+_NAMES = {
+    "git_dirty": "code differs from the commit",
+    "lock": "file of the lock",
+    "lock_sha256": "sha256 of the lock or, without its file, of the installed packages",
+}
 RECORD, LOG = "record", "log"
 # Lines of a log that are kept, and bytes of its end in which they are looked for.
 LOG_LINES, LOG_BYTES = 12, 4096

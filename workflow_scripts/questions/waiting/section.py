@@ -112,8 +112,8 @@ def shares_by_cell(waiting: pd.DataFrame) -> pd.DataFrame:
     """One row per cell, the one that waits most by either measure first: means over repeats, and of both measures of
     waiting the lowest and the highest.
 
-    `waits` is the mean by steps, and `most_waits` the highest of a repeat by either measure. An engine that does not
-    report its steps has only the driver's measure, which is coarse in short repeats.
+    `waits` is the larger of the two means, and `most_waits` the highest of a repeat by either measure. An engine that
+    does not report its steps has only the driver's measure.
     """
     shares = {f"{part}_share": waiting[f"{part}_s"] / waiting["wall_s"] for part in ("device", *WAITS)}
     of_cell = waiting.assign(**shares).groupby([*CELL, "cell_id"], sort=False)
@@ -121,16 +121,15 @@ def shares_by_cell(waiting: pd.DataFrame) -> pd.DataFrame:
     for end in ("min", "max"):
         cells = cells.join(of_cell[MEASURES].agg(end).add_suffix(f"_{end}"))
     most = cells[[f"{measure}_max" for measure in MEASURES]].max(axis=1)
-    cells = cells.assign(waits=cells[MEASURES].bfill(axis=1).iloc[:, 0], most_waits=most)
-    by_either = cells[MEASURES].max(axis=1).sort_values(ascending=False, kind="stable")
-    return cells.loc[by_either.index].dropna(subset="waits").reset_index()
+    cells = cells.assign(waits=cells[MEASURES].max(axis=1), most_waits=most).dropna(subset="waits")
+    return cells.sort_values("waits", ascending=False, kind="stable").reset_index()
 
 
 def much_waiting(report: Report) -> Iterator[Block]:
     """The cells whose GPU waits for much of the time by either measure, and for what; not those that are too short to
     be sampled."""
     cells = shares_by_cell(sampled(report.tables.need("waiting")))
-    much = cells[cells[MEASURES].max(axis=1) > MUCH_WAITING]
+    much = cells[cells["waits"] > MUCH_WAITING]
     if much.empty:
         sentence = (
             f"In none of {len(cells)} cells does the GPU wait for its host for {_pct(MUCH_WAITING)} of the time: at "
@@ -140,10 +139,7 @@ def much_waiting(report: Report) -> Iterator[Block]:
         yield Finding("busy GPU", sentence, "good" if cells["most_waits"].max() <= MUCH_WAITING else "neutral")
     remedies = _remedies(report.tables)
     findings = [
-        Finding(
-            _pct(row["waits"]),
-            _waiting_text(report, row) + remedies.get(row["cell_id"], ""),
-        )
+        Finding(_pct(row["waits"]), _waiting_text(report, row) + remedies.get(row["cell_id"], ""))
         for row in records(much)
     ]
     yield from some(findings, "waiting")

@@ -48,6 +48,14 @@ def test_error_and_flag():
     assert rows["evicted_blocks_predicted"].eq(3).all()
 
 
+def test_a_calibration_is_of_the_card_that_ran_the_cell_or_of_another():
+    cards = [{"device_uuid": uuid, "started_at": "2026-11-23T06:22:12Z"} for uuid in ("GPU-a", "GPU-b", None)]
+    of = {"calibrated_at": "2026-11-23T06:37:12Z", "calibrated_uuid": "GPU-a"}
+    rows = predictions(*(cell({"max_num_seqs": 4**i}, [100], **card) for i, card in enumerate(cards)), **of)
+    assert rows["same_card"].tolist() == [True, False, pd.NA]
+    assert rows["calibrated_h_apart"].tolist() == pytest.approx([0.25] * 3)
+
+
 def test_only_output_rates_are_flagged_and_only_of_cells_that_ran():
     rows = table_of(cell({"max_num_seqs": 1}, [100], ttft_s_p50=20.0)).set_index("quantity")
     assert rows.loc["ttft_s_p50", "error_pct"] == pytest.approx(-90)
@@ -104,9 +112,14 @@ def naming(*claims):
 
 
 def test_what_was_published_stands_beside_its_cells(tmp_path):
-    published = published_sweep(tmp_path, "gpu,max_num_seqs,throughput_tok_s\nH200,4,11977\nA100 PCIe,1,5241\n")
+    published = published_sweep(
+        tmp_path, "gpu,max_num_seqs,throughput_tok_s\nH200,4,11977\nA100 PCIe,1,5241\nH100,1,11200\n"
+    )
     found = published_rates(naming("one"), published)
     assert found["vllm", "llama-3.1-8b-instruct", "a100-pcie-40gb", 1][0] == 5241
+    # Of the cards that the name may mean, the H100 NVL reads fastest.
+    (fastest,) = {found["vllm", "llama-3.1-8b-instruct", card, 1] for card in ("h100-sxm", "h100-pcie", "h100-nvl")}
+    assert fastest == (11200, pytest.approx(0.976, abs=1e-3))
     rows = predictions(cell({"max_num_seqs": 1}), cell({"max_num_seqs": 4}), published=found)
     assert np.isnan(rows["published"].iloc[0])
     assert rows["published"].iloc[1] == 11977
