@@ -76,7 +76,7 @@ def test_findings_name_accuracy_and_flags(results):
     asides = _accuracy(more, "h200", "vllm").sentence
     assert all(
         part in asides
-        for part in ("4 of 4 rates are predicted too low", "of 2026-11-23 (1 of 2 on its card, within 31 hours)")
+        for part in ("4 of 4 rates are predicted too low", "of 2026-11-23 (1 of 2 cells on its card, within 31 hours)")
     )
     both = pd.concat([of_cells.assign(quantity=of) for of in ("output_tokens_per_s", "tpot_s_p50")])
     both["error_pct"] = [1, 2, 3, 10, 20, 30]

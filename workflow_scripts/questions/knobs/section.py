@@ -7,7 +7,7 @@ import pandas as pd
 
 from workflow_scripts.catalog.environments import DEFAULT
 from workflow_scripts.common.columns import column
-from workflow_scripts.common.wording import sentence
+from workflow_scripts.common.wording import number, sentence
 from workflow_scripts.page.blocks import Finding
 from workflow_scripts.page.plot import Plot
 from workflow_scripts.page.ratio_plot import plot_ratios
@@ -81,10 +81,9 @@ def not_compared(report: Report) -> Iterator[Finding]:
             if len(rows) > 1 and rows[RAN_IN].nunique() > 1:
                 baseline, *_, other = records(rows)
                 words = instead_of(name, other[knob], DEFAULT if pd.isna(baseline[knob]) else baseline[knob])
-                tokens = " and ".join(f"{of['kv_cache_tokens']:,.0f}" for of in (other, baseline))
-                yield Finding(
-                    "not compared", f"{sentence(words)}: the environments differ; KV caches hold {tokens} tokens."
-                )
+                sizes = [float(of["kv_cache_tokens"]) for of in (other, baseline)]
+                tokens = f"{sizes[0]:,.0f} and {sizes[1]:,.0f} tokens (ratio {number(sizes[0] / sizes[1])})"
+                yield Finding("not compared", f"{sentence(words)}: the environments differ; KV caches hold {tokens}.")
                 break
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow_scripts.common.columns import column, unit_of
-from workflow_scripts.common.wording import number
+from workflow_scripts.common.wording import number, plural
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.page.blocks import Block, Finding, Text, shown
 from workflow_scripts.page.by_knob import compared, plot_by_knob
@@ -216,7 +216,7 @@ def prediction_errors(report: Report) -> Iterator[Block]:
             "one of the blocks to itself."
         )
     if given := int(is_given.sum()):
-        sentence += f" In {given} more the study sets its size, so the prediction is only arithmetic."
+        sentence += f" In {plural(given, 'cell')} the study sets the size, so the prediction is only arithmetic."
     if unpredicted := len(measured) - len(both):
         sentence += f" {unpredicted} more measured cells have no prediction."
     if error_pct.empty:

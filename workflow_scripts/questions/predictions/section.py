@@ -211,7 +211,7 @@ def _source(cells: pd.DataFrame) -> str:
     cards = cells["same_card"].dropna()
     if cards.empty:
         return source
-    most = f"{cards.sum()} of {len(cards)} on its card" if cards.any() else "on another card"
+    most = f"{cards.sum()} of {len(cards)} cells on its card" if cards.any() else "on another card"
     card = "on the same card" if cards.all() else most
     return f"{source} ({card}, within {plural(math.ceil(cells['calibrated_h_apart'].max()), 'hour')})"
 
