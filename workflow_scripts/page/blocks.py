@@ -202,7 +202,7 @@ def table_of(
     """A table of those `columns` of `rows` (column -> heading; None for all, as they are declared) with any value.
 
     Values and headings have the units of their columns. An interval, from the columns `*_low` and `*_high`, is written
-    into the column of its value. Names that are the same in all rows appear only once, in the note.
+    into the column of its value. What is the same in all rows appears only once, in the note.
     """
     numbers = {c for c in rows if pd.api.types.is_numeric_dtype(rows[c]) and not pd.api.types.is_bool_dtype(rows[c])}
     largest = {c: rows[c].max() for c in numbers}
@@ -210,11 +210,13 @@ def table_of(
     columns = columns or dict.fromkeys(map(str, rows), "")
     columns = {name: heading(name, words, largest.get(name, math.inf)) for name, words in columns.items()}
     used = {c: heading for c, heading in columns.items() if c in rows and rows[c].notna().any()}
-    same = [
-        c for c in used if len(rows) > 1 and isinstance(rows[c].iloc[0], str) and rows[c].nunique(dropna=False) == 1
+    varied = [
+        c for c in used if len(rows) == 1 or rows[c].nunique(dropna=False) > 1 or isinstance(rows[c].iloc[0], Link)
     ]
+    alike = [c for c in used if varied and c not in varied]
+    same = [f"{used.pop(c)} {shown(rows[c].iloc[0], c, largest.get(c, math.inf))}" for c in alike]
     if same:
-        note = f"All rows: {', '.join(f'{used.pop(c)} {rows[c].iloc[0]}' for c in same)}. {note}".strip()
+        note = f"All rows: {'; '.join(same)}. {note}".strip()
     numeric = [c in numbers for c in used]
     body = [
         [value if isinstance(value, Link) else shown(value, c, largest.get(c, math.inf)) for c, value in row.items()]

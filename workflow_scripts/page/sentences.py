@@ -77,10 +77,10 @@ MOST_SENTENCES = 6
 EFFECT_COLUMNS: Mapping[str, str] = {
     **PLACE_HEADINGS,
     "held": "Other settings",
+    "ratio": "Fastest over slowest (95 % interval)",
     "values": "Values compared",
     "value": "Fastest",
     "baseline": "Slowest",
-    "ratio": "Fastest over slowest (95 % interval)",
     "verdict": "Verdict",
     "scope": "Interval covers",
     "whole_ratio": "Over whole repeats",

@@ -151,7 +151,7 @@ def test_the_page_says_how_to_cite_the_study_and_where_its_tables_are(results, p
     table = next(table for table in page.text["figure"] if "Cells by where they were measured" in table)
     for gpu, lock in (("h200", "a"), ("l40s", "b")):
         assert re.search(rf"^{gpu}{lock}{{12}}[1-9]\d*$", table, re.MULTILINE), table
-    assert "All rows: Host node-1, Engine 0.32.0, Protocol version 1." in table
+    assert "All rows: Host node-1; Engine 0.32.0; Protocol version 1." in table
 
 
 def test_claims_are_told_with_their_verdicts_and_evidence_if_the_study_names_any(results, page):

@@ -1,6 +1,7 @@
 """Servers under load: latency and throughput by request rate or users, and which load was too high."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import nan
 from typing import Any
@@ -56,7 +57,12 @@ def serving_latency(tables: Tables) -> Plot:
 def serving_throughput(tables: Tables) -> Plot:
     rows = _rows(tables)
     rows = rows.assign(arrived=rows["x"].where(rows["axis"] == "request_rate_per_s"))
-    return _plot(tables, rows, RATES, "Throughput and goodput against load", "Requests")
+    plot = _plot(tables, rows, RATES, "Throughput and goodput against load", "Requests")
+    within = [
+        f"goodput counts requests with {slo}; if all are, its line hides that of the request throughput"
+        for slo in rows["slo"].dropna().unique()
+    ]
+    return replace(plot, notes=[*plot.notes, *within])
 
 
 def _plot(tables: Tables, rows: pd.DataFrame, looks: Mapping[str, LineStyle], title: str, what: str) -> Plot:
@@ -362,12 +368,12 @@ SUBJECT = Subject(
             "serving_summary",
             {
                 **OF_SERVER,
+                **dict.fromkeys(("requests_per_s", "output_tokens_per_s", "ttft_s_p50", "ttft_s_p99"), ""),
                 "saturated": "Load too high",
                 "limited_by": "Limited by",
-                **dict.fromkeys(
-                    ("requests_per_s", "output_tokens_per_s", "ttft_s_p50", "ttft_s_p99", "ttfa_s_p50"), ""
-                ),
+                "ttfa_s_p50": "",
                 **dict.fromkeys(("itl_s_p50", "tpot_s_p50", "e2e_s_p99", "goodput_requests_per_s"), ""),
+                "slo": "SLO",
             },
             "Servers side by side, one row per load",
         ),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.common.columns import LATENCIES
+from workflow_scripts.common.columns import LATENCIES, column
 from workflow_scripts.common.command import PARSED
 from workflow_scripts.engines.engine import CLIENT_CPU_S
 from workflow_scripts.engines.registry import load_engines, without_environment
@@ -164,7 +164,7 @@ def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, slo: Mapping[str, float]
 
 
 def bounds_text(slo: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} <= {bound:g}" for name, bound in slo.items())
+    return ", ".join(f"{column(name).label} <= {column(name).text(bound)}" for name, bound in slo.items())
 
 
 def summarise_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, float]) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from workflow_scripts.tables.typed_tables import write_table
 @pytest.mark.parametrize(
     ("found", "plan", "told"),
     [
-        ((12.5, 11.0, 14.0), (13.0, 12.0, 15.0), ["99", "0.5", "12.5", "95", "11", "14", "20", "1", "13", "12", "15"]),
-        ((None, 64.0, None), (None, None, None), ["99", "0.5", "64", "20", "1"]),
-        ((None, None, 0.25), (None, None, None), ["99", "0.5", "0.25", "20", "1"]),
+        ((12.5, 11.0, 14.0), (13.0, 12.0, 15.0), ["99", "500", "12.5", "95", "11", "14", "20", "1", "13", "12", "15"]),
+        ((None, 64.0, None), (None, None, None), ["99", "500", "64", "20", "1"]),
+        ((None, None, 0.25), (None, None, None), ["99", "500", "0.25", "20", "1"]),
     ],
 )
 def test_a_start_tells_its_load_beside_the_plans(found, plan, told, tmp_path):

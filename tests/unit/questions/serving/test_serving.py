@@ -150,7 +150,7 @@ def test_a_server_that_keeps_up_is_limited_by_its_load_and_another_by_itself(tmp
     rows, summary = tables(tmp_path / "keeps up", OPEN_LOAD, [prompt_server()] * 2, slo={"ttft_s": 0.2})
     row = rows.iloc[0]
     assert (row["limited_by"], row["saturated"]) == ("load", False)
-    assert (row["goodput_requests_per_s"], row["slo"], row["memory_utilization"]) == (2.0, "ttft_s <= 0.2", 0.25)
+    assert (row["goodput_requests_per_s"], row["slo"], row["memory_utilization"]) == (2.0, "TTFT <= 200 ms", 0.25)
     assert summary[["repeats", "saturated"]].to_numpy().tolist() == [[2, False]]
     assert summary["ttft_s_p50"].tolist() == pytest.approx([0.1])
 
