@@ -118,8 +118,8 @@ def recommendations(
     """The recommendations table: the rows of each device, model and workload, for each lock and processor.
 
     Settings that differ in one knob have the verdict of the table `knobs`; others are tested against the highest rate
-    of their place. Models that are not in `models` get no command. `tpot_p99_s`
-    bounds the 99th percentile of the time per output token, as mean over the starts.
+    of their place. Models that are not in `models` get no command. `tpot_p99_s` bounds the 99th percentile of the time
+    per output token, as mean over the starts.
     """
     summary, samples = _summary(cells)
     shown = _shown(cells, margin_pct, looks)
