@@ -135,7 +135,7 @@ def test_the_row_of_a_recommendation_has_its_numbers(report, tmp_path):
     recommended = table[table["role"] == "best_throughput"]
     assert len(recommended)
     for _, row in recommended.iterrows():
-        rate, low, high = (row[f"output_tokens_per_s{end}"] for end in ("", "_low", "_high"))
+        rate, low, high = (row[f"rate{end}"] for end in ("", "_low", "_high"))
         shown = rows[f"{row['model']}, {row['workload']}", row["gpu"]]
         assert shown[1] == f"{number(rate)} ({span([low, high])})"
 
