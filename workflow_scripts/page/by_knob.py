@@ -113,7 +113,7 @@ class _Lines:
 
     def draw(self, ax: Axes, rows: pd.DataFrame, invalid: pd.DataFrame) -> None:
         for (colour, style), line in rows.groupby(["colour", "style"], sort=False):
-            draw = _draw_band if ALL_SETTINGS in (colour, style) else _draw_line
+            draw = _draw_band if ALL_SETTINGS in (colour, style) else draw_line
             draw(ax, line, self.measure, self.colours[str(colour)], self.styles[str(style)])
         if WHOLE not in rows:
             for colour, line in rows.groupby("colour", sort=False):
@@ -156,13 +156,13 @@ def plot_by_knob(
     name, shown = knob_name(knob), column(measure)
     names = (*REPEAT, "gpu", "source", "x", "colour", "style", measure, *ENDS, WHOLE)
     of_all = [group.rows if VALUE in group.rows else with_ends(tables, group.rows, measure) for group in groups]
-    of_all = [_in_unit(rows.filter(names), shown) for rows in of_all]
+    of_all = [in_unit(rows.filter(names), shown) for rows in of_all]
     groups = [replace(group, rows=rows) for group, rows in zip(groups, of_all, strict=True)]
     rows = pd.concat([group.rows for group in groups])
     require(rows[measure].dropna(), f"{shown.in_words} is known for no cell")
     colours = colours_of(tables, rows)
     styles = dict(zip(dict.fromkeys(rows["style"]), cycle(LINE_STYLES), strict=False))
-    invalid = [_in_unit(_invalid(tables, group, f"knob_{knob}", measure), shown) for group in groups]
+    invalid = [in_unit(_invalid(tables, group, f"knob_{knob}", measure), shown) for group in groups]
     impossible = published["published_prompt_share"] > max(PROMPT_SHARES)
     published = published.assign(of_mixes=published["published"].mask(impossible))
     ceilings, low = shown.scaled(ceilings), shown.scaled(published["of_mixes"] * (1 - max(PROMPT_SHARES)))
@@ -224,7 +224,7 @@ def with_ends(tables: Tables, rows: pd.DataFrame, measure: str) -> pd.DataFrame:
     return rows.drop(columns=[*ENDS], errors="ignore").join(tables.intervals_of(measure), on="cell_id")
 
 
-def _in_unit(rows: pd.DataFrame, shown: Column) -> pd.DataFrame:
+def in_unit(rows: pd.DataFrame, shown: Column) -> pd.DataFrame:
     return rows.assign(**{of: shown.scaled(rows[of]) for of in (shown.name, *ENDS, WHOLE) if of in rows})
 
 
@@ -241,7 +241,7 @@ def _highest(rows: pd.DataFrame, ceiling: "pd.Series[float]") -> "pd.Series[floa
     return rows["cell_id"].map(ceiling).groupby(rows["x"]).max().dropna()
 
 
-def _draw_line(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineStyle) -> None:
+def draw_line(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineStyle) -> None:
     """Draw each repeat as a dot, and the mean as a mark with its 95 % interval as a bar."""
     at = rows.groupby("x")[[*ENDS]].median()
     draw_repeats(ax, rows["x"], rows[rate], mark.color)

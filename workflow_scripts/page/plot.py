@@ -121,8 +121,8 @@ def line_through(points: int, style: LineStyle = "-") -> dict[str, Any]:
     return {"linestyle": style} if points > 2 else {"linestyle": ":", "linewidth": 1.2}
 
 
-def mark_handles(named: Mapping[str, Mark], **style: Any) -> list[Artist]:
-    return [key(name, m.color, marker=m.marker, **style) for name, m in named.items() if name]
+def mark_handles(named: Mapping[str, Mark]) -> list[Artist]:
+    return [key(name, m.color, marker=m.marker) for name, m in named.items() if name]
 
 
 def draw_repeats(ax: Axes, x: Any, y: Any, color: str) -> None:

@@ -1,6 +1,6 @@
 """Latency against throughput, and how much of the wait for the first token is queueing."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
@@ -11,11 +11,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow_scripts.common.columns import column
-from workflow_scripts.page.by_knob import ALL_SETTINGS, colours_of
+from workflow_scripts.page.by_knob import ALL_SETTINGS, HIGH, LOW, VALUE, colours_of, draw_line, in_unit, with_ends
 from workflow_scripts.page.plot import (
     Panel,
     Plot,
-    draw_repeats,
     key,
     line_through,
     log2_axis,
@@ -47,16 +46,16 @@ def speed_per_user(tables: Tables) -> Plot:
     knob, lines = _lines(tables)
     rate = rate_of(lines)
     rows = require(lines.rows.dropna(subset=[rate, PER_TOKEN]), "no cell has both a rate and a time per token")
-    cells = _cells(rows).join(tables.intervals_of(rate)).join(1 / tables.intervals_of(PER_TOKEN).add_suffix(PER_USER))
+    cells = with_ends(tables, rows.drop_duplicates("cell_id").sort_values("x", kind="stable"), rate)
+    cells = cells.join(1 / tables.intervals_of(PER_TOKEN).add_suffix(PER_USER), on="cell_id")
     named_as = colours_of(tables, rows)
     return Plot(
         title="Throughput against speed per user",
-        alt=_ends(cells, "value", column(rate).axis, knob_name(knob)),
+        alt=_ends(cells, column(rate).axis, knob_name(knob)),
         sources=sorted(rows["source"].unique()),
         panels=[
-            _panel(
-                f"numbers are {knob_name(knob)}",
-                lines,
+            Panel(
+                f"{lines.title}\nnumbers are {knob_name(knob)}",
                 partial(_curve, cells=cells, repeats=rows, rate=rate, named_as=named_as),
             )
         ],
@@ -75,18 +74,16 @@ def latency(tables: Tables) -> Plot:
     knob, lines = _lines(tables)
     rows = require(lines.rows.dropna(subset=[RATE, PER_TOKEN, *FIRST]), "no request reports when it was scheduled")
     named_as = colours_of(tables, rows)
-    rows = rows.assign(**{of: column(of).scaled(rows[of]) for of in FIRST})
-    parts = {of: _cells(rows).join(column(of).scaled(tables.intervals_of(of))) for of in FIRST}
+    parts = {of: in_unit(with_ends(tables, rows, of), column(of)) for of in FIRST}
     name = knob_name(knob)
     return Plot(
         title="What the first token waits for",
-        alt=_ends(parts["queue_s_p50"], "value", column("queue_s_p50").axis, name),
+        alt=_ends(parts["queue_s_p50"], column("queue_s_p50").axis, name),
         sources=sorted(rows["source"].unique()),
         panels=[
-            _panel(
-                f"Medians ({column(TTFT).unit}) by {name}",
-                lines,
-                partial(_first, parts=parts, repeats=rows, named_as=named_as),
+            Panel(
+                f"{lines.title}\nMedians ({column(TTFT).unit}) by {name}",
+                partial(_first, parts=parts, named_as=named_as),
             )
         ],
         x_label=knob_axis(knob),
@@ -111,20 +108,10 @@ def _lines(tables: Tables) -> tuple[str, Group]:
     return knob, replace(line, rows=line.rows.assign(colour=line.rows["gpu"]))
 
 
-def _cells(rows: pd.DataFrame) -> pd.DataFrame:
-    """The cells of rows by their ids, from the lowest value of the knob."""
-    cells = rows[["cell_id", "x", "colour"]].drop_duplicates("cell_id").sort_values("x", kind="stable")
-    return cells.set_index("cell_id")
-
-
-def _panel(title: str, lines: Group, draw: Callable[[Axes], None]) -> Panel:
-    return Panel(f"{lines.title}\n{title}", draw)
-
-
-def _ends(cells: pd.DataFrame, measure: str, axis: str, name: str) -> str:
+def _ends(rows: pd.DataFrame, axis: str, name: str) -> str:
     return " ".join(
-        ends_in_words(f"{colour}: {axis} by {name}", of_one.set_index("x")[measure])
-        for colour, of_one in cells.groupby("colour", sort=False)
+        ends_in_words(f"{colour}: {axis} by {name}", line.groupby("x")[VALUE].median())
+        for colour, line in rows.groupby("colour", sort=False)
     )
 
 
@@ -140,35 +127,23 @@ def _curve(ax: Axes, cells: pd.DataFrame, repeats: pd.DataFrame, rate: str, name
         ax.hlines(part["value"], part[f"low{PER_USER}"], part[f"high{PER_USER}"], color=mark.color, linewidth=1.5)
         each = repeats[repeats["colour"] == colour]
         ax.scatter(1 / each[PER_TOKEN], each[rate], color=mark.color, marker=".", s=20, linewidths=0)
-        mark_cells(ax, part[SPEED], part["value"], part.index, rate, ends=part[["low", "high"]].to_numpy())
+        mark_cells(ax, part[SPEED], part["value"], part["cell_id"], rate, ends=part[["low", "high"]].to_numpy())
         for x, speed, at in part[["x", SPEED, "value"]].itertuples(index=False):
             ax.annotate(f"{x:g}", (speed, at), place, textcoords="offset points", ha=side, fontsize=8)
     plain_log_axis(ax, "x", cells[SPEED].min() / 1.3, cells[SPEED].max() * 1.3, most=6)
     ratio_axis(ax, cells["value"].min() / 1.3, 1.3 * cells["value"].max())  # with room for numbers at the marks
 
 
-def _first(ax: Axes, parts: Mapping[str, pd.DataFrame], repeats: pd.DataFrame, named_as: Mapping[str, Mark]) -> None:
-    for name, cells in parts.items():
-        for colour, part in cells.groupby("colour", sort=False):
-            mark = named_as[str(colour)]
-            ax.plot(
-                part["x"],
-                part["value"],
-                color=mark.color,
-                marker=mark.marker,
-                **line_through(len(part), FIRST[name][0]),
-            )
-            ax.vlines(part["x"], part["low"], part["high"], color=mark.color, linewidth=1.5)
-            each = repeats[repeats["colour"] == colour]
-            draw_repeats(ax, each["x"], each[name], mark.color)
-            mark_cells(ax, part["x"], part["value"], part.index, name, ends=part[["low", "high"]].to_numpy())
-    log2_axis(ax, repeats["x"].unique())
-    latencies = repeats[list(FIRST)].to_numpy(dtype=float)
-    low, high = np.nanmin(latencies[latencies > 0]), np.nanmax(latencies)
+def _first(ax: Axes, parts: Mapping[str, pd.DataFrame], named_as: Mapping[str, Mark]) -> None:
+    values = np.concatenate([rows[name] for name, rows in parts.items()])
+    low, high = values[values > 0].min(), values.max()
+    for name, rows in parts.items():
+        for colour, line in rows.groupby("colour", sort=False):
+            draw_line(ax, line, name, named_as[str(colour)], FIRST[name][0])
+    log2_axis(ax, rows["x"].unique())
     # An interval that is much wider than the range of the repeats ends at the edge.
-    ends = np.concatenate([cells[["low", "high"]].to_numpy(dtype=float).ravel() for cells in parts.values()])
-    ends = np.clip(ends, low / 3, high * 3)
-    ratio_axis(ax, np.nanmin([low, *ends]), np.nanmax([high, *ends]))
+    ends = np.clip(pd.concat([rows[[LOW, HIGH]] for rows in parts.values()]), low / 3, high * 3)
+    ratio_axis(ax, np.nanmin([low, *ends[LOW]]), np.nanmax([high, *ends[HIGH]]))
 
 
 SUBJECT = Subject(
