@@ -96,8 +96,6 @@ _BOUND_BY = {
     "kv_blocks": "number of KV blocks",
     "token_budget": "token budget of a step",
 }
-# From this share of samples at the power limit on, a sentence names it.
-MUCH_AT_POWER_LIMIT = 0.5
 # Knobs whose effects have their own section.
 OWN_SECTION = ("max_num_seqs", "block_size", "enable_prefix_caching", "num_speculative_tokens", "environment")
 # What `pairs_that_differ_in` reports pair by pair.

@@ -39,12 +39,11 @@ from workflow_scripts.questions.knobs.sequence_limit import WORK
 from workflow_scripts.questions.limits.section import RATES
 from workflow_scripts.questions.predictions import section as predicted_and_measured
 from workflow_scripts.questions.predictions.measured_or_predicted import predicted_in_words
-from workflow_scripts.questions.trust.where_measured import host_load, steadiness, without_first
+from workflow_scripts.questions.trust.where_measured import SLOW_FIRST, host_load, steadiness, without_first
 from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.progress import clock
 from workflow_scripts.study.setting_words import instead_of, setting_phrase, settings_in_words, shortly
 from workflow_scripts.tables.results import RAN_IN, RATE, STEADY, MissingError, Tables, records, under_load
-from workflow_scripts.workloads.warmup import TOLERANCE
 
 MOST_DEVICES, MOST_RATES, SEQUENCES = 2, 3, "max_num_seqs"
 TIMES, WAIT, ENERGY = ("tpot_s_p50", "ttft_s_p50"), "queue_s_p50", "energy_j_per_output_token"
@@ -67,14 +66,12 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer of the study: its sentences, and its picture, which is that of the section with this address. `lines`
-    are the same sentences with verdicts of their own, if they do not say together what the section's first finding
-    says."""
+    """An answer of the study: its lines, and its picture, which is that of the section with this address. A line
+    without a verdict says what the section's first finding says."""
 
     section: str
-    sentences: Sequence[str]
+    lines: Sequence[Finding]
     figure: Figure | None
-    lines: Sequence[Finding] = ()
 
 
 @dataclass(frozen=True)
@@ -88,25 +85,22 @@ class FirstScreen:
 
 
 def first_screen(report: Report) -> FirstScreen:
-    parts: dict[str, tuple[Callable[[Report], Iterable[str | Finding]], Callable[[Tables], Plot]]] = {
-        environments_compared.SUBJECT.id: (_environments, environments_compared.environments),
-        sequence_limit.SUBJECT.id: (_throughput, sequence_limit.throughput),
+    parts: dict[str, tuple[Callable[[Report], Iterable[Finding]], Callable[[Tables], Plot]]] = {
+        environments_compared.SUBJECT.id: (_in_one(_environments), environments_compared.environments),
+        sequence_limit.SUBJECT.id: (_in_one(_throughput), sequence_limit.throughput),
         latency.SUBJECT.id: (lambda _: (), latency.speed_per_user),
-        device_ratios.SUBJECT.id: (_devices, device_ratios.device_ratios),
+        device_ratios.SUBJECT.id: (_in_one(_devices), device_ratios.device_ratios),
         other_settings.SUBJECT.id: (_changes, other_settings.effects),
         predicted_and_measured.SUBJECT.id: (lambda _: (), predicted_and_measured.prediction_errors),
     }
     answers = []
-    for section, (sentences_of, draw) in parts.items():
-        try:
-            told = list(sentences_of(report))
-        except MissingError:
-            continue
-        figure = next((block for block in FIGURES[draw.__name__](report) if isinstance(block, Figure)), None)
-        sentences = [of.sentence if isinstance(of, Finding) else of for of in told]
-        answers.append(Answer(section, sentences, figure, [of for of in told if isinstance(of, Finding)]))
+    for section, (lines_of, draw) in parts.items():
+        with suppress(MissingError):
+            lines = list(lines_of(report))
+            figure = next((block for block in FIGURES[draw.__name__](report) if isinstance(block, Figure)), None)
+            answers.append(Answer(section, lines, figure))
     of_pairs = ("knobs", "latencies", "engines", "devices", "environments")
-    if not any(answer.sentences for answer in answers) and not any(len(report.tables.get(of)) for of in of_pairs):
+    if not any(answer.lines for answer in answers) and not any(len(report.tables.get(of)) for of in of_pairs):
         answers = [_without_comparison(report)]
     unfinished = None
     if seen := report.progress:
@@ -124,7 +118,17 @@ def _without_comparison(report: Report) -> Answer:
         f"No two measured cells differ in one setting alone. {named}" if len(cells) else "Nothing has been measured yet"
     )
     line = Finding(f"{len(cells)} of {plural(len(report.grid), 'cell')}", f"{said.removesuffix('. ')}.")
-    return Answer("cells", [line.sentence], None, [line])
+    return Answer("cells", [line], None)
+
+
+def _in_one(sentences_of: Callable[[Report], Iterator[str]]) -> Callable[[Report], Iterator[Finding]]:
+    """The sentences as one line without a verdict, if there are any."""
+
+    def line(report: Report) -> Iterator[Finding]:
+        if told := " ".join(sentences_of(report)):
+            yield Finding("", told)
+
+    return line
 
 
 def _environments(report: Report) -> Iterator[str]:
@@ -224,9 +228,8 @@ def _trust(report: Report) -> Iterator[tuple[str, str]]:
     yield "Measured", _starts(report)
     known, unsteady = steadiness(cells)
     if unsteady:
-        slow = f"a first repeat over {100 * TOLERANCE:g} % slower than the mean of the others"
-        slow += without_first(report.tables, unsteady)
-        yield "Not steady", f"{len(unsteady)} of {plural(len(known), 'measured cell')} had {slow}"
+        faster = without_first(report.tables, unsteady)
+        yield "Not steady", f"{len(unsteady)} of {plural(len(known), 'measured cell')} had {SLOW_FIRST}{faster}"
     with suppress(MissingError):
         load, noisy = host_load(report.tables.rows)
         above = f"above {NOISY_PCT:g} % of the CPU in {len(noisy)} of {len(load)} measured cells"

@@ -96,9 +96,9 @@ def _section(subject: Subject, report: Report) -> dict[str, Any]:
 
 
 def _lines(answers: Sequence[Answer], sections: Sequence[dict[str, Any]]) -> list[tuple[str, Finding]]:
-    """One line per answer for the first screen, with the address of its section; the sentences of an answer replace
-    that of its section's finding."""
-    said = {of.section: of.lines or [Finding("", " ".join(of.sentences))] for of in answers if of.sentences}
+    """The lines of the first screen, with the address of their section; those of an answer replace the first of its
+    section."""
+    said = {of.section: of.lines for of in answers if of.lines}
     lines = []
     for section in sections:
         found = list(section["lines"])

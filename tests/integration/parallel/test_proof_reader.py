@@ -320,16 +320,26 @@ def test_a_ratio_is_a_badge_only_if_a_test_decides_it(folder, tables, page):
 
 def test_the_errors_of_predictions_are_told_of_every_device_and_engine(folder, tables, page):
     compared = tables["predictions"].dropna(subset=["predicted", "measured"])
-    compared = compared[compared["quantity"].isin(["ttft_s_p50", "tpot_s_p50"])]
+    compared = compared[compared["quantity"].isin([RATE, "ttft_s_p50", "tpot_s_p50"])]
+    # The rate of a server follows from its load.
+    loaded = compared["cell_id"].isin(tables["cells"].loc[under_load(tables["cells"]), "cell_id"])
+    compared = compared[~loaded | compared["quantity"].ne(RATE)]
     told = [text for text in page.findings if " predicted from " in text]
-    for (gpu, engine, *which, quantity), part in compared.groupby(
-        ["gpu", "engine", "model", compared["bound_by"].eq("kv_blocks"), "quantity"]
+    for (gpu, engine, *which), part in compared.groupby(
+        ["gpu", "engine", "model", compared["bound_by"].eq("kv_blocks")]
     ):
-        sizes = part["error_pct"].abs().sort_values()
-        off = f"{number(sizes.median())} % (at most {number(sizes.max())} %)"
-        off = off if len(sizes) > 2 else " and ".join(map(number, sizes)) + " %"
-        of_cells = (f"On {gpu}, ", f" {engine} cell", f"{off} for median {quantity[:4].upper()}")
-        assert any(all(part in text for part in of_cells) for text in told), (gpu, engine, which)
+        of_cells = [f"On {gpu}, ", f" {engine} cell"]
+        for quantity, of in part.groupby("quantity"):
+            sizes = 100 * (of["predicted"] / of["measured"] - 1).abs().sort_values()
+            off = f"{number(sizes.median())} % (at most {number(sizes.max())} %)"
+            off = off if len(sizes) > 2 else " and ".join(map(number, sizes)) + " %"
+            of_cells.append(f"{off} for {column(quantity).in_words}")
+        banded = part.dropna(subset=["low", "high"])
+        outside = int((~banded["measured"].between(banded["low"], banded["high"])).sum())
+        of_cells += [f"; {outside} of {len(banded)} values are outside"] * (outside > 0)
+        texts = [text for text in told if all(part in text for part in of_cells)]
+        assert texts, (gpu, engine, which)
+        assert any((" values are outside" in text) == (outside > 0) for text in texts)
     assert len(compared) or folder.name not in STUDIES
 
 

@@ -59,8 +59,8 @@ def best(report: Report, engine: str = "vllm") -> dict[tuple[str, str], list[str
 
 
 def answer(report: Report, section: str) -> str:
-    [told] = [answer.sentences for answer in first_screen(report).answers if answer.section == section]
-    return " ".join(told)
+    [lines] = [answer.lines for answer in first_screen(report).answers if answer.section == section]
+    return " ".join(line.sentence for line in lines)
 
 
 def test_each_answer_has_its_picture_and_leads_to_its_section(report, tmp_path):
@@ -298,9 +298,9 @@ def test_subjects_stand_in_the_order_of_the_question(question, first):
 
 def test_an_answer_stands_where_its_section_does_and_replaces_its_first_line():
     answers = [
-        Answer("a", ["Own."], None, [Finding("v", "Own."), Finding("w", "More.")]),
-        Answer("b", ["B."], None),
-        Answer("cells", ["None."], None),
+        Answer("a", [Finding("v", "Own."), Finding("w", "More.")], None),
+        Answer("b", [Finding("", "B.")], None),
+        Answer("cells", [Finding("", "None.")], None),
     ]
     sections = [{"id": "b", "lines": [Finding("x", "First."), Finding("y", "Second.")]}, {"id": "a", "lines": []}]
     lines = [(section, line.verdict, line.sentence) for section, line in _lines(answers, sections)]
@@ -310,7 +310,7 @@ def test_an_answer_stands_where_its_section_does_and_replaces_its_first_line():
 
 def test_rates_of_another_setting_than_max_num_seqs_are_left_to_its_verdict(report, monkeypatch):
     monkeypatch.setattr(sequence_limit, "most_important_group", lambda tables: ("block_size", None))
-    assert "max-num-seqs" in [answer.section for answer in first_screen(report).answers if not answer.sentences]
+    assert "max-num-seqs" in [answer.section for answer in first_screen(report).answers if not answer.lines]
 
 
 def test_weights_that_the_catalog_makes_random_are_said(report):

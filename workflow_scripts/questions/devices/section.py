@@ -13,19 +13,12 @@ from matplotlib.patches import Patch
 
 from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import listed, number, plural
+from workflow_scripts.device.device_record import MUCH_AT_POWER_LIMIT
 from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.plot import Panel, Plot, key, log2_axis, mark_cells, mark_handles
 from workflow_scripts.page.ratio_plot import Reference, labelled, plot_ratios, repeats_of_pairs
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
-from workflow_scripts.page.sentences import (
-    MUCH_AT_POWER_LIMIT,
-    NOT_DECIDED,
-    claims_on,
-    explained,
-    some,
-    span,
-    with_interval,
-)
+from workflow_scripts.page.sentences import NOT_DECIDED, claims_on, explained, some, span, with_interval
 from workflow_scripts.page.series import Group, groups_varying
 from workflow_scripts.page.style import COLOURS, INK, MUTED, LineStyle, Mark, marks
 from workflow_scripts.questions.devices.table import EXPECTED

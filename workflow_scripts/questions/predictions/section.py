@@ -13,20 +13,19 @@ from matplotlib.axes import Axes
 from workflow_scripts.catalog.published import PROMPT_SHARES
 from workflow_scripts.common.columns import column, heading
 from workflow_scripts.common.wording import listed, number, plural
+from workflow_scripts.device.device_record import MUCH_AT_POWER_LIMIT
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.by_knob import draw_published, published_handles
 from workflow_scripts.page.plot import Panel, Plot, key, line_through, log2_axis, mark_cells, plain_log_axis
 from workflow_scripts.page.ratio_plot import plot_ratios
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
-from workflow_scripts.page.sentences import MUCH_AT_POWER_LIMIT
 from workflow_scripts.page.series import PLACES, ends_in_words
 from workflow_scripts.page.style import COLOURS, INK, marks
-from workflow_scripts.questions.trust.where_measured import steadiness
+from workflow_scripts.questions.trust.where_measured import SLOW_FIRST, steadiness
 from workflow_scripts.study.calibrations import COVERAGE
 from workflow_scripts.study.setting_words import knob_axis
 from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require, under_load
-from workflow_scripts.workloads.warmup import TOLERANCE
 
 # Values that are only predicted have hollow marks on a broken line; each workload of a panel has its own line.
 LINES: Sequence[Mapping[str, Any]] = [
@@ -182,8 +181,7 @@ def _accuracy(compared: pd.DataFrame, where: str, engine: str, slow: Collection[
     asides += [f"{most} of {len(rates)} rates are predicted too {way}"] * biased
     high = rates.index[rates > 0]
     if explained := int(high.isin(slow).sum()):
-        slower = f"a first repeat over {100 * TOLERANCE:g} % slower than the mean of the others"
-        asides.append(f"{explained} of {len(high)} that are predicted too high had {slower}")
+        asides.append(f"{explained} of {len(high)} that are predicted too high had {SLOW_FIRST}")
     are, median = "are" if len(of_cells) > 1 else "is", ", in the median" * (len(of_cells) > FEW_VALUES)
     named = listed(f"{words} for {name}" for name, words in off.items())
     sentence = f"On {where}, {cells} predicted from {_source(of_cells)} {are} off by {named}{median}"

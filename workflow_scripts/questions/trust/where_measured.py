@@ -18,6 +18,7 @@ from workflow_scripts.workloads.warmup import TOLERANCE
 
 # Maximum number of cells in a sentence; a table has all of them.
 MOST_NAMED = 3
+SLOW_FIRST = f"a first repeat over {100 * TOLERANCE:g} % slower than the mean of the others"
 
 
 def slowed_gpus(report: Report) -> Iterator[Block]:
@@ -65,10 +66,9 @@ def unsteady_cells(report: Report) -> Iterator[Block]:
         more = f"; and {len(unsteady) - MOST_NAMED} more" if len(unsteady) > MOST_NAMED else ""
         some = "; ".join(report.names[cell] for cell in unsteady[:MOST_NAMED]) + more
         sentence = (
-            f"In {len(unsteady)} of {len(measured)} measured cells the first repeat of a start took "
-            f"over {100 * TOLERANCE:g} % longer than its other repeats (of a single repeat: the last two passes of the "
-            f"warm-up differed as much){without_first(report.tables, unsteady)}. Their intervals may be wide: {some}. "
-            "The column steady of the table starts shows which."
+            f"{len(unsteady)} of {len(measured)} measured cells had {SLOW_FIRST} (of a single repeat: the last two "
+            f"passes of the warm-up differed as much){without_first(report.tables, unsteady)}. Their intervals may be "
+            f"wide: {some}. The column steady of the table starts shows which."
         )
         yield Finding("not steady", sentence, "bad")
 
