@@ -10,7 +10,6 @@ import pandas as pd
 
 from workflow_scripts.common.wording import plural
 from workflow_scripts.page.blocks import shown
-from workflow_scripts.page.style import Mark, marks
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name, labels, setting
 from workflow_scripts.tables.parsed_facts import REPEAT
@@ -141,11 +140,6 @@ def without_shared(settings: "pd.Series[str]") -> "pd.Series[str]":
     parts = settings.str.split(", ")
     shared = set.intersection(*map(set, parts)) if len(parts) else set()
     return parts.map(lambda of_one: ", ".join(part for part in of_one if part not in shared))
-
-
-def device_marks(tables: Tables, rows: pd.DataFrame) -> dict[str, Mark]:
-    """The marks of the devices in the rows, each as in every other figure."""
-    return {gpu: mark for gpu, mark in marks(tables.devices).items() if gpu in set(rows["gpu"])}
 
 
 def repeats_of(rows: pd.DataFrame) -> str:

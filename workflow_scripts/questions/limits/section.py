@@ -13,11 +13,11 @@ from matplotlib.axes import Axes
 from workflow_scripts.common.columns import column, heading, unit_of
 from workflow_scripts.common.wording import listed, plural
 from workflow_scripts.page.blocks import Block, Finding
-from workflow_scripts.page.by_knob import CEILINGS
+from workflow_scripts.page.by_knob import CEILINGS, colours_of
 from workflow_scripts.page.plot import Panel, Plot, key, mark_cells, plain_log_axis
 from workflow_scripts.page.report import FigurePart, Report, Subject, TablePart
 from workflow_scripts.page.sentences import NOT_DECIDED, some, span
-from workflow_scripts.page.series import Group, device_marks, repeats_of, told_apart
+from workflow_scripts.page.series import Group, repeats_of, told_apart
 from workflow_scripts.page.style import INK, MARKERS, MUTED, Mark
 from workflow_scripts.questions.knobs.sequence_limit import at_both_ends, most_important_group
 from workflow_scripts.study.grid import COORDINATES
@@ -55,16 +55,16 @@ def roofline(tables: Tables) -> Plot:
         points["value"] = group.rows.drop_duplicates("cell_id").set_index("cell_id")["x"]
         notes.append(f"numbers are {knob_name(knob)}, for the cells of the figure of throughput")
     loaded = int(under_load(tables.measured.drop_duplicates("cell_id")).sum())
-    if loaded:
-        notes.append(f"{plural(loaded, 'cell')} of servers under load are not drawn: their rate follows from the load")
-    named = device_marks(tables, points)
+    few = f"{plural(loaded, 'cell')} of servers under load are not drawn: their rate follows from the load"
+    notes += [few] * (loaded > 0)
+    named = colours_of(tables, points.assign(colour=points["gpu"]))
     kinds = dict(zip(dict.fromkeys(points["kind"]), cycle(MARKERS), strict=False))
     handles = [key(name, mark.color, linewidth=4) for name, mark in named.items()]
     handles += [key(kind, MUTED, "none", marker=marker) for kind, marker in kinds.items()]
     if points["quantized"].any():
         handles.append(key("8-bit weights", MUTED, "none", marker="o", **_EDGED))
-    roof_lines = [CEILINGS[rates] for rates in CEILINGS if rates in set(roofs["rates"])]
-    handles += [key(f"roof, {name.split(', ')[1].split(' (')[0]}", linestyle=style) for style, name in roof_lines]
+    drawn = [rates for rates in CEILINGS if rates in set(roofs["rates"])]
+    handles += [key(f"roof, {RATES[rates]}", linestyle=CEILINGS[rates][0]) for rates in drawn]
     at = [
         f"{gpu}, {plural(len(of), 'cell')}: {span(of['x'])} operations per byte, {span(of['y'])} {_UNIT}"
         for gpu, of in points.groupby("gpu", sort=False)

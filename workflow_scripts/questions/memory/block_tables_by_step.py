@@ -12,7 +12,7 @@ from matplotlib.path import Path
 
 from workflow_scripts.common.wording import plural
 from workflow_scripts.page.plot import LINE_IN, Panel, Plot
-from workflow_scripts.page.report import FigurePart, Subject, TablePart
+from workflow_scripts.page.report import FigurePart, Subject
 from workflow_scripts.page.style import COLOURS
 from workflow_scripts.tables.results import Tables, records
 
@@ -175,24 +175,4 @@ def _in_words(moment: Moment, squares: Sequence[Square], requests: Sequence[int]
     )
 
 
-SUBJECT = Subject(
-    id="block-tables",
-    title="Block tables, step by step",
-    parts=[
-        FigurePart(block_tables),
-        TablePart(
-            "blocks",
-            {
-                "step": "Step",
-                "event": "Event",
-                "request": "Request",
-                "place": "Place in its table",
-                "block": "Block",
-                "users": "Requests that hold it",
-                "tokens": "Tokens of the request",
-            },
-            "What happens to the blocks of these requests (predicted)",
-            lambda blocks: first_requests(of_one_cell(blocks)),
-        ),
-    ],
-)
+SUBJECT = Subject(id="block-tables", title="Block tables, step by step", parts=[FigurePart(block_tables)])
