@@ -104,7 +104,7 @@ export class Chart {
       context.moveTo(across.place(p.xLow), p.py);
       context.lineTo(across.place(p.xHigh), p.py);
     }
-    for (const value of this.points.length <= MOST_WITH_REPEATS ? p.repeats() : []) if (up.shows(value)) context.rect(p.px - 5, up.place(value), 10, 0.1);
+    for (const value of this.points.length <= MOST_WITH_REPEATS ? p.repeats() : []) if (up.shows(value)) context.rect(p.px - 8, up.place(value), 16, 0.1);
     context.stroke();
     mark(context, shape, p.px, p.py, radius);
     context.fillStyle = p.hollow ? ink.paper : colour;

@@ -4,10 +4,13 @@ import { Chart, legendOf } from "./chart.js";
 import { choice, el, longTable } from "./dom.js";
 import { openCell } from "./drawer.js";
 import { facetsOf, filterForm, filtered } from "./filter.js";
+import { RATE, STEADY, fairRate, several, unlike } from "./fair.js";
 import { isWide } from "./scale.js";
 import { COLUMNS } from "./columns.js";
 import { OUTCOMES, PLACES, heading, plural, setting, shown } from "./words.js";
 
+// What sets the number of sequences allowed at once.
+const AXIS = new Set(["set.max_num_seqs", "set.batch_size"]);
 const MOST_SERIES = 24;
 // A measure over a wider range than this has a logarithmic axis.
 export const MANY_TIMES = 20;
@@ -70,7 +73,7 @@ export function cellButton(cell, ids) {
 function pointsOf(cells, x, y, colourBy, facets, hidden) {
   const points = [];
   const series = [];
-  const others = facets.filter(({ id }) => id !== x.id && id !== "outcome" && !(x.id === "sequences" && ["set.max_num_seqs", "set.batch_size"].includes(id)));
+  const others = facets.filter(({ id }) => id !== x.id && id !== "outcome" && !(x.id === "sequences" && AXIS.has(id)));
   for (const cell of cells) {
     if (!DRAWN.has(cell.outcome)) continue;
     const point = pointOf(cell, x, y, 0, cell.outcome === "invalid");
@@ -86,17 +89,6 @@ function pointsOf(cells, x, y, colourBy, facets, hidden) {
   return { points, series, lines };
 }
 
-// Why the order of cells does not rank settings, in sentences.
-export function unlike(cells) {
-  const several = (of) => new Set(cells.map(of)).size > 1;
-  const told = [
-    [several(({ model, workload }) => `${model}, ${workload}`), "These cells have several models or workloads: they did different work, so their order does not rank settings."],
-    [several((cell) => cell.statistic("num_requests")?.value), `They served different numbers of requests: ${COLUMNS.steady_output_tokens_per_s.label} of Explore compares such cells.`],
-    [several((cell) => cell.environment_number), "They ran in several environments, which are not compared."],
-  ];
-  return told.filter(([isSo]) => isSo).map(([, words]) => words);
-}
-
 // How the cells ended, what their intervals cover, and whether they did different work.
 function summaryOf(cells, metric) {
   const of = Map.groupBy(cells, ({ outcome }) => outcome);
@@ -105,27 +97,28 @@ function summaryOf(cells, metric) {
   return [
     `${plural(cells.length, "cell")}: ${parts.join(", ") || "none"}.`,
     ...(scopes.size ? [`Intervals cover: ${[...scopes].join("; ")}.`] : []),
-    ...unlike(cells),
+    ...unlike(cells, metric),
   ].join(" ");
 }
 
 function resultsTable(cells, metric, store) {
-  const several = (of) => new Set(cells.map(of)).size > 1;
-  const [hasDevice, hasOutcome] = [several((cell) => cell.gpu), several((cell) => cell.outcome)];
-  const places = store.differing.filter((id) => id !== "gpu" && several((cell) => cell[id]));
+  const [hasDevice, hasOutcome] = [several(cells, (cell) => cell.gpu), several(cells, (cell) => cell.outcome)];
+  const places = store.differing.filter((id) => id !== "gpu" && several(cells, (cell) => cell[id]));
+  const known = cells.map((cell) => cell.statistic(metric)).filter(Boolean);
+  const haveIntervals = known.length && known.every(({ interval }) => interval);
   const rows = cells.map((cell) => () => {
     const found = cell.statistic(metric);
     const range = found && (found.interval ?? (found.n > 1 ? found : null));
     return [
       cellButton(cell, hasDevice ? ["gpu"] : []),
       found ? shown(metric, found.value) : "–",
-      range ? `${shown(metric, range.low)} to ${shown(metric, range.high)}${found.interval ? " (95 %)" : ""}` : "–",
+      range ? `${shown(metric, range.low)} to ${shown(metric, range.high)}${found.interval && !haveIntervals ? " (95\u00a0%)" : ""}` : "–",
       found ? String(found.n) : "–",
       ...places.map((id) => cell[id]),
-      ...(hasOutcome ? [`${OUTCOMES[cell.outcome] ?? cell.outcome}${cell.outcome !== "ok" && cell.reason ? `: ${cell.reason.length > 80 ? `${cell.reason.slice(0, 80)} ...` : cell.reason}` : ""}`] : []),
+      ...(hasOutcome ? [OUTCOMES[cell.outcome] ?? cell.outcome] : []),
     ];
   });
-  const headings = ["Settings", heading(metric), "Range or interval", "Repeats", ...places.map((id) => PLACES[id]), ...(hasOutcome ? ["Outcome"] : [])];
+  const headings = ["Settings", heading(metric), haveIntervals ? "95 % interval" : "Range or interval", "Repeats", ...places.map((id) => PLACES[id]), ...(hasOutcome ? ["Outcome"] : [])];
   return longTable(`Cells by ${COLUMNS[metric].label}`, headings, rows, headings.map((_, i) => i > 0 && i < 4));
 }
 
@@ -135,13 +128,17 @@ function ordered(cells, metric) {
   return [...cells].sort((a, b) => rank.get(a) - rank.get(b));
 }
 
-// Where the reader has chosen nothing yet: the engine, model and workload of the most cells.
+// Where the reader has chosen nothing yet: the engine, model, workload and environment of the most cells, the rate that
+// compares them, and colours by a setting in which they differ.
 function firstChoice(store, facets) {
   const names = store.differing.filter((id) => id !== "gpu");
   if (facets.some(({ id }) => current().has(id))) return {};
   const places = Map.groupBy(store.cells, (cell) => JSON.stringify(names.map((id) => cell[id])));
-  const [first] = [...places.values()].reduce((most, of) => (of.length > most.length ? of : most));
-  return Object.fromEntries(names.map((id) => [id, first[id]]));
+  const most = [...places.values()].reduce((largest, of) => (of.length > largest.length ? of : largest));
+  const by = facets.find(({ id, of }) => !AXIS.has(id) && several(most, of))?.id;
+  const chosen = { by, ...(fairRate(most) === RATE ? {} : { y: STEADY }) };
+  for (const name of Object.keys(chosen)) if (current().has(name)) delete chosen[name];
+  return { ...chosen, ...Object.fromEntries(names.map((id) => [id, most[0][id]])) };
 }
 
 // Fill the panel; `store` holds the data.

@@ -1,6 +1,6 @@
 // One filter for all that a view shows: from each group the chosen values; all without a choice; `none` if all were unchecked.
 import { el } from "./dom.js";
-import { OUTCOMES, PLACES, setting } from "./words.js";
+import { OUTCOMES, PLACES, UNKNOWN, setting } from "./words.js";
 
 function sortedValues(values) {
   const rank = (value) => (value === null || value === undefined ? 2 : typeof value === "number" ? 0 : 1);
@@ -10,7 +10,7 @@ function sortedValues(values) {
 // Properties by which cells differ: {id, words, of(cell), values, text(value)}; each has at least two values.
 export function facetsOf(store) {
   const facets = [
-    ...Object.entries(PLACES).map(([id, words]) => ({ id, words, of: (cell) => cell[id], text: String })),
+    ...Object.entries(PLACES).map(([id, words]) => ({ id, words, of: (cell) => cell[id], text: (value) => value || UNKNOWN })),
     ...store.knobs.filter(({ differs }) => differs).map(({ name, words }) => ({ id: `set.${name}`, words: words[0].toUpperCase() + words.slice(1), of: (cell) => cell[`knob_${name}`] ?? null, text: setting, isKnob: true })),
     { id: "outcome", words: "Outcome", of: (cell) => cell.outcome, text: (value) => OUTCOMES[value] ?? String(value) },
   ];

@@ -3,12 +3,12 @@ import { changeAddress, current } from "./address.js";
 import { Chart, legendOf } from "./chart.js";
 import { choice, el, longTable } from "./dom.js";
 import { openCell } from "./drawer.js";
-import { MANY_TIMES, cellButton, cellWords, pointOf, toldOf, unlike } from "./explore.js";
+import { MANY_TIMES, cellButton, cellWords, pointOf, toldOf } from "./explore.js";
+import { RATE, STEADY, fairRate, unlike } from "./fair.js";
 import { isWide } from "./scale.js";
 import { COLUMNS } from "./columns.js";
 import { heading, number, plural, shown } from "./words.js";
 
-const RATE = "output_tokens_per_s";
 const ENERGY = "energy_j_per_output_token";
 const GOALS = new Map([["rate", COLUMNS[RATE].label], ["price", "Price per million output tokens"], ["energy", COLUMNS[ENERGY].label]]);
 const FEW_ABOVE = 5;
@@ -73,12 +73,13 @@ function isOfFew(cell, percentile) {
   return (cell.statistic("num_requests")?.value ?? 0) * (1 - percentile / 100) < FEW_ABOVE;
 }
 
-function scored(cell, prices) {
-  const rate = cell.statistic(RATE);
+function scored(cell, prices, metric) {
+  const rate = cell.statistic(metric);
   const range = rate.interval ?? rate;
+  const perHour = (cell.output_tokens_per_device_hour * rate.value) / cell.statistic(RATE).value;
   const price = prices.get(cell.gpu);
   const energy = cell.statistic(ENERGY)?.value ?? null;
-  return { cell, rate: rate.value, low: range.low, high: range.high, price: price ? (1e6 * price) / cell.output_tokens_per_device_hour : null, energy };
+  return { cell, rate: rate.value, low: range.low, high: range.high, price: price ? (1e6 * price) / perHour : null, energy };
 }
 
 export function showLimits(panel, store) {
@@ -89,8 +90,8 @@ export function showLimits(panel, store) {
   }
   const devices = [...new Set(cells.map((cell) => cell.gpu))];
   const differing = store.differing.filter((id) => id === "gpu" || id === "engine");
-  // The cells of each model and workload, those with the most cells first.
-  const works = new Map([...Map.groupBy(cells, ({ model, workload }) => `${model}, ${workload}`)].sort(([, a], [, b]) => b.length - a.length));
+  // The cells of each model, workload and environment, those with the most cells first.
+  const works = new Map([...Map.groupBy(cells, ({ model, workload, environment }) => [model, workload, environment].filter(Boolean).join(", "))].sort(([, a], [, b]) => b.length - a.length));
   const percentiles = ["50", "90", "99"].filter((p) => Object.values(BOUNDS).some((column) => store.repeats[`${column}_p${p}`]));
   const out = el("p", { role: "status" });
   const table = el("div");
@@ -106,7 +107,7 @@ export function showLimits(panel, store) {
   const prices = devices.map((device) => ({ device, ...numberInput(`Price of one ${device} for an hour`, `price.${device}`, changed) }));
   const chart = new Chart(box, {
     pick: (point) => openCell(point.cell.cell_id),
-    describe: (point) => [cellWords(point.cell), ...toldOf(point.cell, RATE), ...toldOf(point.cell, axisColumn())],
+    describe: (point) => [cellWords(point.cell), ...toldOf(point.cell, fairRate(works.get(inputs.work.value()))), ...toldOf(point.cell, axisColumn())],
   });
   // The latency that the reader limits, unless another was chosen.
   const axis = () => (current().has("lat") ? null : Object.keys(BOUNDS).find((id) => inputs[id].value() !== null)) ?? inputs.axis.value();
@@ -115,17 +116,17 @@ export function showLimits(panel, store) {
     return COLUMNS[wanted] && store.repeats[wanted] ? wanted : `${BOUNDS[axis()]}_p50`;
   };
 
-  const draw = (candidates, keeps) => {
+  const draw = (candidates, keeps, rate) => {
     const column = axisColumn();
     inputs.axis.node.querySelector("select").value = axis();
     const hidden = new Set(current().getAll("hide"));
     const points = candidates.flatMap((cell) => {
       if (!cell.statistic(column) || hidden.has(cell.gpu)) return [];
-      return [pointOf(cell, { metric: column }, { metric: RATE }, devices.indexOf(cell.gpu), !keeps.has(cell))];
+      return [pointOf(cell, { metric: column }, { metric: rate }, devices.indexOf(cell.gpu), !keeps.has(cell))];
     });
     const series = devices.map((device, i) => ({ name: device, colour: store.colours[i % store.colours.length], shape: i }));
     const front = paretoFront(points.filter((point) => !point.hollow));
-    chart.show({ points, lines: front.length > 1 ? [front] : [], series, x: { label: `${heading(column)}${inputs[axis()].value() ? "; the upright line is your limit" : ""}`, isLog: true, limit: inputs[axis()].value() }, y: { label: heading(RATE), isLog: isWide(points.map((point) => point.y), MANY_TIMES) }, label: `Throughput against latency, ${plural(points.length, "cell")}, ${front.length} on the Pareto front.`, isFront: true });
+    chart.show({ points, lines: front.length > 1 ? [front] : [], series, x: { label: `${heading(column)}${inputs[axis()].value() ? "; the upright line is your limit" : ""}`, isLog: true, limit: inputs[axis()].value() }, y: { label: heading(rate), isLog: isWide(points.map((point) => point.y), MANY_TIMES) }, label: `Throughput against latency, ${plural(points.length, "cell")}, ${front.length} on the Pareto front.`, isFront: true });
     legend.replaceChildren(...legendOf(series, hidden, (device) => {
       if (!hidden.delete(device)) hidden.add(device);
       changeAddress({ hide: [...hidden] });
@@ -140,7 +141,9 @@ export function showLimits(panel, store) {
     const bounds = Object.fromEntries(Object.entries(BOUNDS).map(([id, column]) => [id, seconds(inputs[id].value(), column)]));
     const known = new Map(prices.map(({ device, value }) => [device, value()]));
     const candidates = works.get(inputs.work.value());
-    const ranked = candidates.map((cell) => ({ ...scored(cell, known), broken: brokenBound(cell, bounds, percentile) }));
+    const metric = fairRate(candidates);
+    const isLimited = Object.values(bounds).some((bound) => bound !== null);
+    const ranked = candidates.map((cell) => ({ ...scored(cell, known, metric), broken: brokenBound(cell, bounds, percentile) }));
     const asked = inputs.goal.value();
     const goal = ranked.some((one) => one[asked] !== null) ? asked : "rate";
     ranked.sort((a, b) => Boolean(a.broken) - Boolean(b.broken) || (a[goal] === null) - (b[goal] === null) || (goal === "rate" ? -1 : 1) * (a[goal] - b[goal]));
@@ -148,24 +151,25 @@ export function showLimits(panel, store) {
     const nearest = ranked.filter(({ broken }) => broken && broken.times < Infinity).sort((a, b) => a.broken.times - b.broken.times)[0];
     out.textContent = [
       ...(goal === asked ? [] : [`${asked === "price" ? "Enter a price to order by it" : `${GOALS.get(asked)} is not known`}; the order is by ${GOALS.get(goal)}.`]),
-      `${keeping.length} of ${plural(candidates.length, "measured cell")} keep the limits in every repeat.`,
+      isLimited ? `${keeping.length} of ${plural(candidates.length, "measured cell")} keep the limits in every repeat.` : `No limit is set: ${plural(candidates.length, "measured cell")}.`,
       ...(nearest && !keeping.length ? [`The nearest takes ${number(nearest.broken.times)} times its limit: ${nearest.cell.gpu}, ${nearest.cell.label} (${nearest.broken.words}).`] : []),
-      ...unlike(candidates),
+      ...unlike(candidates, metric),
+      ...(metric === STEADY ? ["They served different requests, so rates and prices are those while the engine is full."] : []),
       ...(candidates.some((cell) => isOfFew(cell, percentile)) ? [`* Fewer than ${FEW_ABOVE} requests of a repeat took longer than this percentile, so it is about the slowest ones.`] : []),
     ].join(" ");
-    draw(candidates, new Set(keeping));
+    draw(candidates, new Set(keeping), metric);
     const columns = Object.values(BOUNDS).map((column) => `${column}_p${percentile}`).filter((column) => COLUMNS[column] && store.repeats[column]);
     const [cost, energy] = ["price", "energy"].map((name) => ranked.some((one) => one[name] !== null));
-    const headings = ["Settings", "Within the limits", heading(RATE), ...(cost ? [GOALS.get("price")] : []), ...columns.map(heading), ...(energy ? [heading(ENERGY)] : [])];
+    const headings = ["Settings", ...(isLimited ? ["Within the limits"] : []), heading(metric), ...(cost ? [GOALS.get("price")] : []), ...columns.map(heading), ...(energy ? [heading(ENERGY)] : [])];
     const rows = ranked.map(({ cell, broken, rate, low, high, price, energy: joules }) => () => [
       cellButton(cell, differing),
-      broken ? `no: ${broken.words}` : "yes",
+      ...(isLimited ? [broken ? `no: ${broken.words}` : "yes"] : []),
       `${number(rate)} (${number(low)} to ${number(high)})`,
       ...(cost ? [number(price)] : []),
       ...columns.map((column) => `${shown(column, cell.statistic(column)?.value)}${isOfFew(cell, percentile) ? " *" : ""}`),
       ...(energy ? [number(joules)] : []),
     ]);
-    table.replaceChildren(longTable(`Settings by ${GOALS.get(goal)}, those within the limits first`, headings, rows, headings.map((_, i) => i > 1)));
+    table.replaceChildren(longTable(`Settings by ${GOALS.get(goal)}, those within the limits first`, headings, rows, headings.map((_, i) => i > isLimited)));
   }
   panel.replaceChildren(
     el("h2", {}, "Your limits"),

@@ -4,7 +4,7 @@ import { COLUMNS } from "./columns.js";
 export const UNKNOWN = "–";
 
 // Where a cell was measured: columns, and their names.
-export const PLACES = { gpu: "Device", engine: "Engine", model: "Model", workload: "Workload" };
+export const PLACES = { gpu: "Device", engine: "Engine", model: "Model", workload: "Workload", environment: "Environment" };
 
 export const OUTCOMES = {
   ok: "measured",

@@ -41,7 +41,7 @@ OF_CELLS = (
     *("not_as_asked", "effective", "block_size_effective", "num_gpu_blocks", "kv_cache_tokens", "max_concurrency"),
     *("steady", "git_commit", RAN_IN),
 )
-OF_PAGE = ("scope", "settings", "label", "weights", "log", "log_file", "output_tokens_per_device_hour")
+OF_PAGE = ("environment", "scope", "settings", "label", "weights", "log", "log_file", "output_tokens_per_device_hour")
 LIMITS = (
     *("output_tokens_per_s_ceiling", "total_tokens_per_s_ceiling", "wall_s_min", "mbu", "mfu", "ceiling_share"),
     *("bound_by", "steps_bound_by", "exceeds", "ceiling_broken"),
@@ -90,6 +90,7 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
     cells = grid.assign(
         settings=settings_in_words(grid, knobs),
         **{RAN_IN: grid["cell_id"].map(report.tables.rows.drop_duplicates("cell_id").set_index("cell_id")[RAN_IN])},
+        environment=lambda rows: environments_in_words(rows).str.removeprefix(", "),
         label=lambda rows: rows["cell_id"].map(report.labels) + environments_in_words(rows),
         weights=grid["model"].map(dict.fromkeys(random, "random")),
         log_file=grid["cell_id"].map(logs["what"]),

@@ -164,10 +164,20 @@ def test_a_limit_must_be_kept_in_every_repeat(in_page):
 
 
 @pytest.mark.parametrize(
-    ("differs", "told"),
-    [({}, 0), ({"workload": "b"}, 1), ({"requests": 8}, 1), ({"requests": 8, "environment_number": 2}, 2)],
+    ("differs", "told", "rate"),
+    [
+        ({}, 0, ""),
+        ({"workload": "b"}, 1, ""),
+        ({"requests": 8}, 1, "steady_"),
+        ({"requests": 8, "steady": False}, 1, ""),
+        ({"requests": None}, 0, ""),
+        ({"requests": 8, "environment": "environment 2"}, 2, "steady_"),
+    ],
 )
-def test_cells_that_did_different_work_are_called_so(in_page, differs, told):
-    one = {"model": "m", "workload": "a", "environment_number": 1, "requests": 4}
-    script = f"{json.dumps([one, one | differs])}.map((of) => ({{...of, statistic: () => ({{value: of.requests}})}}))"
-    assert len(in_page("explore.js", f"m.unlike({script})")) == told
+def test_cells_that_did_different_work_are_called_so(in_page, differs, told, rate):
+    """A cell that was not measured served no other number of requests."""
+    one = {"model": "m", "workload": "a", "environment": "environment 1", "requests": 4, "steady": True}
+    statistic = """(name) => of.requests && (of.steady || !name.startsWith("steady")) ? {value: of.requests} : null"""
+    script = f"{json.dumps([one, one | differs])}.map((of) => ({{...of, statistic: {statistic}}}))"
+    assert len(in_page("fair.js", f"m.unlike({script}, m.RATE)")) == told
+    assert in_page("fair.js", f"m.fairRate({script})") == f"{rate}output_tokens_per_s"

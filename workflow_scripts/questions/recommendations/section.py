@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import pandas as pd
+
 from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import listed, sentence
 from workflow_scripts.engines.vllm.knobs import VLLM
@@ -49,9 +51,10 @@ def _why(report: Report, row: Mapping[str, Any]) -> str:
     """Among which settings it was chosen, its rate, and which are not shown to be slower."""
     if not row["eligible"]:
         bound = row["latency_bound"] if isinstance(row["latency_bound"], str) else "a latency, because none is known"
+        lowest = "" if pd.isna(row["tpot_s_p99"]) else f" (lowest {column('tpot_s_p99').text(row['tpot_s_p99'])})"
         if row["compared"] == 1:
-            return f"the only setting that was measured does not keep {bound}."
-        return f"none of {row['compared']:g} measured settings keeps {bound}."
+            return f"the only setting that was measured does not keep {bound}{lowest}."
+        return f"none of {row['compared']:g} measured settings keeps {bound}{lowest}."
     full = " while full" * (row["metric"] == STEADY)
     rate = with_interval(row, "rate", f" output tokens/s{full}")
     if row["compared"] == 1:
@@ -93,6 +96,7 @@ def about(report: Report) -> Iterator[Block]:
     yield Text(
         "Settings that differ in one of them have the verdict of the table of effects; the others of one device, model "
         "and workload are tested against the highest rate, by the rate while full if they served different requests. "
+        "A setting with a set number of KV blocks is a test of preemption and is not recommended. "
         "A limit on latency is one of TPOT: all requests are "
         "submitted at once, so TTFT includes waiting."
     )

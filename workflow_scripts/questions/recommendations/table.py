@@ -45,6 +45,7 @@ TAILS = ("ttft_s_p99", "tpot_s_p99")
 BEST, WITHIN_LATENCY, SMALLEST, PARETO = ("best_throughput", "best_within_latency", "smallest_within_margin", "pareto")
 # The bound if the study sets none is this many times the lowest time per output token of any configuration.
 DEFAULT_TPOT_FACTOR = 2.0
+_TESTS_ONLY = "knob_num_gpu_blocks_override"
 # Of settings not shown to be slower, one whose mean is at least this share of the highest may be chosen instead.
 CLOSE_TO_HIGHEST = 0.9
 # The mean of equal values may differ from them by this share.
@@ -53,7 +54,8 @@ _ROUNDING = 1e-9
 SCHEMA = table_schema(
     "recommendations",
     "vLLM configurations to serve with, per device, model and workload. Requests are submitted all "
-    "at once, so TTFT includes the wait for a free place.",
+    "at once, so TTFT includes the wait for a free place. Settings with `num_gpu_blocks_override`, which is for tests, "
+    "are left out.",
     TEXT("study source gpu model workload", "as in `cells`"),
     TEXT(
         "role",
@@ -76,7 +78,10 @@ SCHEMA = table_schema(
         "`metric`, the latencies of whole repeats: geometric means over the cell's starts",
     ),
     TEXT("scope", SCOPE_MEANING),
-    NUMBER("ttft_s_p99 tpot_s_p99", "99th percentile of a repeat, geometric mean over the starts"),
+    NUMBER(
+        "ttft_s_p99 tpot_s_p99",
+        "99th percentile of a repeat, geometric mean over the starts; the lowest if none keeps the bound",
+    ),
     TEXT(
         "latency_bound", "bound of `best_within_latency`; default: `tpot_s_p99` at most twice the lowest `tpot_s_p50`"
     ),
@@ -134,10 +139,12 @@ def recommendations(
 def _summary(cells: pd.DataFrame) -> tuple[pd.DataFrame, Mapping[str, Samples]]:
     """vLLM's cells with means and intervals of rates and latencies; and the samples of each rate.
 
-    The samples of all engines tell how much starts vary, as in the table `intervals`.
+    The samples of all engines tell how much starts vary, as in the table `intervals`. Cells with a set number of KV
+    blocks are left out: vLLM has that setting to test preemption.
     """
     summary, samples = cell_summary(cells.assign(dtype=dtypes), RATE, _OBSERVED)
-    summary = _with_interval(summary[summary["engine"] == VLLM.name].reset_index(drop=True), samples, RATE)
+    serves = summary["engine"].eq(VLLM.name) & summary.get(_TESTS_ONLY, pd.Series(np.nan, summary.index)).isna()
+    summary = _with_interval(summary[serves].reset_index(drop=True), samples, RATE)
     of_rates = {RATE: samples}
     for metric in (STEADY, *LATENCIES, *TAILS):
         of_metric, of_rates[metric] = cell_summary(cells, metric)
@@ -236,7 +243,8 @@ def _of_place(
         yield fastest(within, WITHIN_LATENCY, latency_bound=bound)
     else:
         where: Row = {name: cells[best][name] for name in (*PLACE, "metric", "compared", "equal_work")}
-        yield where | {"role": WITHIN_LATENCY, "latency_bound": bound, "eligible": 0}
+        lowest = place["tpot_s_p99"].min()
+        yield where | {"role": WITHIN_LATENCY, "latency_bound": bound, "eligible": 0, "tpot_s_p99": lowest}
 
     as_fast = place.index.to_numpy() == best
     as_fast[~as_fast] = verdicts(best, np.flatnonzero(~as_fast)) == FLAT

@@ -65,6 +65,7 @@ def test_only_vllm_cells_that_count_are_recommended():
         config(8, 90, outcome="invalid"),
         config(16, 90, comparable=False),
         cell({"batch_size": 8}, around(90), engine="hf-static"),
+        config(64, 90, knobs={"num_gpu_blocks_override": 17}),
     )
     assert set(found["knobs"]) == {"seqs4"}
     assert recommended(config(8, 90, outcome="timeout")).empty
@@ -175,6 +176,7 @@ def test_the_fastest_within_a_bound_of_latency(tpot, knobs, ties, eligible, boun
     found = only(recommended(*cells, role="best_within_latency", tpot=tpot))
     assert [None if pd.isna(found[name]) else found[name] for name in ("knobs", "ties")] == [knobs, ties]
     assert found[["eligible", "compared", "latency_bound"]].tolist() == [eligible, 5, bound]
+    assert found["tpot_s_p99"] == pytest.approx(0.02 if knobs else 0.01)
     place = ["gpu", "model", "workload", "study", "source"]
     assert found[place].tolist() == ["h200", "llama-3.1-8b-instruct", "chat", "try", "measured"]
     nothing = found[["cell_id", "rate", "command", "config_yaml"]].isna()
