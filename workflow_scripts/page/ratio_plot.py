@@ -80,7 +80,7 @@ def plot_ratios(
             "holds all"
         )
     if rows.duplicated(["panel", "label", "name"]).any():
-        notes.append("dots with the same mark below the same label differ in other settings; the table names them")
+        notes.append("dots with the same mark below the same label differ in other settings")
     handles = mark_handles({name: named[name] for name in named if name in set(rows["name"])})
     if rows["ratio_low"].notna().any():
         handles.append(key(interval, MUTED, linewidth=1.5))

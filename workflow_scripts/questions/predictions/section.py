@@ -277,7 +277,7 @@ SUBJECT = Subject(
             RATE,
             {
                 "flagged": "Flagged",
-                "running_peak_measured": "Peak of sequences at once, measured",
+                "running_peak_measured": "Peak of sequences at once, measured (of servers: as sampled)",
                 "running_peak_predicted": "Peak of sequences at once, predicted",
             },
         ),
