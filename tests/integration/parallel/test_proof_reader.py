@@ -351,6 +351,10 @@ def test_a_figure_has_the_cells_of_the_sentences_of_its_section(folder, page):
     rates = page.marks.get("figure-throughput", [])
     assert len(rates) > 1
     assert all("tokens/s" in text for text in rates)
+    # Lines that colours do not tell apart, as those of the made study, are not all drawn.
+    for name in ("speed_per_user", "latency"):
+        beside = {text.rpartition(": ")[0] for text in page.marks[f"figure-{name}"]}
+        assert {text.rpartition(": ")[0] for text in rates} <= beside or folder.name not in STUDIES
 
 
 def values_of(tables):
