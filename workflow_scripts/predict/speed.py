@@ -117,7 +117,8 @@ def _predict(cell: CellTask, task: Task, made: list[Schedule], with_longer_steps
     record = _with_remedies(record, schedule, cell, task, with_longer_steps)
     record = _with_costs(record, cell, speed, task, timed)
     record = replace(record, speed_source=speed.source, band_group=speed.band_group, how=speed.how)
-    return replace(record, calibrated_at=speed.calibrated_at, calibrated_uuid=speed.calibrated_uuid)
+    calibrated = {name: getattr(speed, name) for name in ("calibrated_at", "calibrated_uuid", "calibrated_of")}
+    return replace(record, **calibrated)
 
 
 def _with_remedies(

@@ -47,6 +47,7 @@ def test_findings_name_accuracy_and_flags(results):
     errors_of = {"speed_source": "calibrated", "calibrated_at": "2026-11-23T06:39:19Z", "low": 8.0, "band_pct": 12.0}
     of_cells = pd.DataFrame([errors_of | {"cell_id": of, "error_pct": -float(of)} for of in (1, 2, 9)])
     of_cells["in_band"] = pd.array([True, True, None], "boolean")
+    of_cells = of_cells.assign(engine="vllm", model="llama", calibrated_of="vllm, opt")
     of_cells = of_cells.assign(same_card=pd.array([True, False, None], "boolean"), calibrated_h_apart=[0.2, 30.5, 1.0])
     found = _accuracy(of_cells.assign(quantity="output_tokens_per_s", low=[8.0, 8.0, None]), "h200", "vllm")
     assert (found.verdict, found.tone) == ("2 % off", "good")
@@ -60,7 +61,10 @@ def test_findings_name_accuracy_and_flags(results):
     asides = _accuracy(more, "h200", "vllm").sentence
     assert all(
         part in asides
-        for part in ("4 of 4 rates are predicted too low", "of 2026-11-23 (1 of 2 cells on its card, within 31 hours)")
+        for part in (
+            "4 of 4 rates are predicted too low",
+            "of 2026-11-23, of vllm, opt (1 of 2 cells on its card, within 31 hours)",
+        )
     )
     both = pd.concat([of_cells.assign(quantity=of) for of in ("output_tokens_per_s", "tpot_s_p50")])
     both["error_pct"] = [1, 2, 3, 10, 20, 30]

@@ -202,10 +202,13 @@ def _sizes(errors: "pd.Series[float]") -> str:
 
 
 def _source(cells: pd.DataFrame) -> str:
-    """What the cells were predicted from; of a calibration also its date, its card, and how far in time it was."""
+    """What the cells were predicted from; of a calibration also what was calibrated if it is another engine or model,
+    its date, its card, and how far in time it was."""
     source = listed(cells["speed_source"].map(SOURCES).fillna("an unknown source").unique())
     dates = sorted({str(at)[:10] for at in cells["calibrated_at"].dropna()})
     source += f" of {' to '.join(dict.fromkeys([dates[0], dates[-1]]))}" if dates else ""
+    others = set(cells["calibrated_of"].dropna()) - set(cells["engine"] + ", " + cells["model"])
+    source += f", of {listed(sorted(others), 'or')}" if others else ""
     cards = cells["same_card"].dropna()
     if cards.empty:
         return source

@@ -72,7 +72,7 @@ SCHEMA = table_schema(
         "speed_source",
         "source of the costs of steps: `calibrated` (on this device), `project file`, `measured rates` or `data sheet`",
     ),
-    TEXT("calibrated_at", "when that calibration was measured (UTC)"),
+    TEXT("calibrated_at calibrated_of", "when that calibration was measured (UTC), and its engine and model"),
     NUMBER("calibrated_h_apart", "hours between that and the cell's first repeat"),
     FLAG("same_card", "whether the calibrated card ran the cell; null without their UUIDs"),
     TEXT("bound_by", "predicted limit of the running sequences, as in `knobs`"),
@@ -173,7 +173,7 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
         )
         flagged = flagged.mask(low.isna() & measured.notna()).mask(why.notna(), True)
     named = ["cell_id", "gpu", "engine", "model", "workload", "knobs", "speed_source", "bound_by"]
-    named += ["calibrated_at", "calibrated_h_apart", "same_card"]
+    named += ["calibrated_at", "calibrated_of", "calibrated_h_apart", "same_card"]
     return table.reindex(columns=named).assign(
         quantity=quantity,
         predicted=predicted,

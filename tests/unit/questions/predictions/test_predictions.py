@@ -50,10 +50,11 @@ def test_error_and_flag():
 
 def test_a_calibration_is_of_the_card_that_ran_the_cell_or_of_another():
     cards = [{"device_uuid": uuid, "started_at": "2026-11-23T06:22:12Z"} for uuid in ("GPU-a", "GPU-b", None)]
-    of = {"calibrated_at": "2026-11-23T06:37:12Z", "calibrated_uuid": "GPU-a"}
+    of = {"calibrated_at": "2026-11-23T06:37:12Z", "calibrated_uuid": "GPU-a", "calibrated_of": "vllm, opt"}
     rows = predictions(*(cell({"max_num_seqs": 4**i}, [100], **card) for i, card in enumerate(cards)), **of)
     assert rows["same_card"].tolist() == [True, False, pd.NA]
     assert rows["calibrated_h_apart"].tolist() == pytest.approx([0.25] * 3)
+    assert rows["calibrated_of"].tolist() == ["vllm, opt"] * 3
 
 
 def test_only_output_rates_are_flagged_and_only_of_cells_that_ran():
