@@ -63,7 +63,7 @@ def test_findings_name_accuracy_and_flags(results):
         part in asides
         for part in (
             "4 of 4 rates are predicted too low",
-            "of 2026-11-23, of vllm, opt (1 of 2 cells on its card, within 31 hours)",
+            "of 2026-11-23, made with vllm, opt (1 of 2 cells on its card, within 31 hours)",
         )
     )
     both = pd.concat([of_cells.assign(quantity=of) for of in ("output_tokens_per_s", "tpot_s_p50")])

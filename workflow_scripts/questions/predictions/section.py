@@ -208,7 +208,7 @@ def _source(cells: pd.DataFrame) -> str:
     dates = sorted({str(at)[:10] for at in cells["calibrated_at"].dropna()})
     source += f" of {' to '.join(dict.fromkeys([dates[0], dates[-1]]))}" if dates else ""
     others = set(cells["calibrated_of"].dropna()) - set(cells["engine"] + ", " + cells["model"])
-    source += f", of {listed(sorted(others), 'or')}" if others else ""
+    source += f", made with {listed(sorted(others), 'or')}" if others else ""
     cards = cells["same_card"].dropna()
     if cards.empty:
         return source
