@@ -23,7 +23,7 @@ export function numericOf(table) {
 }
 
 // A number with a sign, or a range that begins with one.
-const SIGNED = /^[+-][\d.,]+(e[+-]?\d+)?( to [+-]?[\d.,]+(e[+-]?\d+)?)?( %| \(95 %\))?$/i;
+const SIGNED = /^[+-][\d.,]+(e[+-]?\d+)?( to [+-]?[\d.,]+(e[+-]?\d+)?)?( %| \(95\s%\))?$/i;
 
 // CSV as in RFC 4180: numbers without separators of thousands, and an empty field for an unknown value. A text that a
 // spreadsheet would read as a formula gets an apostrophe in front.
