@@ -43,8 +43,12 @@ def commands(report: Report) -> Iterator[Block]:
     rows = rows.assign(place=[place(row) for row in records(rows)] + environments_in_words(known))
     rows = rows.assign(key=rows["command"].fillna(rows["place"]))
     for _, alike in list(rows.groupby("key", sort=False))[: 2 * MOST_SENTENCES]:
-        reasons = [f"{row['place']}, {ROLES[row['role']]}: {_why(report, row)}" for row in records(alike)]
-        yield Command("; ".join(alike["place"].unique()), alike["command"].fillna("").iloc[0], reasons)
+        places = alike["place"].unique()
+        rows_of = list(records(alike))
+        # One place stands in the title.
+        named = [ROLES[row["role"]] if len(places) == 1 else f"{row['place']}, {ROLES[row['role']]}" for row in rows_of]
+        reasons = [f"{name}: {_why(report, row)}" for name, row in zip(named, rows_of, strict=True)]
+        yield Command("; ".join(places), alike["command"].fillna("").iloc[0], reasons)
 
 
 def _why(report: Report, row: Mapping[str, Any]) -> str:
