@@ -14,6 +14,7 @@ from workflow_scripts.page.plot import Panel, Plot, key
 from workflow_scripts.page.report import FigurePart, Subject
 from workflow_scripts.page.series import cell_titles, repeats_of
 from workflow_scripts.page.style import COLOURS
+from workflow_scripts.statistics.summary import RATE_OF_ARRIVALS
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.tables.results import Tables, require
 
@@ -53,7 +54,8 @@ def _plot(tables: Tables, rows: pd.DataFrame, what: str, y_label: str, columns: 
         places = len(measured.drop_duplicates(["gpu", "engine"]))
         few = f"{MOST_PLACES} of {places} pairs of device and engine"
         of = few if places > MOST_PLACES else "each device and engine"
-        which = f"of {of}, those that may run the most and the fewest sequences at once{PREEMPTED}"
+        ends = "those that may run the most and the fewest sequences at once, then of the highest and the lowest load"
+        which = f"of {of}, {ends}{PREEMPTED}"
         notes.append(f"{len(cells)} of {len(measured)} measured cells are drawn: {which}")
     peaks = rows.groupby("cell_id")[next(iter(columns))].max()
     highest = [f"{', '.join(titles[str(cell)].splitlines())}: {number(peak)}" for cell, peak in peaks.items()]
@@ -74,21 +76,27 @@ def _plot(tables: Tables, rows: pd.DataFrame, what: str, y_label: str, columns: 
 
 
 def _steps_of_few_cells(tables: Tables) -> pd.DataFrame:
-    """Steps of a few cells: for each of the first `MOST_PLACES` devices and engines the cell that may run the most
-    sequences at once (of several the one with the most requests, then the one that most devices have) and the one that
-    may run the fewest, and the cell with the most preemptions; of each its first start that gave results."""
+    """Steps of a few cells, of each its first start that gave results."""
+    return tables.facts("steps", few_cells(tables)).sort_values(["cell_id", "repeat", "time_s"])
+
+
+def few_cells(tables: Tables) -> "pd.Series[str]":
+    """For each of the first `MOST_PLACES` devices and engines the cell that may run the most sequences at once (of
+    several the one with the most requests, then with the most of them per second, then the one that most devices have)
+    and the one that may run the fewest, and the cell with the most preemptions."""
     cells = tables.measured.drop_duplicates("cell_id")
     devices = cells.groupby([*COORDINATES[1:], "knobs"])["gpu"].transform("nunique")
-    cells = cells.assign(devices=devices)
-    order = ["max_concurrency_allowed", "num_requests", "devices"]
+    cells = cells.assign(devices=devices, per_s=cells.get(RATE_OF_ARRIVALS))
+    order = ["max_concurrency_allowed", "num_requests", "per_s", "devices"]
     ends = [
-        cells.sort_values(order, ascending=[fewest, fewest, False], kind="stable").drop_duplicates(["gpu", "engine"])
+        cells.sort_values(order, ascending=[fewest, fewest, fewest, False], kind="stable").drop_duplicates(
+            ["gpu", "engine"]
+        )
         for fewest in (False, True)
     ]
     places = cells[["gpu", "engine"]].drop_duplicates().head(MOST_PLACES)
     preempted = cells[cells["preemptions"] > 0].nlargest(1, "preemptions")
-    chosen = pd.concat([*ends, preempted]).drop_duplicates("cell_id").merge(places)
-    return tables.facts("steps", chosen["cell_id"]).sort_values(["cell_id", "repeat", "time_s"])
+    return pd.concat([*ends, preempted]).drop_duplicates("cell_id").merge(places)["cell_id"]
 
 
 def _draw(ax: Axes, rows: pd.DataFrame, columns: Mapping[str, str]) -> None:
