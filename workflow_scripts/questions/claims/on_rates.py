@@ -43,8 +43,8 @@ SAME_PCT = 10.0
 
 
 def like_sharegpt(cell: Row) -> Under:
-    prompt, output = cell.prompt_tokens / cell.num_requests, cell.output_tokens / cell.num_requests
-    return Under(150 <= prompt <= 300 and 120 <= output <= 300, "lengths like ShareGPT's")
+    is_like = 150 <= cell.prompt_tokens_mean <= 300 and 120 <= cell.output_tokens_mean <= 300
+    return Under(is_like, "lengths like ShareGPT's")
 
 
 def effect_text(effect: Row) -> str:

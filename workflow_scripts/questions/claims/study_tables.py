@@ -26,6 +26,7 @@ from workflow_scripts.tables.typed_tables import KNOBS, read_table
 _OTHERS = (cell_intervals, capacity, effects, engine_gain, fragmentation, predictions, ratios)
 SCHEMAS = (CELLS, STARTS, REPEATS, *(of.SCHEMA for of in _OTHERS))
 
+LENGTHS = ("prompt_tokens", "output_tokens")
 # A row of a table: a number that is not known is NaN, a text or flag None.
 Row = Any
 
@@ -59,7 +60,7 @@ class StudyTables:
     @cached_property
     def cells(self) -> list[Row]:
         """One row per cell that counts, with every knob: the values of its measures, means of what else was measured,
-        and its first text."""
+        and its first text; `prompt_tokens_mean` and `output_tokens_mean` are of all requests of its workload."""
         return _rows(self._cells)
 
     @cached_property
@@ -67,7 +68,11 @@ class StudyTables:
         cells = _means(comparable_rows(self.frames["cells"]), IDENTITY)
         values = self.frames["intervals"].pivot(index="cell_id", columns="measure", values="value")
         stated = {str(name): values[name].reindex(cells["cell_id"]).array for name in values}
-        return cells.assign(**stated, **{name: nan for knob in every_knob() if (name := f"knob_{knob}") not in cells})
+        served = cells.groupby(["study", "workload"])[["num_requests", *LENGTHS]].transform("sum")
+        means = {f"{length}_mean": served[length] / served["num_requests"] for length in LENGTHS}
+        return cells.assign(
+            **stated, **means, **{name: nan for knob in every_knob() if (name := f"knob_{knob}") not in cells}
+        )
 
     def intervals(self, measure: str) -> dict[str, Interval]:
         """The mean of a measure of each cell that has one with its interval, by the cell's id."""
