@@ -150,8 +150,8 @@ COLUMNS = {
         Column(
             "steady_output_tokens_per_s",
             "Steady output throughput",
-            "output rate while the engine is full: from the first tokens of the allowed number of sequences until "
-            "fewer requests remain",
+            "output rate while the engine is full: from the first tokens of as many sequences as may run, or ran if "
+            "KV blocks allow fewer, until fewer requests remain",
             more=True,
             summary="interval",
         ),

@@ -22,6 +22,7 @@ from workflow_scripts.tables.timeline import (
     steady_rate,
     step_facts,
     trace_facts,
+    with_sequences,
 )
 
 
@@ -89,7 +90,8 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame, texts: Texts) -> pd.Data
     ok = start.index[start["outcome"].eq("ok").fillna(False)]
     repeat = _of_starts(read_parsed(parsed, gpu, "repeats"), ok).set_index(REPEAT)
     requests = _of_starts(read_parsed(parsed, gpu, "requests"), ok)
-    steps = _of_starts(read_parsed(parsed, gpu, "steps"), ok)
+    drafts = grid.index[grid.reindex(columns=["knob_num_speculative_tokens"]).gt(0).any(axis="columns")]
+    steps = with_sequences(_of_starts(read_parsed(parsed, gpu, "steps"), ok), drafts)
     # Without blocks, tokens of a prefix are shared one by one.
     blocks = asked[["workload"]].join(start["block_size_effective"])
     lives = request_lives(requests.join(blocks, on=START), texts, steps)

@@ -3,6 +3,7 @@
 All functions take a parsed table with the columns `REPEAT` and return one row for each repeat of each start of a cell.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -72,11 +73,13 @@ def steady_rate(requests: pd.DataFrame, steps: pd.DataFrame, allowed: pd.Series)
     """Output tokens/s while the engine is full, with the window's length and end; no row if the engine is never full.
 
     The window is that of ML.ENERGY: from the first token of the S-th request to the completion after which fewer
-    than S requests remain. S is the number of sequences allowed at once (`allowed`, by cell_id). If the steps have all
-    tokens of the repeat, those of the steps in the window count. Otherwise a request counts with the decode tokens that
-    fall inside the window, assumed to be evenly spaced.
+    than S requests remain. S is the number of sequences allowed at once (`allowed`, by cell_id), or the highest number
+    that ran if KV blocks allow fewer. If the steps have all tokens of the repeat, those of the steps in the window
+    count. Otherwise a request counts with the decode tokens that fall inside the window, assumed to be evenly spaced.
     """
-    r = requests.assign(allowed=requests["cell_id"].map(allowed))
+    ran = steps.groupby(REPEAT)["in_step"].max().rename("ran")
+    r = requests.join(ran, on=REPEAT)
+    r["allowed"] = r[["ran"]].assign(allowed=r["cell_id"].map(allowed)).astype(float).min(axis="columns")
     r = r[r["first_token_s"].notna() & r["last_token_s"].notna()]
     count = r.groupby(REPEAT)["request_id"].transform("size")
     r = r[count >= 2 * r["allowed"]]  # with fewer requests the window is empty or consists only of ramps
@@ -114,6 +117,15 @@ def tokens_inside(requests: pd.DataFrame, start_s: Any, end_s: Any) -> pd.Series
     return tokens
 
 
+def with_sequences(steps: pd.DataFrame, drafts: Collection[str] = ()) -> pd.DataFrame:
+    """The steps with `in_step`, the sequences in each; `drafts` are cells with speculative decoding.
+
+    `running` is what is left after a step. Without drafts, each sequence that decodes in a step gets one token.
+    """
+    tokens = steps["generation_tokens"].mask(steps["cell_id"].isin(drafts))
+    return steps.assign(in_step=steps[["running"]].assign(tokens=tokens).astype(float).max(axis="columns"))
+
+
 def step_facts(steps: pd.DataFrame, began_s: pd.Series) -> pd.DataFrame:
     """Peaks of the scheduler's queues, and KV use as peak and mean over time.
 
@@ -133,7 +145,7 @@ def step_facts(steps: pd.DataFrame, began_s: pd.Series) -> pd.DataFrame:
 
     return pd.DataFrame(
         {
-            "running_while_others_wait": mean_over_time("running", lasts_s.where(s["waiting"].gt(0), 0.0)),
+            "running_while_others_wait": mean_over_time("in_step", lasts_s.where(s["waiting"].gt(0), 0.0)),
             "waiting_peak": groups["waiting"].max(),
             "recomputed_tokens": groups["recomputed_tokens"].sum(min_count=1),
             "kv_cache_usage_peak": groups["kv_cache_usage"].max(),

@@ -11,6 +11,7 @@ from workflow_scripts.tables.timeline import (
     steady_rate,
     step_facts,
     trace_facts,
+    with_sequences,
 )
 
 
@@ -19,7 +20,7 @@ def began(times_s: dict[tuple[str, int], float | None]) -> pd.Series:
     return pd.Series(times_s, index=pd.MultiIndex.from_tuples(times_s, names=REPEAT), dtype="Float64")
 
 
-NO_STEPS = pd.DataFrame(columns=[*REPEAT, "time_s", "generation_tokens"])
+NO_STEPS = pd.DataFrame(columns=[*REPEAT, "time_s", "generation_tokens", "in_step"])
 RATE = "steady_output_tokens_per_s"
 
 
@@ -112,12 +113,24 @@ def test_recorded_steps_say_when_tokens_came():
         "time_s": [1.0, 2.0, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0],
         "generation_tokens": [1, 2, 2, 2, 2, 2, 1, 1, 1],
     }
-    steps = pd.DataFrame({"cell_id": "c", "start": 1, "repeat": 0} | of_steps).astype({"generation_tokens": "Int64"})
+    steps = pd.DataFrame({"cell_id": "c", "start": 1, "repeat": 0, "running": 1} | of_steps)
+    steps = with_sequences(steps.astype({"generation_tokens": "Int64"}))
     found = steady_rate(requests("c", *rows), steps, pd.Series({"c": 2}))
     assert only(found).to_dict() == pytest.approx({RATE: 8 / 2.5, "steady_s": 2.5, "steady_end_s": 4.5})
     # Steps that do not have all tokens say nothing.
     estimated = steady_rate(requests("c", *rows), steps[1:], pd.Series({"c": 2}))
     assert only(estimated)[RATE] == pytest.approx((5 * 2.5 / 3.5 + 3 + 2) / 2.5) == only(steady(*rows))
+
+
+def test_an_engine_that_kv_blocks_limit_is_full_with_fewer_sequences():
+    """Four may run, but two do, of which one ends in each step: full from the second first token to the third end."""
+    rows = [(1, 3, 0, float(i), i + 1.0, i + 3.0) for i in range(4)]
+    ran = with_sequences(steps(time_s=[1.0, 2.0, 3.0], running=1, generation_tokens=[1, 2, 2]))
+    found = only(steady_rate(requests("c", *rows), ran, pd.Series({"c": 4})))
+    assert (found["steady_s"], found["steady_end_s"]) == (3.0, 5.0)
+    # With drafts, tokens do not tell how many sequences ran.
+    assert with_sequences(ran, ["c"])["in_step"].tolist() == [1, 1, 1]
+    assert steady_rate(requests("c", *rows), ran[:0], pd.Series({"c": 4})).empty
 
 
 def test_twice_what_is_allowed_is_just_enough():
@@ -139,7 +152,7 @@ HELD = ("kv_cache_usage", "kv_tokens_live", "kv_slots_reserved", "kv_bytes_reser
 def steps(**columns: object) -> pd.DataFrame:
     """Steps of a cell in which one sequence runs, none waits and nothing is held, unless `columns` say otherwise."""
     known = {"cell_id": "c", "start": 1, "repeat": 0, "waiting": 0, "running": 1, "recomputed_tokens": None}
-    return pd.DataFrame(known | dict.fromkeys(HELD) | columns)
+    return with_sequences(pd.DataFrame(known | dict.fromkeys((*HELD, "generation_tokens")) | columns))
 
 
 def test_steps_weigh_with_the_time_they_last_in_any_order_and_of_several_repeats():
