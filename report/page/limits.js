@@ -154,7 +154,7 @@ export function showLimits(panel, store) {
       isLimited ? `${keeping.length} of ${plural(candidates.length, "measured cell")} keep the limits in every repeat.` : `No limit is set: ${plural(candidates.length, "measured cell")}.`,
       ...(nearest && !keeping.length ? [`The nearest takes ${number(nearest.broken.times)} times its limit: ${nearest.cell.gpu}, ${nearest.cell.label} (${nearest.broken.words}).`] : []),
       ...unlike(candidates, metric),
-      ...(metric === STEADY ? ["They served different requests, so rates and prices are those while the engine is full."] : []),
+      ...(metric === STEADY ? ["They served different requests, so rates and prices are those while the engine is full; latencies and energy are of whole repeats."] : []),
       ...(candidates.some((cell) => isOfFew(cell, percentile)) ? [`* Fewer than ${FEW_ABOVE} requests of a repeat took longer than this percentile, so it is about the slowest ones.`] : []),
     ].join(" ");
     draw(candidates, new Set(keeping), metric);

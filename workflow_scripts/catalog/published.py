@@ -96,17 +96,6 @@ def plain(number: float | None) -> str:
     return f"{number:,.0f}" if number == int(number) else f"{number:,}"
 
 
-def times_at_mixes(times: float) -> str:
-    """A published rate over measured output tokens/s, if its source does not state the mix of its tokens.
-
-    >>> times_at_mixes(60.69)
-    '15.2 to 60.7 times the measured output tokens/s if 75 to 0 % of its tokens are prompt tokens'
-    """
-    low, high = (f"{times * (1 - share):.3g}" for share in PROMPT_SHARES)
-    shares = " to ".join(f"{100 * share:g}" for share in PROMPT_SHARES)
-    return f"{low} to {high} times the measured output tokens/s if {shares} % of its tokens are prompt tokens"
-
-
 class Claim(Record):
     """What a source says, in our words: its quantities, the table behind them, the devices and models that it names.
     `model`, a name in config/models/, is that of a table of rates over max-num-seqs."""

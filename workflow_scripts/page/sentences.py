@@ -77,10 +77,10 @@ MOST_SENTENCES = 6
 EFFECT_COLUMNS: Mapping[str, str] = {
     **PLACE_HEADINGS,
     "held": "Other settings",
-    "ratio": "Fastest over slowest (95 % interval)",
+    "ratio": "Highest over lowest (95 % interval)",
     "values": "Values compared",
-    "value": "Fastest",
-    "baseline": "Slowest",
+    "value": "Highest rate",
+    "baseline": "Lowest rate",
     "verdict": "Verdict",
     "scope": "Interval covers",
     "whole_ratio": "Over whole repeats",

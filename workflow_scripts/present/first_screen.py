@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from workflow_scripts.catalog.published import PROMPT_SHARES, times_at_mixes
 from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import listed, number, plural, sentence
 from workflow_scripts.device.device_record import NOISY_PCT
@@ -28,7 +27,7 @@ from workflow_scripts.page.sentences import (
     without_effect,
 )
 from workflow_scripts.page.series import PLACES, environments_in_words, one_line, values_at
-from workflow_scripts.physics.rate_ceiling import at_least
+from workflow_scripts.physics.rate_ceiling import times_at_mixes
 from workflow_scripts.present.figures import FIGURES
 from workflow_scripts.questions.devices import section as device_ratios
 from workflow_scripts.questions.devices.section import of_rates, speedups
@@ -39,6 +38,7 @@ from workflow_scripts.questions.knobs.sequence_limit import WORK
 from workflow_scripts.questions.limits.section import RATES
 from workflow_scripts.questions.predictions import section as predicted_and_measured
 from workflow_scripts.questions.predictions.measured_or_predicted import predicted_in_words
+from workflow_scripts.questions.recommendations.table import TESTS_ONLY
 from workflow_scripts.questions.trust.where_measured import SLOW_FIRST, host_load, steadiness, without_first
 from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.progress import clock
@@ -172,12 +172,7 @@ def _throughput(report: Report) -> Iterator[str]:
         own = rows[rows["gpu"] == gpu].groupby("x")[list(published)].median()
         own["times"] = own["published"] / values.loc[gpu].squeeze(axis=1)
         at = own.loc[own["times"].idxmax()]
-        share, beside = at["published_prompt_share"], times_at_mixes(at["times"])
-        if share > max(PROMPT_SHARES):
-            most = number(at["times"] * (1 - share))
-            beside = f"possible only if {at_least(share)} are prompt tokens, at most {most} times what was measured"
-        elif share > 0:
-            beside += f", and possible only if {at_least(share)} are"
+        beside = times_at_mixes(at["times"], at["published_prompt_share"])
         yield f"Published for {gpu} with {setting_phrase(knob, at.name)}: {at['published']:,.0f} tokens/s, {beside}."
 
 
@@ -269,7 +264,7 @@ def _starts(report: Report) -> str:
     starts = report.tables.rows.groupby("cell_id")["start"].nunique()
     repeats = plural(report.study.repeats, "repeat")
     if starts.max() <= 1:
-        return f"{repeats} per cell"
+        return f"{repeats} of one start per cell; how much starts differ is known from other studies"
     text = f"{repeats} per start, {span(starts[starts > 0])} starts per cell"
     measures = report.tables.get("intervals", "measure", "starts_apart_pct")
     apart = measures.groupby("measure")["starts_apart_pct"].max().reindex([RATE, STEADY])
@@ -278,7 +273,7 @@ def _starts(report: Report) -> str:
         for of, words in zip(apart, (" over whole repeats", " while full"), strict=True)
         if of > 0
     ]
-    return text + (f", whose throughput differs by at most {listed(named)}" if named else "")
+    return text + (f", whose mean throughput differs by at most {listed(named)}" if named else "")
 
 
 def best_settings(report: Report) -> Table | Fold | None:
@@ -326,7 +321,11 @@ def _row(tables: Tables, cells: pd.DataFrame, means_of: pd.DataFrame, best: dict
 
     Without a recommendation, intervals say which settings are tied.
     """
-    first, rates = cells.iloc[0], tables.intervals_of(RATE).reindex(cells["cell_id"])
+    metric = best["metric"] if best else RATE
+    if best:
+        # What is a test of preemption is not recommended.
+        cells = cells[cells.get(TESTS_ONLY, pd.Series(index=cells.index)).isna()]
+    first, rates = cells.iloc[0], tables.intervals_of(metric).reindex(cells["cell_id"])
     if best is None:
         # Settings whose intervals overlap that of the highest mean are not shown to differ from it.
         lowest = float(rates["low"].iloc[rates["value"].to_numpy().argmax()])
@@ -338,11 +337,12 @@ def _row(tables: Tables, cells: pd.DataFrame, means_of: pd.DataFrame, best: dict
     work = tables.measured.loc[tables.measured["cell_id"].isin(cells["cell_id"]), list(WORK)]
     words += "; requests differ" * bool(work.nunique().gt(1).any())
     of_them = means_of.loc[members["cell_id"]]
-    rate = span(of_them[RATE])
+    rate = span(rates["value"].reindex(members["cell_id"]))
     if len(members) > 1:
         rate = f"{rate} (of {len(members)})"
     elif ends := span(rates.loc[members["cell_id"].iloc[0], ["low", "high"]]):
         rate = f"{rate} ({ends})"
+    rate += " while full" * (metric == STEADY)
     times = [of_them[name].dropna() for name in TIMES]
     latencies = [
         column(name).text(of.min(), of.max()) if len(of) else UNKNOWN for name, of in zip(TIMES, times, strict=True)

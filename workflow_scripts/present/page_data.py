@@ -90,7 +90,7 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
     cells = grid.assign(
         settings=settings_in_words(grid, knobs),
         **{RAN_IN: grid["cell_id"].map(report.tables.rows.drop_duplicates("cell_id").set_index("cell_id")[RAN_IN])},
-        environment=lambda rows: environments_in_words(rows).str.removeprefix(", "),
+        environment=_environments,
         label=lambda rows: rows["cell_id"].map(report.labels) + environments_in_words(rows),
         weights=grid["model"].map(dict.fromkeys(random, "random")),
         log_file=grid["cell_id"].map(logs["what"]),
@@ -123,6 +123,12 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
         ),
         "intervals": columns_of(intervals, ["cell", "measure", "low", "high"]),
     }
+
+
+def _environments(rows: pd.DataFrame) -> list[str]:
+    """The environment of each cell in words, if those of an engine have several; else nothing tells them apart."""
+    several = environments_in_words(rows).ne("").any()
+    return [f"environment {number:g}" if several and pd.notna(number) else "" for number in rows[RAN_IN]]
 
 
 def _quoted(path: Path) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.unit.present.conftest import changed, in_table, report_of
-from workflow_scripts.page.blocks import Fold, Table
+from workflow_scripts.page.blocks import Fold, Table, shown
 from workflow_scripts.present import figures
 from workflow_scripts.questions.knobs import central_tables as module
 from workflow_scripts.questions.knobs.central_tables import central_tables, knob_tables
@@ -61,11 +61,15 @@ def test_published_rates_have_rows_of_their_own_and_imported_ones_are_labelled(r
     found = rows(tables["max_num_seqs"][TOTAL], **{"Other settings": "block size 16"})
     assert [row["Device / max-num-seqs"] for row in found] == [
         "h200",
-        "NVIDIA H200 SXM (published by others, if 75 to 0 % are prompt tokens)",
+        "NVIDIA H200 SXM (published by others, if 75 to 0 % or the named share are prompt tokens)",
     ]
     assert [row["Workload"] for row in found][1] == "the source's own"
     low, high = (float(end.replace(",", "")) for end in found[1]["4"].split("\u00a0to "))
     assert high == 4 * low
+    impossible = in_table(report, "predictions").assign(published_prompt_share=0.9)
+    other = dict(knob_tables(changed(report, tmp_path / "share", predictions=impossible).tables))
+    text = rows(other["max_num_seqs"][TOTAL], **{"Other settings": "block size 16"})[1]["4"]
+    assert text == f"at most {shown(0.1 * high)} (at least 90 %)"
     imported = dict(knob_tables(changed(report, tmp_path, cells=cells.assign(source="imported")).tables))
     devices = {row["Device / batch size"] for row in rows(imported["batch_size"][RATES])}
     assert devices == {"h200 (imported)", "l40s (imported)"}

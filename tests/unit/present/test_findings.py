@@ -272,8 +272,9 @@ def test_cells_whose_gpu_waits_are_named_and_the_driver_tells_of_engines_without
         assert all(number in sentence for number in numbers)
     assert "max_num_batched_tokens" not in by_steps
     assert shares_by_cell(table)["device_share"].tolist()[1:] == [0.8, 0.95]
+    # The driver is coarse in short repeats, so it tells only what steps do not.
     idle = shares_by_cell(table.assign(driver_idle_share=[0.1, 0.9, 0.6]))
-    assert idle["waits"].tolist() == pytest.approx([0.9, 0.6, 0.2])
+    assert idle["waits"].tolist() == pytest.approx([0.6, 0.2, 0.05])
 
 
 def test_code_from_a_models_repository_is_named_with_its_commit(results):

@@ -254,7 +254,7 @@ def test_imported_cells_are_not_counted_as_measured(report, tmp_path, cells):
 def test_the_line_of_trust_counts_cells_starts_and_versions_and_names_simulated_devices(report, tmp_path):
     trust = dict(first_screen(report).trust)
     assert re.fullmatch(r"\d+ of 80 measured, \d+ infeasible, .*1 invalid, 1 not run yet", trust["Cells"])
-    assert trust["Measured"] == "3 repeats per cell"
+    assert trust["Measured"].startswith("3 repeats of one start per cell; ")
     job = pd.DataFrame({"cell_id": "a", "start": 1, "kind": "record", "what": ["job: SLURM_JOB_ID"], "value": "7"})
     assert "measured, by Slurm jobs," in dict(_trust(changed(report, tmp_path / "jobs", provenance=job)))["Cells"]
     assert "of the CPU" in trust["Load by others"]

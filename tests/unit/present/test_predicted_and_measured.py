@@ -47,10 +47,11 @@ def test_findings_name_accuracy_and_flags(results):
     errors_of = {"speed_source": "calibrated", "calibrated_at": "2026-11-23T06:39:19Z", "low": 8.0, "band_pct": 12.0}
     of_cells = pd.DataFrame([errors_of | {"cell_id": of, "error_pct": -float(of)} for of in (1, 2, 9)])
     of_cells["in_band"] = pd.array([True, True, None], "boolean")
-    of_cells = of_cells.assign(engine="vllm", model="llama", calibrated_of="vllm, opt")
+    of_cells = of_cells.assign(engine="vllm", model="llama", calibrated_of="vllm, opt", band_group=["a", None, None])
     of_cells = of_cells.assign(same_card=pd.array([True, False, None], "boolean"), calibrated_h_apart=[0.2, 30.5, 1.0])
     found = _accuracy(of_cells.assign(quantity="output_tokens_per_s", low=[8.0, 8.0, None]), "h200", "vllm")
     assert (found.verdict, found.tone) == ("2 % off", "good")
+    assert "all 2 values with a band are inside it; the band of 1 of 3 cells is that of public runs" in found.sentence
     assert all(part in found.sentence for part in ("by 2 % (at most 9 %) for", "3 vllm cells (1 without a band)"))
     beyond = _accuracy(of_cells.assign(quantity="output_tokens_per_s", in_band=[True, True, False]), "h200", "vllm")
     assert (beyond.tone, "1 of 3 values are outside their 90 % bands (1 of out" in beyond.sentence) == ("neutral", True)
@@ -72,19 +73,13 @@ def test_findings_name_accuracy_and_flags(results):
 
 
 def test_a_flag_names_the_cause_that_explains_much_of_it(results, tmp_path):
-    intervals = in_table(results.report, "intervals")
-    at_limit = intervals[intervals["measure"] == "output_tokens_per_s"].head(1)
-    cell = at_limit["cell_id"].iloc[0]
-    waiting = in_table(results.report, "waiting").head(1).assign(cell_id=cell, waiting_share=0.13)
-    others = intervals[intervals["measure"] != "power_cap_share"]
-    limited = pd.concat([others, at_limit.assign(measure="power_cap_share", value=0.9)])
-    report = changed(results.report, tmp_path / "limited", waiting=waiting, intervals=limited)
+    """Launches are compared with launches."""
+    waiting = in_table(results.report, "waiting").head(1).assign(launch_s=1.3, wall_s=10.0, waiting_share=0.5)
+    report, cell = changed(results.report, tmp_path, waiting=waiting), waiting["cell_id"].iloc[0]
     causes = [
         _cause({"cell_id": cell, "launch_share": 0.02, "error_pct": error}, report) for error in (11.0, 30.0, -11.0)
     ]
-    assert [("13 %" in of, "90 %" in of) for of in causes] == [(True, False), (False, True), (False, False)]
-    unlimited = changed(results.report, tmp_path, waiting=waiting, intervals=others)
-    assert _cause({"cell_id": cell, "launch_share": 0.02, "error_pct": 30.0}, unlimited) == ""
+    assert [("13 %" in of, "(2 % predicted)" in of) for of in causes] == [(True, True), (False, False), (False, False)]
 
 
 def test_a_line_of_predictions_has_one_setting_of_the_other_knobs(results, axes_of, tmp_path):

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import resolve
-from workflow_scripts.catalog.published import Claim, Stated, times_at_mixes
+from workflow_scripts.catalog.published import Claim, Stated
 from workflow_scripts.common.wording import interval_text, plural
 from workflow_scripts.engines.vllm.knobs import why_block_size_is_refused
-from workflow_scripts.physics.rate_ceiling import JudgedRate, judge_rate
+from workflow_scripts.physics.rate_ceiling import JudgedRate, judge_rate, times_at_mixes
 from workflow_scripts.questions.claims.evidence import (
     COMPUTED,
     CONTRADICTED,
@@ -127,7 +127,7 @@ def throughput_flat_over_max_num_seqs(claim: Claim, tables: StudyTables) -> Iter
     yield from over_ceilings(claim, published, "max-num-seqs")
     yield from flat(claim, tables, like_sharegpt)
     beside = [
-        (cell, rate / _while_full(cell), f"{name} as published: {rate:,} tokens/s", sequences)
+        (cell, rate / _while_full(cell), (name, rate), sequences)
         for cell in tables.cells
         for name, rate, sequences in published
         if cell.engine == "vllm" and cell.knob_max_num_seqs == sequences and may_mean(name, cell.gpu)
@@ -135,14 +135,16 @@ def throughput_flat_over_max_num_seqs(claim: Claim, tables: StudyTables) -> Iter
     ]
     # The published rate that is furthest above the measured one, per card, workload and whether lengths are alike
     place = attrgetter("gpu", "model", "workload")
-    for cell, times, rate, sequences in highest(
+    for cell, times, (name, rate), sequences in highest(
         beside, lambda of: of[1], lambda of: (place(of[0]), like_sharegpt(of[0]))
     ):
         full = "" if math.isnan(float(cell.steady_output_tokens_per_s)) else " while full"
         at = f"{_while_full(cell):,.0f} output tokens/s{full}, with {setting_phrase('max_num_seqs', sequences)}"
         if pd.notna(cached := getattr(cell, "knob_enable_prefix_caching", None)):
             at += f", {setting_phrase('enable_prefix_caching', cached)}"
-        yield measured(claim, cell, f"{at}; {rate}, {times_at_mixes(times)}.", under=like_sharegpt(cell))
+        needed = judge_rate(name, rate, sequences, facts_of(claim.models[0]), None).least_prompt_share
+        text = f"{at}; {name} as published: {rate:,} tokens/s, {times_at_mixes(times, needed)}."
+        yield measured(claim, cell, text, under=like_sharegpt(cell))
 
 
 def _while_full(cell: Row) -> float:

@@ -13,6 +13,7 @@ from workflow_scripts.common.wording import plural
 from workflow_scripts.page.blocks import UNKNOWN, Block, Fold, Table, outcome_words, shown, with_intervals
 from workflow_scripts.page.report import MOST_ROWS, PLACE_HEADINGS, Report, Subject
 from workflow_scripts.page.series import environments_in_words
+from workflow_scripts.physics.rate_ceiling import at_least
 from workflow_scripts.questions.cells.section import MOST_LETTERS
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, setting_phrase, settings_in_words
@@ -22,7 +23,7 @@ KNOBS = ("max_num_seqs", "block_size", "batch_size")
 MEMORY = ("num_gpu_blocks", "waste_pct", "memory_used_bytes_max")
 BEST, PERHAPS_BEST = "★", "☆"
 MEASURED = "and its 95 % interval"
-PUBLISHED = f"{column(RATE).axis}, beside published ones,"
+PUBLISHED = f"{column(RATE).axis} over whole repeats, beside published ones,"
 SETTINGS, WHY = "Other settings", "Why there is no rate"
 
 
@@ -102,13 +103,15 @@ def _rates(tables: Tables) -> Mapping[tuple[str, str, str], str]:
     for row in records(with_intervals(of_rates.rename(columns={"low": "value_low", "high": "value_high"}))):
         # A line may break before an interval and before its upper end.
         texts["measured", row["cell_id"], row["measure"]] = shown(row["value"]).replace(" to ", "\u00a0to ")
-    predictions = tables.get("predictions", "predicted", "published")
+    predictions = tables.get("predictions", "predicted", "published", "published_prompt_share")
     for source in ("predicted", "published"):
         for row in records(predictions.dropna(subset=source)):
             # Others do not state which tokens they count.
-            shares = PROMPT_SHARES if source == "published" else (0,)
-            ends = (shown(row[source] * (1 - share)) for share in shares)
-            texts[source, row["cell_id"], row["quantity"]] = "\u00a0to ".join(ends)
+            needed = row["published_prompt_share"] if source == "published" else 0.0
+            shares = (needed,) if needed > max(PROMPT_SHARES) else PROMPT_SHARES if source == "published" else (0,)
+            text = "\u00a0to ".join(shown(row[source] * (1 - share)) for share in shares)
+            words = f"at most {text} ({at_least(needed)})" if needed > max(PROMPT_SHARES) else text
+            texts[source, row["cell_id"], row["quantity"]] = words
     return texts
 
 
@@ -164,7 +167,7 @@ def _published(
         gpu = load_gpus().get(names["Device"])
         title = gpu.title if gpu else names["Device"]
         own = {
-            "Device": f"{title} (published by others, if {shares} % are prompt tokens)",
+            "Device": f"{title} (published by others, if {shares} % or the named share are prompt tokens)",
             PLACE_HEADINGS["workload"]: "the source's own",
         }
         for source, called in (("measured", names), ("published", {**names, **own})):

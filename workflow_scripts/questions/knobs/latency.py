@@ -75,6 +75,8 @@ def latency(tables: Tables) -> Plot:
     rows = require(lines.rows.dropna(subset=[RATE, PER_TOKEN, *FIRST]), "no request reports when it was scheduled")
     named_as = colours_of(tables, rows)
     parts = {of: in_unit(with_ends(tables, rows, of), column(of)) for of in FIRST}
+    # Waits may be nearly 0, so their ratios say nothing of other starts.
+    parts["queue_s_p50"][[LOW, HIGH]] = np.nan
     name = knob_name(knob)
     return Plot(
         title="What the first token waits for",
@@ -90,7 +92,7 @@ def latency(tables: Tables) -> Plot:
         handles=[
             *mark_handles(named_as),
             *(key(label, linestyle=style) for style, label in FIRST.values()),
-            key("95 % interval; a repeat is a dot", MUTED, linewidth=1.5),
+            key("95 % interval, not of waits; a repeat is a dot", MUTED, linewidth=1.5),
         ],
         repeats=repeats_of(rows),
         notes=["the cells had different numbers of requests, and more of them wait longer"]

@@ -160,7 +160,7 @@ SUBJECT = Subject(
                 "cell_id": "Cell",
                 "rates": "Source of the device's rates",
                 "ceiling_share": "",
-                "output_tokens_per_s_ceiling": "Ceiling of the output",
+                "output_tokens_per_s_ceiling": "Ceiling of the output over whole repeats",
                 "mbu": "",
                 "read_bytes_per_s": "Reading, at most",
                 "mfu": "",

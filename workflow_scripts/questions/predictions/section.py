@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from workflow_scripts.catalog.published import PROMPT_SHARES
 from workflow_scripts.common.columns import column, heading
 from workflow_scripts.common.wording import listed, number, plural
-from workflow_scripts.device.device_record import MUCH_AT_POWER_LIMIT
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.page.blocks import Block, Finding
 from workflow_scripts.page.by_knob import draw_published, published_handles
@@ -135,9 +134,11 @@ def _draw_sweep(ax: Axes, part: pd.DataFrame, styles: Mapping[str, Mapping[str, 
         ax.plot(by.index, by["measured"], **MEASURED)
         ax.plot(by.index, by["predicted"], **{**style, **line_through(len(by), style["linestyle"])})
         mark_cells(ax, by.index, by["measured"], by["cell_id"], RATE)
-    published = part.groupby("knob_max_num_seqs")["published"].median().dropna()
+    published = part.groupby("knob_max_num_seqs")[["published", "published_prompt_share"]].median()
+    published = published.dropna(subset="published")
     if len(published):
-        draw_published(ax, published, **PUBLISHED)
+        possible = published["published_prompt_share"] <= max(PROMPT_SHARES)
+        draw_published(ax, published["published"], published["published"].where(possible), **PUBLISHED)
     log2_axis(ax, part["knob_max_num_seqs"].unique())
     ends = part[columns].assign(published_low=part["published"] * (1 - max(PROMPT_SHARES)))
     plain_log_axis(ax, "y", ends.min().min() / 1.3, ends.max().max() * 1.3, most=6)
@@ -178,6 +179,10 @@ def _accuracy(compared: pd.DataFrame, where: str, engine: str, slow: Collection[
         which = ", ".join(f"{count} of {column(str(quantity)).in_words}" for quantity, count in outside.items())
         of_values = f"{outside.sum()} of {compared['in_band'].count()} values"
         asides = [f"{of_values} are outside their {100 * COVERAGE:g} % bands ({which})"]
+    elif (inside := int(compared["in_band"].count())) > 1:
+        asides = [f"all {inside} values with a band are inside it"]
+    if groups := int(of_cells["band_group"].notna().sum()):
+        asides.append(f"the band of {groups} of {plural(len(of_cells), 'cell')} is that of public runs")
     asides += [f"{most} of {len(rates)} rates are predicted too {way}"] * biased
     high = rates.index[rates > 0]
     if explained := int(high.isin(slow).sum()):
@@ -233,16 +238,13 @@ def _flags(rows: pd.DataFrame, report: Report) -> Iterator[Finding]:
 
 
 def _cause(row: Mapping[str, Any], report: Report) -> str:
-    """What explains much of a rate below its band: that the GPU waited more for its host than was predicted, or that it
-    was at its power limit; nothing if neither does."""
-    waiting = report.tables.get("waiting", "cell_id", "waiting_share")
-    share = waiting.loc[waiting["cell_id"] == row["cell_id"], "waiting_share"].mean()
+    """What explains much of a rate below its band: that the GPU waited more for launches than was predicted."""
+    waiting = report.tables.get("waiting", "cell_id", "launch_s", "wall_s")
+    waiting = waiting[waiting["cell_id"] == row["cell_id"]]
+    share = (waiting["launch_s"] / waiting["wall_s"]).mean()
     if (share - row["launch_share"]) > EXPLAINS * row["error_pct"] / 100 > 0:
         waits, predicted = (f"{100 * of:.0f} %" for of in (share, row["launch_share"]))
-        return f"; its GPU waits for its host for {waits} of the time ({predicted} predicted)"
-    at_limit = report.tables.value("power_cap_share").get(row["cell_id"], 0.0)
-    if row["error_pct"] > 0 and at_limit > MUCH_AT_POWER_LIMIT:
-        return f"; its GPU is at the power limit in {100 * at_limit:.0f} % of the samples"
+        return f"; its GPU waits for launches for {waits} of the time ({predicted} predicted)"
     return ""
 
 

@@ -60,7 +60,8 @@ SCHEMA = table_schema(
     ),
     NUMBER("measured", "value in `intervals`"),
     NUMBER("error_pct", "predicted over measured, minus 1"),
-    NUMBER("band_pct", "half width of the band; null without one"),
+    NUMBER("band_pct", "`high` over `predicted`, minus 1; null without a band"),
+    TEXT("band_group", "the public runs whose band it is, if not that of the calibration"),
     FLAG("in_band", "whether `measured` is between `low` and `high`; null without one of the three"),
     FLAG(
         "flagged",
@@ -173,7 +174,7 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
         )
         flagged = flagged.mask(low.isna() & measured.notna()).mask(why.notna(), True)
     named = ["cell_id", "gpu", "engine", "model", "workload", "knobs", "speed_source", "bound_by"]
-    named += ["calibrated_at", "calibrated_of", "calibrated_h_apart", "same_card"]
+    named += ["band_group", "calibrated_at", "calibrated_of", "calibrated_h_apart", "same_card"]
     return table.reindex(columns=named).assign(
         quantity=quantity,
         predicted=predicted,
@@ -181,9 +182,7 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
         high=high,
         measured=measured,
         error_pct=100 * (predicted / measured.where(measured > 0) - 1),
-        band_pct=table["ttft_error_pct" if quantity.startswith("ttft") else "error_pct"]
-        .astype(float)
-        .where(high.notna()),
+        band_pct=(100 * (high / predicted - 1)).where(low.notna()),
         in_band=measured.between(low, high).astype("boolean").mask(measured.isna() | low.isna() | high.isna()),
         flagged=flagged,
         why=why,

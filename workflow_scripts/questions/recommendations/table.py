@@ -45,7 +45,7 @@ TAILS = ("ttft_s_p99", "tpot_s_p99")
 BEST, WITHIN_LATENCY, SMALLEST, PARETO = ("best_throughput", "best_within_latency", "smallest_within_margin", "pareto")
 # The bound if the study sets none is this many times the lowest time per output token of any configuration.
 DEFAULT_TPOT_FACTOR = 2.0
-_TESTS_ONLY = "knob_num_gpu_blocks_override"
+TESTS_ONLY = "knob_num_gpu_blocks_override"
 # Of settings not shown to be slower, one whose mean is at least this share of the highest may be chosen instead.
 CLOSE_TO_HIGHEST = 0.9
 # The mean of equal values may differ from them by this share.
@@ -143,7 +143,7 @@ def _summary(cells: pd.DataFrame) -> tuple[pd.DataFrame, Mapping[str, Samples]]:
     blocks are left out: vLLM has that setting to test preemption.
     """
     summary, samples = cell_summary(cells.assign(dtype=dtypes), RATE, _OBSERVED)
-    serves = summary["engine"].eq(VLLM.name) & summary.get(_TESTS_ONLY, pd.Series(np.nan, summary.index)).isna()
+    serves = summary["engine"].eq(VLLM.name) & summary.get(TESTS_ONLY, pd.Series(np.nan, summary.index)).isna()
     summary = _with_interval(summary[serves].reset_index(drop=True), samples, RATE)
     of_rates = {RATE: samples}
     for metric in (STEADY, *LATENCIES, *TAILS):
@@ -226,7 +226,11 @@ def _of_place(
     def fastest(among: BoolArray, role: str, **more: object) -> Row:
         highest = int(np.where(among, rate, -np.inf).argmax())
         others = np.flatnonzero(among & (place.index != highest))
-        tied = [highest, *others[verdicts(highest, others) != CHANGES]]
+        others = others[verdicts(highest, others) != CHANGES]
+        # What is shown to be slower than another of them is not the fastest.
+        ids = place["cell_id"]
+        slower = [any(shown.get((ids[o], ids[c])) == CHANGES for c in np.flatnonzero(among)) for o in others]
+        tied = [highest, *others[~np.array(slower, dtype=bool)]]
         close = [cell for cell in tied if rate[cell] >= rate[highest] + np.log(CLOSE_TO_HIGHEST)]
         cell = int(costs.loc[close].sort_values(cheapest, kind="stable").index[0])
         ties = ", ".join(place.loc[sorted({*tied} - {cell}), "knobs"]) or None

@@ -109,11 +109,11 @@ def sampled(waiting: pd.DataFrame) -> pd.DataFrame:
 
 
 def shares_by_cell(waiting: pd.DataFrame) -> pd.DataFrame:
-    """One row per cell, the one that waits most by either measure first: means over repeats, and of both measures of
-    waiting the lowest and the highest.
+    """One row per cell, the one that waits most first: means over repeats, and of both measures of waiting the lowest
+    and the highest.
 
-    `waits` is the larger of the two means, and `most_waits` the highest of a repeat by either measure. An engine that
-    does not report its steps has only the driver's measure.
+    `waits` is the mean by the steps of the engine, or by the driver if it does not report them; `most_waits` is the
+    highest of a repeat by either measure.
     """
     shares = {f"{part}_share": waiting[f"{part}_s"] / waiting["wall_s"] for part in ("device", *WAITS)}
     of_cell = waiting.assign(**shares).groupby([*CELL, "cell_id"], sort=False)
@@ -121,12 +121,14 @@ def shares_by_cell(waiting: pd.DataFrame) -> pd.DataFrame:
     for end in ("min", "max"):
         cells = cells.join(of_cell[MEASURES].agg(end).add_suffix(f"_{end}"))
     most = cells[[f"{measure}_max" for measure in MEASURES]].max(axis=1)
-    cells = cells.assign(waits=cells[MEASURES].max(axis=1), most_waits=most).dropna(subset="waits")
+    cells = cells.assign(waits=cells["waiting_share"].fillna(cells["driver_idle_share"]), most_waits=most).dropna(
+        subset="waits"
+    )
     return cells.sort_values("waits", ascending=False, kind="stable").reset_index()
 
 
 def much_waiting(report: Report) -> Iterator[Block]:
-    """The cells whose GPU waits for much of the time by either measure, and for what; not those that are too short to
+    """The cells whose GPU waits for much of the time, and for what; not those that are too short to
     be sampled."""
     cells = shares_by_cell(sampled(report.tables.need("waiting")))
     much = cells[cells["waits"] > MUCH_WAITING]
