@@ -210,12 +210,12 @@ def draw_published(ax: Axes, at: "pd.Series[float]", of_mixes: "pd.Series[float]
     """Draw published tokens/s by the value of a knob, and what those `of_mixes` are in output tokens at a range."""
     ax.plot(at.index, at, **{**PUBLISHED, **look})
     low, high = ((at if of_mixes is None else of_mixes) * (1 - share) for share in PROMPT_SHARES)
-    ax.fill_between(at.index, low, high, color=look.get("color", INK), alpha=0.15, linewidth=0)
+    ax.fill_between(at.index, low, high, color=look.get("color", INK), alpha=0.25, linewidth=0)
 
 
 def published_handles(mixes: bool = True, **look: Any) -> list[Artist]:
     shares = " to ".join(f"{100 * share:g}" for share in PROMPT_SHARES)
-    band = Patch(label=f"if {shares} % are prompt tokens", color=INK, alpha=0.15, linewidth=0)
+    band = Patch(label=f"if {shares} % are prompt tokens", color=INK, alpha=0.25, linewidth=0)
     return [key("published by others, if all are output tokens", **{**PUBLISHED, **look}), *[band] * mixes]
 
 
@@ -256,7 +256,7 @@ def draw_line(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineSt
 
 def _draw_band(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineStyle) -> None:
     at = rows.groupby("x")[rate].agg(["median", "min", "max"])
-    ax.fill_between(at.index, at["min"], at["max"], color=mark.color, alpha=0.15, linewidth=0)
+    ax.fill_between(at.index, at["min"], at["max"], color=mark.color, alpha=0.25, linewidth=0)
     ax.plot(at.index, at["median"], color=mark.color, marker=mark.marker, linestyle=style)
 
 

@@ -156,7 +156,7 @@ def test_the_kv_memory_of_both_engines_stands_beside_their_ratio(results):
         cells = [of["cell_id"], of["baseline_cell_id"]]
         (vllm, hf), empty = map(memory.text, values[cells]), results.tables.waste_pct[cells]
         assert f"take {vllm} of keys and values against {hf}" in sentence
-        assert "{:.3g} % and {:.3g} % of the slots that they hold are empty".format(*empty) in sentence
+        assert "{:.3g} % and {:.3g} % of empty slots".format(*empty) in sentence
     assert said
 
 

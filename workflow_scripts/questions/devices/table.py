@@ -98,7 +98,7 @@ SCHEMA = table_schema(
         "predicted from the calibration of one device, scaled to the other by the measured rates; geometric mean of"
         " both ways",
     ),
-    NUMBER("own_predicted_ratio", "ratio of the rates predicted from each device's own calibration"),
+    NUMBER("own_predicted_ratio", "ratio of the rates predicted for each device by itself, both in the same way"),
     NUMBER(
         "predicted_ratio_low predicted_ratio_high",
         "range of the ratios predicted from `gpu_a`, from `gpu_b` and from both; not an interval",
@@ -307,17 +307,20 @@ def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
 def _with_expectation(pairs: pd.DataFrame, predictions: Path | None) -> pd.DataFrame:
     """The pairs with what their ratio was predicted to be, and where their time goes."""
     rates = ["predicted", "scaled_output_tokens_per_s"]
-    predicted = pd.DataFrame(columns=[*rates, *SHARES], dtype=float)
+    predicted = pd.DataFrame(columns=[*rates, *SHARES, "speed_source"], dtype=float)
     if predictions is not None:
         table = read_table(predictions, "predictions")
-        predicted = table[table["quantity"] == RATE].set_index("cell_id")[[*rates, *SHARES]]
+        predicted = table[table["quantity"] == RATE].set_index("cell_id")[[*rates, *SHARES, "speed_source"]]
     sides = {side: predicted.reindex(cell_ids(pairs, f"gpu_{side}")) for side in "ab"}
     (own_a, scaled_a), (own_b, scaled_b) = (of[rates].to_numpy(dtype=float).T for of in sides.values())
     from_each = np.array([own_a / scaled_b, scaled_a / own_b])
-    ratios = np.vstack([from_each, own_a / own_b])
+    # Errors of one way to predict cancel in a ratio, those of two do not.
+    source_a, source_b = (of["speed_source"].fillna("").to_numpy(dtype=str) for of in sides.values())
+    own = np.where(source_a == source_b, own_a / own_b, np.nan)
+    ratios = np.vstack([from_each, own])
     return pairs.assign(
         predicted_ratio=np.sqrt(from_each.prod(axis=0)),
-        own_predicted_ratio=own_a / own_b,
+        own_predicted_ratio=own,
         predicted_ratio_low=ratios.min(axis=0),
         predicted_ratio_high=ratios.max(axis=0),
         **{f"{name}_{side}": numbers(of[name]) for side, of in sides.items() for name in SHARES},

@@ -79,9 +79,9 @@ def _kv_memory(tables: Tables, row: Mapping[str, Any]) -> str:
     held = (
         ""
         if pd.isna(empty).any()
-        else "; {} and {} of the slots that they hold are empty".format(*map(_WASTE.text, empty))
+        else ", beside {} and {} of empty slots of all that is held for them".format(*map(_WASTE.text, empty))
     )
-    return f"; running requests take {of_vllm} of keys and values against {of_hf}{held}"
+    return f"; the tokens of running requests take {of_vllm} of keys and values against {of_hf}{held}"
 
 
 def steps_between(report: Report) -> Iterator[Block]:

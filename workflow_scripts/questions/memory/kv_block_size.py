@@ -122,7 +122,7 @@ def _draw_waste(ax: Axes, rows: pd.DataFrame) -> None:
                 ax.axhline(level, color=color, linestyle=style, **COMPUTED)
         elif layout == WHATIF:
             ends = part.groupby("block_size")["median"].agg(["min", "max"])
-            ax.fill_between(ends.index, ends["min"], ends["max"], color=COLOURS[0], alpha=0.12, linewidth=0)
+            ax.fill_between(ends.index, ends["min"], ends["max"], color=COLOURS[0], alpha=0.25, linewidth=0)
             ax.plot(ends.index, ends, color=COLOURS[0], **COMPUTED_MARK)
         else:
             ax.vlines(part["block_size"], part["min"], part["max"], color=COLOURS[0], linewidth=1.5)

@@ -1,7 +1,7 @@
 """Predictions made before anything ran, beside measured and published values."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,6 @@ from workflow_scripts.page.ratio_plot import plot_ratios
 from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
 from workflow_scripts.page.series import PLACES, ends_in_words
 from workflow_scripts.page.style import COLOURS, INK, marks
-from workflow_scripts.questions.trust.where_measured import SLOW_FIRST, steadiness
 from workflow_scripts.study.calibrations import COVERAGE
 from workflow_scripts.study.setting_words import knob_axis
 from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require, under_load
@@ -130,7 +129,7 @@ def _draw_sweep(ax: Axes, part: pd.DataFrame, styles: Mapping[str, Mapping[str, 
     for workload, line in part.groupby("workload", sort=False):
         style = styles[str(workload)]
         by = _by_limit(line)
-        ax.fill_between(by.index, by["low"], by["high"], color=style["color"], alpha=0.1, linewidth=0)
+        ax.fill_between(by.index, by["low"], by["high"], color=style["color"], alpha=0.25, linewidth=0)
         ax.plot(by.index, by["measured"], **MEASURED)
         ax.plot(by.index, by["predicted"], **{**style, **line_through(len(by), style["linestyle"])})
         mark_cells(ax, by.index, by["measured"], by["cell_id"], RATE)
@@ -151,16 +150,15 @@ def prediction_findings(report: Report) -> Iterator[Block]:
     loaded = rows["cell_id"].isin(cells.loc[under_load(cells), "cell_id"])
     compared = rows[~loaded | (rows["quantity"] != RATE)].dropna(subset=["measured", "predicted"])
     several = compared["model"].nunique() > 1
-    _, slow = steadiness(report.tables.rows)
     parts = list(compared.groupby(["gpu", "engine", "model", compared["bound_by"].eq("kv_blocks")], sort=False))
     for (gpu, engine, model, few), part in sorted(parts, key=lambda of: -of[1]["cell_id"].nunique()):
         where = f"{gpu}, {model}" if several else str(gpu)
-        yield _accuracy(part, where + ", with few KV blocks" * bool(few), str(engine), slow)
+        yield _accuracy(part, where + ", with few KV blocks" * bool(few), str(engine))
     yield from _flags(rows[rows["quantity"] == RATE], report)
 
 
-def _accuracy(compared: pd.DataFrame, where: str, engine: str, slow: Collection[str] = ()) -> Finding:
-    """The errors of some cells; `slow` are cells with a first repeat that was slower than the others."""
+def _accuracy(compared: pd.DataFrame, where: str, engine: str) -> Finding:
+    """The errors of some cells."""
     of_cells = compared.drop_duplicates("cell_id")
     cells = plural(len(of_cells), f"{engine} cell")
     cells += f" ({without} without a band)" if (without := int(of_cells["low"].isna().sum())) else ""
@@ -184,9 +182,6 @@ def _accuracy(compared: pd.DataFrame, where: str, engine: str, slow: Collection[
     if groups := int(of_cells["band_group"].notna().sum()):
         asides.append(f"the band of {groups} of {plural(len(of_cells), 'cell')} is that of public runs")
     asides += [f"{most} of {len(rates)} rates are predicted too {way}"] * biased
-    high = rates.index[rates > 0]
-    if explained := int(high.isin(slow).sum()):
-        asides.append(f"{explained} of {len(high)} that are predicted too high had {SLOW_FIRST}")
     are, median = "are" if len(of_cells) > 1 else "is", ", in the median" * (len(of_cells) > FEW_VALUES)
     named = listed(f"{words} for {name}" for name, words in off.items())
     sentence = f"On {where}, {cells} predicted from {_source(of_cells)} {are} off by {named}{median}"
@@ -265,8 +260,8 @@ def _of_quantity(name: str, further: Mapping[str, str]) -> TablePart:
         {**CELL, **headings, "error_pct": "Error", **further},
         f"{shown.label} of every cell, predicted and measured",
         of_cells,
-        note="A prediction without a band has only the bound that the data sheet sets for its schedule. It counts the "
-        "padding of static batches, so it is below the ceiling of such a cell, which does not.",
+        note="A prediction without a band has the bound that the data sheet sets for its schedule in the band's place."
+        + " The bound of a rate counts the padding of static batches, which the ceiling does not." * (name == RATE),
         optional=name != RATE,
     )
 

@@ -290,10 +290,11 @@ CELLS = table(
 )
 
 
-def predicted(tmp_path, *rows):
+def predicted(tmp_path, *rows, sources=("calibrated", "calibrated")):
     """The file of a predictions table of (rate by its own calibration, rate by the other's) of the two cells."""
     frame = pd.DataFrame(rows, columns=["predicted", "scaled_output_tokens_per_s"])
     frame = frame.assign(cell_id=CELLS["cell_id"].unique(), quantity="output_tokens_per_s", weights_share=[0.4, 0.6])
+    frame["speed_source"] = list(sources)
     path = tmp_path / "predictions.parquet"
     write_table(frame.reindex(columns=list(PREDICTIONS.columns)), path, PREDICTIONS.name)
     return path
@@ -312,6 +313,8 @@ def test_the_predicted_ratio_is_from_the_calibration_of_one_device_at_a_time(tmp
     without_a_second = expected(predicted(tmp_path, (180, None), (120, None)))
     assert without_a_second["own_predicted_ratio"] == pytest.approx(1.5)
     assert without_a_second[["predicted_ratio", "predicted_ratio_low"]].isna().all()
+    two_ways = expected(predicted(tmp_path, (180, None), (120, None), sources=("calibrated", "measured rates")))
+    assert pd.isna(two_ways["own_predicted_ratio"])
 
 
 @pytest.mark.parametrize(("scale", "explanation", "support"), [(2.0, "predicted", "shown"), (2.5, "none", "none")])
