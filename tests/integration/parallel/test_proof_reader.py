@@ -220,7 +220,10 @@ def known(tables):
         texts.setdefault(unit, set()).update(found)
 
     # Published rates stand at a range of mixes of tokens.
-    add(tables["predictions"]["published"].dropna() * (1 - max(PROMPT_SHARES)), RATE)
+    others = tables["predictions"].dropna(subset="published")
+    add(
+        pd.concat(others["published"] * (1 - of) for of in (max(PROMPT_SHARES), others["published_prompt_share"])), RATE
+    )
     for table in tables.values():
         names = table.select_dtypes("number").columns
         for name in names:
@@ -326,12 +329,11 @@ def test_the_errors_of_predictions_are_told_of_every_device_and_engine(folder, t
     loaded = compared["cell_id"].isin(tables["cells"].loc[under_load(tables["cells"]), "cell_id"])
     compared = compared[~loaded | compared["quantity"].ne(RATE)]
     told = [text for text in page.findings if " predicted from " in text]
-    for (gpu, engine, *which), part in compared.groupby(
-        ["gpu", "engine", "model", compared["bound_by"].eq("kv_blocks")]
-    ):
+    by = ["gpu", "engine", "model", compared["bound_by"].eq("kv_blocks"), compared["same_card"].fillna(value=True)]
+    for (gpu, engine, *which), part in compared.groupby(by):
         of_cells = [f"On {gpu}, ", f" {engine} cell"]
         for quantity, of in part.groupby("quantity"):
-            sizes = 100 * (of["predicted"] / of["measured"] - 1).abs().sort_values()
+            sizes = 100 * (of["predicted"] / of["measured"] - 1).abs()
             off = f"{number(sizes.median())} % (at most {number(sizes.max())} %)"
             off = off if len(sizes) > 2 else " and ".join(map(number, sizes)) + " %"
             of_cells.append(f"{off} for {column(quantity).in_words}")

@@ -145,13 +145,14 @@ def _draw_sweep(ax: Axes, part: pd.DataFrame, styles: Mapping[str, Mapping[str, 
 
 def prediction_findings(report: Report) -> Iterator[Block]:
     """The errors of each device, engine and model, first of the one with the most cells, and apart those of cells with
-    few KV blocks; where a rate follows from the load, only of latencies."""
+    few KV blocks and of another card than the calibrated one; where a rate follows from the load, only of latencies."""
     rows, cells = report.tables.need("predictions"), report.tables.cells
     loaded = rows["cell_id"].isin(cells.loc[under_load(cells), "cell_id"])
     compared = rows[~loaded | (rows["quantity"] != RATE)].dropna(subset=["measured", "predicted"])
     several = compared["model"].nunique() > 1
-    parts = list(compared.groupby(["gpu", "engine", "model", compared["bound_by"].eq("kv_blocks")], sort=False))
-    for (gpu, engine, model, few), part in sorted(parts, key=lambda of: -of[1]["cell_id"].nunique()):
+    few_blocks, same_card = compared["bound_by"].eq("kv_blocks"), compared["same_card"].fillna(value=True)
+    parts = list(compared.groupby(["gpu", "engine", "model", few_blocks, same_card], sort=False))
+    for (gpu, engine, model, few, _), part in sorted(parts, key=lambda of: -of[1]["cell_id"].nunique()):
         where = f"{gpu}, {model}" if several else str(gpu)
         yield _accuracy(part, where + ", with few KV blocks" * bool(few), str(engine))
     yield from _flags(rows[rows["quantity"] == RATE], report)
@@ -191,13 +192,13 @@ def _accuracy(compared: pd.DataFrame, where: str, engine: str) -> Finding:
 
 
 def _sizes(errors: "pd.Series[float]") -> str:
-    """Few errors one by one; of more the median and the largest.
+    """Few errors one by one, in the order of their cells; of more the median and the largest.
 
     >>> _sizes(pd.Series([20.8, 1.4])), _sizes(pd.Series([1.0, 2, 9]))
-    ('1.4 and 20.8 %', '2 % (at most 9 %)')
+    ('20.8 and 1.4 %', '2 % (at most 9 %)')
     """
     if len(errors) <= FEW_VALUES:
-        return f"{listed(map(number, errors.sort_values()))} %"
+        return f"{listed(map(number, errors))} %"
     return f"{number(errors.median())} % (at most {number(errors.max())} %)"
 
 
