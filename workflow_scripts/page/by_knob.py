@@ -133,8 +133,8 @@ class _Lines:
         """Draw published rates, and at the one that needs the most prompt tokens their share that makes it possible."""
         rows = rows.merge(self.published, left_on="cell_id", right_index=True)
         for colour, of_one in rows.groupby("colour", sort=False):
-            at = of_one.groupby("x")[["published", "of_mixes"]].median()
-            draw_published(ax, at["published"], at["of_mixes"], color=self.colours[str(colour)].color)
+            at = of_one.groupby("x")[["published", "published_prompt_share"]].median()
+            draw_published(ax, at["published"], at["published_prompt_share"], color=self.colours[str(colour)].color)
         most = rows.sort_values("published_prompt_share", na_position="first").iloc[-1]
         if most["published_prompt_share"] > 0:
             place, side = ((4, -6), "left") if most["x"] < rows["x"].max() else ((-4, -6), "right")
@@ -163,9 +163,8 @@ def plot_by_knob(
     colours = colours_of(tables, rows)
     styles = dict(zip(dict.fromkeys(rows["style"]), cycle(LINE_STYLES), strict=False))
     invalid = [in_unit(_invalid(tables, group, f"knob_{knob}", measure), shown) for group in groups]
-    impossible = published["published_prompt_share"] > max(PROMPT_SHARES)
-    published = published.assign(of_mixes=published["published"].mask(impossible))
-    ceilings, low = shown.scaled(ceilings), shown.scaled(published["of_mixes"] * (1 - max(PROMPT_SHARES)))
+    possible = published[~(published["published_prompt_share"] > max(PROMPT_SHARES))]
+    ceilings, low = shown.scaled(ceilings), shown.scaled(possible["published"] * (1 - max(PROMPT_SHARES)))
     drawn = (rows.filter([measure, WHOLE]), ceilings, *(cells[[measure]] for cells in invalid))
     values = np.concatenate([low, published["published"], *(part.to_numpy(dtype=float).ravel() for part in drawn)])
     limits = float(np.nanmin(values)), float(np.nanmax(values))
@@ -177,7 +176,7 @@ def plot_by_knob(
     if WHOLE in rows:
         handles.append(key("over whole repeats, with filling and drain", **WHOLE_LINE))
     if len(published):
-        handles += published_handles(bool(published["of_mixes"].notna().any()))
+        handles += published_handles(len(possible) > 0)
     if any(map(len, invalid)):
         handles.append(key("invalid, not compared", **INVALID))
     devices = {*rows["gpu"]}
@@ -206,16 +205,23 @@ def plot_by_knob(
     )
 
 
-def draw_published(ax: Axes, at: "pd.Series[float]", of_mixes: "pd.Series[float] | None" = None, **look: Any) -> None:
-    """Draw published tokens/s by the value of a knob, and what those `of_mixes` are in output tokens at a range."""
+def draw_published(ax: Axes, at: "pd.Series[float]", needed: "pd.Series[float]", **look: Any) -> None:
+    """Draw published tokens/s by the value of a knob, and how many of them may be output tokens if at most a share of
+    PROMPT_SHARES, and no less than the share `needed`, are prompt tokens."""
     ax.plot(at.index, at, **{**PUBLISHED, **look})
-    low, high = ((at if of_mixes is None else of_mixes) * (1 - share) for share in PROMPT_SHARES)
+    needed = needed.fillna(0.0).clip(lower=0.0)
+    possible = at.where(needed <= max(PROMPT_SHARES))
+    low, high = possible * (1 - max(PROMPT_SHARES)), possible * (1 - needed)
     ax.fill_between(at.index, low, high, color=look.get("color", INK), alpha=0.25, linewidth=0)
 
 
 def published_handles(mixes: bool = True, **look: Any) -> list[Artist]:
-    shares = " to ".join(f"{100 * share:g}" for share in PROMPT_SHARES)
-    band = Patch(label=f"if {shares} % are prompt tokens", color=INK, alpha=0.25, linewidth=0)
+    band = Patch(
+        label=f"if up to {100 * max(PROMPT_SHARES):g} % are prompt tokens, where possible",
+        color=INK,
+        alpha=0.25,
+        linewidth=0,
+    )
     return [key("published by others, if all are output tokens", **{**PUBLISHED, **look}), *[band] * mixes]
 
 

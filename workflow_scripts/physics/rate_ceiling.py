@@ -136,6 +136,8 @@ def times_at_mixes(times: float, least_prompt_share: float = 0.0) -> str:
 
     >>> times_at_mixes(60.69)
     '15.2 to 60.7 times the measured output tokens/s if 75 to 0 % of its tokens are prompt tokens'
+    >>> times_at_mixes(5.09, 0.574)
+    '1.27 to 2.17 times the measured output tokens/s if 75 to 57.4 % of its tokens are prompt tokens'
     >>> times_at_mixes(60.69, 0.9733)
     'possible only if at least 97.3 % are prompt tokens, at most 1.62 times what was measured'
     """
@@ -143,10 +145,10 @@ def times_at_mixes(times: float, least_prompt_share: float = 0.0) -> str:
     if least_prompt_share > max(PROMPT_SHARES):
         most = f"{times * (1 - least_prompt_share):.3g}"
         return f"possible only if {needed} are prompt tokens, at most {most} times what was measured"
-    low, high = (f"{times * (1 - share):.3g}" for share in PROMPT_SHARES)
-    shares = " to ".join(f"{100 * share:g}" for share in PROMPT_SHARES)
-    words = f"{low} to {high} times the measured output tokens/s if {shares} % of its tokens are prompt tokens"
-    return words + (f", and possible only if {needed} are" if least_prompt_share > 0 else "")
+    shares = (max(PROMPT_SHARES), max(least_prompt_share, 0.0))
+    low, high = (f"{times * (1 - share):.3g}" for share in shares)
+    mixes = " to ".join(f"{math.floor(1000 * share) / 10:g}" for share in shares)
+    return f"{low} to {high} times the measured output tokens/s if {mixes} % of its tokens are prompt tokens"
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def test_each_cell_is_a_dot_at_predicted_over_measured_in_ascending_order(result
 def test_what_was_only_predicted_is_drawn_apart(results):
     plot = predicted_by_max_num_seqs(results.tables)
     labels = {handle.get_label(): handle for handle in plot.handles}
-    mix = {"published by others, if all are output tokens", "if 75 to 0 % are prompt tokens"}
+    mix = {"published by others, if all are output tokens", "if up to 75 % are prompt tokens, where possible"}
     assert set(labels) == {"predicted, with its band", "measured", *mix}
     assert labels["predicted, with its band"].get_markerfacecolor() == "none"
     assert labels["measured"].get_markerfacecolor() != "none"

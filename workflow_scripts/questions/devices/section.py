@@ -216,7 +216,10 @@ def _by_sequences(rows: pd.DataFrame, ratio: str) -> str:
 def _why(rows: pd.DataFrame) -> str:
     if rows["weights_share_b"].isna().all():
         return ""
-    shares = " and ".join(f"{100 * share:.0f} %" for share in rows["weights_share_b"].iloc[[0, -1]])
+    of_time = rows.iloc[[0, -1]]
+    shares = listed(
+        f"{100 * share:.0f} % at {x:g}" for share, x in zip(of_time["weights_share_b"], of_time["x"], strict=True)
+    )
     return f" It is predicted that reading weights takes {shares} of the time on {rows['gpu_b'].iloc[0]}."
 
 

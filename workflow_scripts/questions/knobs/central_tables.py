@@ -108,7 +108,9 @@ def _rates(tables: Tables) -> Mapping[tuple[str, str, str], str]:
         for row in records(predictions.dropna(subset=source)):
             # Others do not state which tokens they count.
             needed = row["published_prompt_share"] if source == "published" else 0.0
-            shares = (needed,) if needed > max(PROMPT_SHARES) else PROMPT_SHARES if source == "published" else (0,)
+            needed = max(needed, 0.0) if pd.notna(needed) else 0.0
+            of_mixes = (max(PROMPT_SHARES), needed) if source == "published" else (0.0,)
+            shares = (needed,) if needed > max(PROMPT_SHARES) else of_mixes
             text = "\u00a0to ".join(shown(row[source] * (1 - share)) for share in shares)
             words = f"at most {text} ({at_least(needed)})" if needed > max(PROMPT_SHARES) else text
             texts[source, row["cell_id"], row["quantity"]] = words
@@ -163,11 +165,11 @@ def _published(
     at = dict(zip(part["cell_id"], part["x"], strict=True))
     if any(("published", cell, RATE) in rates for cell in at):
         # Others published rates of their own requests.
-        shares = " to ".join(f"{100 * share:g}" for share in PROMPT_SHARES)
         gpu = load_gpus().get(names["Device"])
         title = gpu.title if gpu else names["Device"]
         own = {
-            "Device": f"{title} (published by others, if {shares} % or the named share are prompt tokens)",
+            "Device": f"{title} (published by others, if up to {100 * max(PROMPT_SHARES):g} % are prompt tokens, "
+            "or as many as it needs)",
             PLACE_HEADINGS["workload"]: "the source's own",
         }
         for source, called in (("measured", names), ("published", {**names, **own})):

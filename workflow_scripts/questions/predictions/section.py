@@ -136,8 +136,7 @@ def _draw_sweep(ax: Axes, part: pd.DataFrame, styles: Mapping[str, Mapping[str, 
     published = part.groupby("knob_max_num_seqs")[["published", "published_prompt_share"]].median()
     published = published.dropna(subset="published")
     if len(published):
-        possible = published["published_prompt_share"] <= max(PROMPT_SHARES)
-        draw_published(ax, published["published"], published["published"].where(possible), **PUBLISHED)
+        draw_published(ax, published["published"], published["published_prompt_share"], **PUBLISHED)
     log2_axis(ax, part["knob_max_num_seqs"].unique())
     ends = part[columns].assign(published_low=part["published"] * (1 - max(PROMPT_SHARES)))
     plain_log_axis(ax, "y", ends.min().min() / 1.3, ends.max().max() * 1.3, most=6)
