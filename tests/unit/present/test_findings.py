@@ -142,8 +142,10 @@ def test_of_many_pairs_some_are_told_from_the_largest_gain_to_the_smallest(repor
 def test_a_block_size_that_could_not_run_has_a_reason_in_plain_words_if_it_was_foreseen(foreseen, why):
     sized = {"gpu": "h200", "knob_block_size": [8, 16], "cell_id": ["a", "b"], "outcome": ["infeasible", "ok"]}
     grid = pd.DataFrame(sized | {"reason": ["ValueError: 8 (at line 3)", None]})
-    capacity = pd.DataFrame({"cell_id": ["a", "b"], "predicted_infeasible": [foreseen, None]})
-    report = SimpleNamespace(grid=grid, tables=SimpleNamespace(get=lambda *_: capacity))
+    memory = pd.DataFrame(
+        {"cell_id": ["a", "b"], "predicted_infeasible": [foreseen, None], "num_blocks_error_pct": None}
+    )
+    report = SimpleNamespace(grid=grid, tables=SimpleNamespace(get=lambda name, *_: {"memory": memory}[name]))
     assert _refused(report, "h200") == f"; block size 8 could not run: {why}"
 
 

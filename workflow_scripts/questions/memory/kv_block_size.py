@@ -154,7 +154,8 @@ def _refused(report: Report, gpu: str) -> str:
     """The block sizes with which no cell of a device could run, with the predicted reason or the beginning of the
     engine's."""
     sized = report.grid[report.grid["gpu"] == gpu].groupby("knob_block_size")
-    foreseen = report.tables.get("capacity", "cell_id", "predicted_infeasible").dropna()
+    columns = ["cell_id", "predicted_infeasible"]
+    foreseen = report.tables.get("memory", *columns)[columns].dropna()
     plain = foreseen.drop_duplicates("cell_id").set_index("cell_id")["predicted_infeasible"]
     return "".join(
         f"; {setting_phrase('block_size', size)} could not run: "
