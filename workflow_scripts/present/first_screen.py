@@ -93,7 +93,7 @@ def first_screen(report: Report) -> FirstScreen:
         other_settings.SUBJECT.id: (_changes, other_settings.effects),
         predicted_and_measured.SUBJECT.id: (lambda _: (), predicted_and_measured.prediction_errors),
     }
-    answers = []
+    answers = [Answer("cells", held, None)] if (held := list(_pipeline(report))) else []
     for section, (lines_of, draw) in parts.items():
         with suppress(MissingError):
             lines = list(lines_of(report))
@@ -107,6 +107,14 @@ def first_screen(report: Report) -> FirstScreen:
         words = [*seen.in_words(lambda cell: report.names.get(cell.id, cell.id)), f"As of {clock(seen.at_s)}."]
         unfinished = Unfinished(seen.ended, seen.wanted, words)
     return FirstScreen(unfinished, answers, list(_trust(report)), best_settings(report))
+
+
+def _pipeline(report: Report) -> Iterator[Finding]:
+    """Whether every cell that can run was measured, if the study asks whether the pipeline holds."""
+    if "pipeline" in report.study.question:
+        failed = int((~report.grid["outcome"].isin(["ok", "infeasible"])).sum())
+        verdict, tone = ("failed", "bad") if failed else ("holds", "good")
+        yield Finding(verdict, f"Cells: {', '.join(_cells(report))}; {failed} failed or not run.", tone)
 
 
 def _without_comparison(report: Report) -> Answer:

@@ -38,7 +38,7 @@ VERDICTS = {
     *("failed start", "flagged", "kept up", "kept up, slow client", "saturated", "predicted", "quiet host", "busy GPU"),
     *("limited by server", "limited by client and server", "not steady", "same answers"),
     *("block size", "decided", "simulated", "published", "remote code", "by itself", "ramp", "cannot show", "missed"),
-    *("loaded host", "slowed GPU", "not compared"),
+    *("loaded host", "slowed GPU", "not compared", "holds", "failed"),
 }
 DIGITS = range(2, 7)
 

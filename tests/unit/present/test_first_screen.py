@@ -128,6 +128,17 @@ def test_the_share_of_the_ceiling_is_that_of_the_table_at_both_ends(report):
         assert all(f"{end} % with" in text for end in ends)
 
 
+def test_a_study_that_asks_for_the_pipeline_is_told_whether_it_holds(report, tmp_path, cells):
+    study = report.study.model_copy(update={"question": "Does the pipeline hold?"})
+    answer = first_screen(replace(report, study=study)).answers[0]
+    lost = int((~report.grid["outcome"].isin(["ok", "infeasible"])).sum())
+    assert (answer.section, lost > 0, answer.lines[0].verdict, answer.lines[0].tone) == ("cells", True, "failed", "bad")
+    assert f"; {lost} failed" in answer.lines[0].sentence
+    ran = changed(report, tmp_path, cells=cells[cells["outcome"].isin(["ok", "infeasible"])])
+    assert first_screen(replace(ran, study=study)).answers[0].lines[0].verdict == "holds"
+    assert first_screen(report).answers[0].section != "cells"
+
+
 def test_the_row_of_a_recommendation_has_its_numbers(report, tmp_path):
     table = report.tables.need("recommendations").assign(ties=None)
     rows = best(changed(report, tmp_path, recommendations=table))
