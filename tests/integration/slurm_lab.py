@@ -93,6 +93,7 @@ _MARIADB = """\
 [server]
 user=root
 datadir={root}/mariadb
+tmpdir={root}/run
 socket={root}/run/mariadb.sock
 pid-file={root}/run/mariadb.pid
 log-error={root}/log/mariadb.log
