@@ -10,8 +10,11 @@ import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import resolve_one
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.records import validated
+from workflow_scripts.common.wording import allowed_names
 from workflow_scripts.engines.capacity import Term
 from workflow_scripts.engines.vllm.capacity import asked_settings, predict_capacity
+from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.engines.vllm.memory import EngineSettings
 from workflow_scripts.parse.engine_log import EngineLogFacts, read_engine_log
 from workflow_scripts.physics.rate_ceiling import MeanLengths
@@ -43,19 +46,39 @@ class Results:
         schemas()
         return read_table(self._folder / f"{name}.parquet")
 
+    @property
+    def rates(self) -> pd.DataFrame:
+        """One row per cell: its settings, and each measure with its interval, such as `output_tokens_per_s`,
+        `output_tokens_per_s_low` and `output_tokens_per_s_high`."""
+        wide = self.table("intervals").pivot_table(
+            index="cell_id", columns="measure", values=["value", "low", "high"], observed=True
+        )
+        ends = {"value": "", "low": "_low", "high": "_high"}
+        wide.columns = pd.Index([f"{column[1]}{ends[column[0]]}" for column in wide.columns])
+        return self.cells.merge(wide.sort_index(axis=1).reset_index(), on="cell_id", how="left")
+
     def meanings(self, name: str) -> dict[str, str]:
-        """What each column of a table means, with its unit. Raises KeyError if no table has this name."""
+        """What each column of a table means, with its unit. Raises InputError if no table has this name."""
         from workflow_scripts.questions.table_docs import meanings
 
-        return meanings(name)
+        try:
+            return meanings(name)
+        except KeyError:
+            raise InputError(f"there is no table {name!r}; {allowed_names(name, self._names())}") from None
+
+    def _names(self) -> list[str]:
+        return sorted(path.stem for path in self._folder.glob("*.parquet"))
 
     def __getattr__(self, name: str) -> pd.DataFrame:
-        if name.startswith("_"):
-            raise AttributeError(name)
+        if name.startswith("_") or name not in self._names():
+            raise AttributeError(f"there is no table {name!r}; {allowed_names(name, self._names())}")
         return self.table(name)
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *(path.stem for path in self._folder.glob("*.parquet"))]
+        return [*super().__dir__(), *self._names()]
+
+    def __repr__(self) -> str:
+        return f"Results({str(self._folder.parent)!r}): {', '.join(self._names())}"
 
 
 def load(folder: str | Path) -> Results:
@@ -78,8 +101,12 @@ def capacity(
 ) -> dict[str, Term]:
     """What `kvsweep capacity` predicts: memory, blocks, tokens and requests, each with its unit and how it was found.
 
-    `model` is a name of the catalogue, a folder, a config.json or `ORG/REPO`; `gpu` a name of the catalogue.
+    `model` is a name of the catalogue, a folder, a config.json or `ORG/REPO`; `gpu` a name of the catalogue. Raises
+    InputError for a setting that the command refuses.
     """
+    known = {name: getattr(settings, name) for name in VllmKnobs.model_fields.keys() & vars(settings).keys()}
+    del known["kv_cache_dtype"]  # the capacity knows more types than studies may set, and refuses others itself
+    validated(VllmKnobs.in_part(), known, "settings")
     device, log = resolve_one(gpu), log_facts or {}
     facts, settings = asked_settings(model, device, settings, quantization, log)
     return predict_capacity(facts, device, settings, log)

@@ -29,13 +29,26 @@ from workflow_scripts.study.progress import may_grow
 from workflow_scripts.common.checkout import CHECKOUT, own_or_of_checkout
 from workflow_scripts.common.records import read_yaml
 from workflow_scripts.common.sources import sources as sources_of
-from workflow_scripts.study.study_file import load_study, store_configs, study_file, without_tokenizer
+from workflow_scripts.study.study_file import check_config, load_study, store_configs, study_file, without_tokenizer
 from workflow_scripts.common.faults import InputError
 
 # A module of another workflow has only the keys that this gives it.
 config = read_yaml(CHECKOUT / "config/config.yaml") | config
 # Where files of the workflow are: relative in the checkout itself.
 HOME = Path() if Path.cwd() == CHECKOUT else CHECKOUT
+# Keys of `--config`, each read by the rule that needs it.
+CONFIG_KEYS = (
+    "study",
+    "results",
+    "engine_environment",
+    "site",
+    "runs",
+    "against",
+    "baseline",
+    "occasions_vary",
+    "pick",
+)
+CONFIG_KEYS += ("workload", "host", "image", "partial", "rerun")
 ENGINE_ENVIRONMENT = f"../envs/{config['engine_environment']}.conda.yaml"
 # Tables of the report, each as Parquet and as CSV; `written` adds those that the rules make.
 TABLES = []
@@ -47,6 +60,7 @@ try:
     RESULTS = usable(config["results"], "results")
     STUDY_FILE = usable(study_file(config, workflow.configfiles), "the study's file")
     STUDY = load_study(STUDY_FILE, RESULTS)
+    check_config(config, CONFIG_KEYS)
     CELLS = {cell.id: cell for cell in expand_study(STUDY)}
     MODELS = resolved_models(STUDY)
     CALIBRATIONS = calibrations_of(STUDY, CELLS.values())

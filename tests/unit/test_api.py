@@ -55,6 +55,32 @@ def test_missing_tables_and_unknown_names_are_bad_input(tmp_path):
         kvsweep.capacity("opt-125m", "none", kvsweep.EngineSettings(max_model_len=2048))
 
 
+@pytest.mark.parametrize(
+    "setting", [{"gpu_memory_utilization": 90}, {"block_size": -16}, {"block_size": 0}, {"block_size": "16"}]
+)
+def test_a_setting_that_the_command_refuses_is_refused(setting):
+    with pytest.raises(kvsweep.InputError, match=next(iter(setting))):
+        kvsweep.capacity("opt-125m", "h200", kvsweep.EngineSettings(max_model_len=2048, **setting))
+
+
+def test_an_unknown_table_is_named_with_those_there_are(synthetic):
+    results = kvsweep.load(synthetic)
+    with pytest.raises(kvsweep.InputError, match="intervals"):
+        results.meanings("interval")
+    assert not hasattr(results, "interval")
+    assert "intervals" in repr(results)
+
+
+def test_rates_has_one_row_per_cell_with_each_measure_and_its_interval(synthetic):
+    results = kvsweep.load(synthetic)
+    rates, intervals = results.rates, results.intervals
+    assert rates["cell_id"].tolist() == results.cells["cell_id"].tolist()
+    one = intervals[intervals["measure"] == "output_tokens_per_s"].iloc[0]
+    row = rates.set_index("cell_id").loc[one["cell_id"]]
+    for end, column in {"value": "", "low": "_low", "high": "_high"}.items():
+        np.testing.assert_allclose(float(row[f"output_tokens_per_s{column}"]), float(one[end]))
+
+
 @pytest.mark.parametrize("name", ["capacity", "audit", "log"])
 def test_python_and_the_command_give_the_same_numbers(name, capsys):
     assert main([name, *CALLS[name].split(), *(["--json"] if name != "log" else [])]) == 0

@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from workflow_scripts.catalog.gpus_and_models import get_model
+from workflow_scripts.catalog.gpus_and_models import get_model, load_gpus
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json
-from workflow_scripts.common.wording import plural
+from workflow_scripts.common.wording import listed, plural
+from workflow_scripts.engines.knobs import Knobs
+from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.physics.model_facts import vocabulary_and_context
 from workflow_scripts.study.calibrations import calibrations_of, check_calibrations
 from workflow_scripts.study.definition import ResolvedModel, resolved_models
@@ -27,6 +29,7 @@ from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.requests import requests_of
 from workflow_scripts.study.study import Study, StudyError
 from workflow_scripts.study.study_file import load_study, without_tokenizer
+from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.byte_tokens import vocabulary_of_bytes
 from workflow_scripts.workloads.request import Vocabulary
 from workflow_scripts.workloads.texts import MIN_TOKENS
@@ -61,6 +64,41 @@ def check_requests(study: Study, cells: Sequence[Cell]) -> None:
         raise StudyError(f"study {study.name!r}: {e}") from None
 
 
+def doubts(study: Study, cells: Sequence[Cell]) -> Iterator[str]:
+    """A note for each setting that cannot show what the study asks: too few requests to fill an engine, a context that
+    the model does not have, a knob of another kind of device, a list of values that holds one."""
+    for name, group in groupby(sorted(cells, key=lambda cell: cell.workload), lambda cell: cell.workload):
+        swept = {cell.knobs.max_concurrency for cell in group if _bounds_sequences(cell.knobs)}
+        largest = max(swept, default=1)
+        if len(swept) > 1 and (count := study.workloads[name].prompts_for(largest)) < 2 * largest:
+            yield (
+                f"workload {name!r}: {plural(count, 'request')} cannot keep {largest} sequences running; set"
+                f" num_prompts to at least {2 * largest}, or prompts_per_seq to at least 2"
+            )
+    positions = {name: vocabulary_and_context(read_json(get_model(name).config))[1] for name in resolved_models(study)}
+    for model in sorted({cell.model for cell in cells}):
+        longest = max(cell.knobs.longest_request or 0 for cell in cells if cell.model == model)
+        if longest > positions[model]:
+            yield f"model {model!r}: max_model_len {longest} is beyond its {positions[model]} positions"
+    kinds = {load_gpus()[cell.gpu].kind for cell in cells}
+    for knob in sorted({knob for cell in cells for knob in cell.knobs.set_values()}):
+        only_on = every_knob()[knob].only_on
+        if only_on and only_on not in kinds:
+            yield f"{knob}: only for {only_on.upper()} devices; the study has none, so it changes nothing"
+    for sweep in study.sweeps:
+        values_of = {name: {str(cell.knobs.set_values().get(name)) for cell in cells} for name in sweep.knobs}
+        if alone := [
+            name for name, given in sweep.knobs.items() if isinstance(given, list) and len(values_of[name]) < 2
+        ]:
+            yield f"sweep {sweep.name!r}: {listed(alone)} has one value, so its effect is not measured"
+
+
+def _bounds_sequences(knobs: Knobs) -> bool:
+    """Whether the study sets how many sequences run, and all of them wait from the beginning."""
+    set_ones = knobs.set_values()
+    return not isinstance(knobs, Load) and any(knobs.described()[name].limits == "sequences" for name in set_ones)
+
+
 def _vocabulary(model: ResolvedModel, config: Mapping[str, Any]) -> Vocabulary:
     """That of the tokenizer that is written for the model; for one of its own, one in which every text is short."""
     if model.load_format != "hub" and not model.files_sha256:
@@ -74,7 +112,7 @@ def main(args: Namespace) -> None:
     study = load_study(args.study)
     cells = expand(study)
     check_calibrations(study, calibrations_of(study, cells))
-    notes = [*without_tokenizer(study), *missing_files(study), unmeasurable(study, cells)]
+    notes = [*without_tokenizer(study), *missing_files(study), *doubts(study, cells), unmeasurable(study, cells)]
     check_requests(study, cells)
     print(f"{args.study}: {plural(len(cells), 'cell')} on {', '.join(sorted({c.gpu for c in cells}))}")
     for note in filter(None, notes):

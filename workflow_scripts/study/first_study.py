@@ -1,4 +1,4 @@
-"""Write a first study for this machine: four cells on its first GPU that the catalogue knows, or on its CPU.
+"""Write a first study for this machine: nine or twelve cells on its first GPU that the catalogue knows, or on its CPU.
 
     kvsweep init my-study.yaml
 
@@ -21,10 +21,10 @@ from workflow_scripts.study.study import NAME_PATTERN, NAMES, StudyError
 # Models with random weights, and the memory of a GPU in GB that each needs at least; the first that fits is taken.
 MODELS = (("llama-3.1-8b-instruct", 40), ("qwen2.5-0.5b-instruct", 0))
 TEXT = """\
-# A first study: how the number of sequences at once changes throughput. docs/studies.md explains every key.
+# A first study: what block size and the number of sequences at once change. docs/studies.md explains every key.
 schema_version: 1
 name: {name}
-question: How does max-num-seqs change throughput and KV-cache use on this {what}?
+question: What do block size and max-num-seqs change in throughput and KV-cache use on this {what}?
 # Each cell in two starts of its engine, in rounds of a random order.
 starts: 2
 repeats: 2
@@ -33,7 +33,8 @@ cell_time_limit_s: 600
 workloads:
   chat:
     kind: synthetic
-    num_prompts: 32
+    num_prompts: 16
+    prompts_per_seq: {per_seq} # and this many for each sequence that may run at once, so that the engine stays full
     prompt_tokens: {{median: {prompt}, sigma: 0.6, minimum: 8, maximum: {maximum}}}
     output_tokens: {{median: {output}, sigma: 0.5, minimum: 4, maximum: {maximum}}}
 
@@ -44,16 +45,18 @@ engine_defaults:
   vllm: {defaults}
 
 sweeps:
-  - name: max-num-seqs
+  - name: block-size-and-max-num-seqs
     gpu: {gpu} # other names: config/gpus.yaml
     engine: vllm
     model: {model}
     workload: chat
-    knobs: {{max_num_seqs: [1, 4, 16, 64]}}
+    knobs: {{block_size: {block_sizes}, max_num_seqs: {sequences}}}
 """
-ON_GPU = {"prompt": 150, "output": 100, "maximum": 512, "defaults": "{block_size: 16, max_model_len: 2048}"}
+ON_GPU = {"prompt": 150, "output": 100, "maximum": 512, "defaults": "{max_model_len: 2048}"}
+ON_GPU |= {"block_sizes": "[16, 32, 64, 128]", "sequences": "[1, 16, 64]", "per_seq": 8}
 ON_CPU = {"prompt": 20, "output": 8, "maximum": 48, "model": "tiny-llama-57m", "gpu": "cpu-all", "what": "CPU"}
-ON_CPU["defaults"] = "{block_size: 32, max_model_len: 128, enforce_eager: true, cpu_kv_cache_gib: 1}"
+ON_CPU["defaults"] = "{max_model_len: 128, enforce_eager: true, cpu_kv_cache_gib: 1}"
+ON_CPU |= {"block_sizes": "[32, 64, 128]", "sequences": "[1, 4, 16]", "per_seq": 4}
 
 
 def first_study(name: str, nvml_names: list[str]) -> str:
@@ -80,4 +83,7 @@ def main(args: Namespace) -> None:
         print(f"note: {here[0]} is not in config/gpus.yaml (docs/extending.md), so the study is for the CPU")
     is_here = Path("Snakefile").exists() or Path("workflow/Snakefile").exists()
     snakemake = "snakemake" if is_here else f"snakemake -s {quote(str(CHECKOUT / 'Snakefile'))}"
-    print(f"{args.study}: now `kvsweep check {args.study}`, and `{snakemake} --cores all --configfile {args.study}`")
+    print(f"{args.study}: now")
+    print(f"    kvsweep check {args.study}")
+    print(f"    {snakemake} --cores all --configfile {args.study} plan    # what to expect, without a GPU")
+    print(f"    {snakemake} --cores all --configfile {args.study}")

@@ -1,7 +1,7 @@
 """Read and check a study file; `study.py` defines what it holds."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from workflow_scripts.catalog.gpus_and_models import MODELS, Model, load_gpus, s
 from workflow_scripts.common.checkout import own_or_of_checkout
 from workflow_scripts.common.files import write_bytes
 from workflow_scripts.common.records import read_yaml
+from workflow_scripts.common.wording import allowed_names
 from workflow_scripts.study.definition import json_sha256
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study, StudyError, study_of
@@ -72,6 +73,12 @@ def study_file(config: Mapping[str, Any], configfiles: Sequence[str | Path]) -> 
     if "study" not in config:
         raise StudyError("config/config.yaml: the key `study` must name a study file, e.g. config/studies/demo.yaml")
     return own_or_of_checkout(config["study"])
+
+
+def check_config(config: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise StudyError for the first key of a snakemake call that is neither a key of a study nor known."""
+    if unknown := [key for key in config if key not in Study.model_fields and key not in known]:
+        raise StudyError(f"--config {unknown[0]}=: there is no such key; {allowed_names(unknown[0], known)}")
 
 
 def _keys(path: Path) -> set[str]:

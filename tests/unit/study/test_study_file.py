@@ -23,7 +23,7 @@ from workflow_scripts.study.definition import definitions_sha256, resolved_model
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Measure, StudyError
-from workflow_scripts.study.study_file import load_study, store_configs, study_file, without_tokenizer
+from workflow_scripts.study.study_file import check_config, load_study, store_configs, study_file, without_tokenizer
 
 GOOD = study_content(
     {"name": "a", "gpu": "cpu-all", "model": "tiny-llama-57m", "knobs": {"block_size": [32, 64], "max_num_seqs": 4}},
@@ -340,3 +340,12 @@ def test_an_imported_run_may_name_a_model_of_the_study(write_own, folder, tmp_pa
         read_runs(mapping)
     load_study(write_own({"folder": str(folder)}))
     assert len(list(read_runs(mapping))) == 1
+
+
+@pytest.mark.parametrize(("given", "meant"), [("studdy", "study"), ("resutls", "results"), ("occasion_vary", None)])
+def test_an_unknown_key_of_a_call_is_refused(given, meant):
+    known = ("study", "results")
+    check_config({"study": "a.yaml", "repeats": 3}, known)  # a study file given as --configfile has keys of its own
+    with pytest.raises(StudyError, match=given) as refused:
+        check_config({"study": "a.yaml", given: 1}, known)
+    assert (f"did you mean {meant!r}" in str(refused.value)) == (meant is not None)
