@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.common.files import read_json, write_json
+from workflow_scripts.common.files import read_json, read_text, write_json
+from workflow_scripts.common.ownership import enter_own_network
 from workflow_scripts.engines.engine import (
     Effective,
     Engine,
@@ -173,6 +174,8 @@ class VllmServe(Serving):
 
         def serve() -> None:
             os.environ.update(environment)
+            if self._knobs.engines > 1:
+                meet_unseen(self._setup.model_dir)
             _serve(words, self._effective_file, self._setup.device_kind == "cpu")
 
         return ServerProcess.forked(serve), self._target_at(socket), "/health"
@@ -190,6 +193,21 @@ class VllmServe(Serving):
         forget_prefixes(attempt)
 
 
+def meet_unseen(model_dir: Path) -> None:
+    """Let no other user take part when engines of `data_parallel_size` meet. Those of a model with experts find each
+    other at ports without a key, and unpickle what they receive there: they get a network of their own. Raises
+    NotImplementedError if this host does not allow one."""
+    if "experts" not in read_text(model_dir / "config.json"):
+        return vllm_versions.start_engines_without_a_store()
+    try:
+        enter_own_network()
+    except OSError as e:
+        raise NotImplementedError(
+            "data_parallel_size above 1 with experts: any user of this host could run code in the engines, which vLLM"
+            f" lets meet at open ports; they need a network of their own, which this host refuses: {e.strerror}"
+        ) from None
+
+
 def _serve(words: list[str], effective: Path, on_cpu: bool) -> None:
     """Run the API server until it is told to stop; once its engine is up, write the settings that took effect."""
     import uvloop
@@ -198,7 +216,6 @@ def _serve(words: list[str], effective: Path, on_cpu: bool) -> None:
     if on_cpu:
         fork_the_engine_core()
     vllm_versions.let_ranks_meet_in_a_file()
-    vllm_versions.let_engines_meet_on_this_host()
     more = vllm_versions.accepted({"enable_mfu_metrics": True})
     args = vllm_versions.serve_arguments([*words, *command_line(more)])
     # The module in which vLLM runs its server and looks for the function that starts the engine.

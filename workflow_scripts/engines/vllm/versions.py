@@ -3,12 +3,12 @@
 vLLM is imported only when a function is called. "Until" names the last version with the other form.
 """
 
-import socket
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
 from inspect import signature
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -79,21 +79,12 @@ def let_ranks_meet_in_a_file() -> None:
             method.__globals__["get_distributed_init_method"] = lambda ip, port: file
 
 
-def let_engines_meet_on_this_host() -> None:
-    """Let the store in which data-parallel engines find each other listen at 127.0.0.1; PyTorch's listens on every
-    address of the host. Versions without such a store have none for dense models."""
-    from vllm.distributed import parallel_state, utils
+def start_engines_without_a_store() -> None:
+    """Let the engines of a model without experts, which need nothing of each other, start without the store that those
+    with experts meet in: since 0.32.0 it listens, without a key, at a port that PyTorch opens on every address."""
+    from vllm.distributed import utils
 
-    if (create := getattr(utils, "create_tcp_store", None)) is None:
-        return
-
-    def create_here(host: str, port: int, listen_socket: socket.socket | None = None, **kwargs: Any) -> Any:
-        if listen_socket is None and kwargs.get("is_master"):
-            listen_socket = socket.create_server(("127.0.0.1", port))
-            host, port = listen_socket.getsockname()
-        return create(host, port, listen_socket=listen_socket, **kwargs)
-
-    utils.create_tcp_store = parallel_state.create_tcp_store = create_here
+    utils.create_tcp_store = lambda *_, **__: SimpleNamespace(port=0)
 
 
 @cache
