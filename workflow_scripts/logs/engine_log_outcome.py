@@ -13,18 +13,15 @@ from dataclasses import dataclass
 
 from workflow_scripts.logs import engine_log_signs as signs
 from workflow_scripts.logs.engine_log_signs import Status
-from workflow_scripts.logs.engine_log_text import NARROWEST_TERMINAL, Line, what_may_follow
+from workflow_scripts.logs.engine_log_text import Line, what_may_follow
 
 # Of a statement that a traceback shows; the texts in it are searched for again after each quotation mark.
 _MOST_STATEMENT = 4000
 _MOST_PIECES = 8  # lines that may go on with a message
 _USUAL_WIDTHS = (72, 80, 100, 120, 132, 160, 200)
-# What stands at a break: of the longest line of a log, of one that may be a sentence, and between words.
-_MAY_GO_ON = re.compile(r"[^.!?]\n|\n[\s\d]")
-_GOES_ON = re.compile(r"[^.!?)\]}'\"`\s]\s?\n(?:(?!\w+: )[a-z\d(),.;:'\"`-]|\s(?=\S))")
-_BETWEEN = re.compile(r"[\w,;:!?)\]}`'\"]\n[\w`'\"(\[{<-]")
-_WORD = re.compile(r"[A-Za-z_]{3,}|(?<= )\w\w(?= )")
-_WORDS = {word for sign in vars(signs).values() for word in _WORD.findall(getattr(sign, "pattern", ""))}
+# A line below a message that does not go on with it: an empty one, a rule, another program's message, or a record.
+_ANOTHER = re.compile(r"\s*(?:$|[+|-]{2})|[\w.]+: |[{\[]")
+_WORDS = {word for sign in vars(signs).values() for word in re.findall(r"[A-Za-z_]{3,}", getattr(sign, "pattern", ""))}
 
 
 @dataclass(frozen=True)
@@ -118,7 +115,6 @@ class _Stream:
 
 def _failures(lines: Sequence[Line]) -> Iterator[_Failure]:
     streams: dict[str | None, _Stream] = defaultdict(_Stream)
-    width = max((len(line.text) for line in lines), default=0)
     for index, line in enumerate(lines):
         body, stream = line.body, streams[line.rank]
         if line.level in ("DEBUG", "INFO", "WARNING") or not body.strip() or signs.BOXED.match(body):
@@ -155,7 +151,7 @@ def _failures(lines: Sequence[Line]) -> Iterator[_Failure]:
         else:
             raised, chained = stream.raising, stream.chained
             stream.raising = stream.chained = False
-            if not (raised and stream.survives) and (failure := _failure(lines, index, width, raised, chained)):
+            if not (raised and stream.survives) and (failure := _failure(lines, index, raised, chained)):
                 yield failure
     if lines and signs.ENGINES_ERROR.search(lines[-1].text) and not any(stream.raising for stream in streams.values()):
         yield _Failure(len(lines) - 1, None, "error", harmless=True)
@@ -194,7 +190,7 @@ def _cut_off(lines: Sequence[Line], index: int, statement: str) -> _Failure:
     return _Failure(index, message, status or "error", certain=status is not None, harmless=harmless)
 
 
-def _failure(lines: Sequence[Line], index: int, width: int, raised: bool, chained: bool) -> _Failure | None:
+def _failure(lines: Sequence[Line], index: int, raised: bool, chained: bool) -> _Failure | None:
     """Read one line as a failure; `raised`: the line ends a traceback."""
     line = lines[index]
     body = line.body.strip()
@@ -206,7 +202,7 @@ def _failure(lines: Sequence[Line], index: int, width: int, raised: bool, chaine
     raised = raised or bool(signs.EXCEPTION.match(body)) or (not logged and bool(signs.NAMELESS.match(body)))
     quoted = signs.REPR.search(body) if logged or "exception=" in body else None
     other = bool(signs.OTHER_FAILURE.search(body))
-    message = _message(lines, index, width) if raised else f"{quoted['name']}: {quoted['words']}" if quoted else body
+    message = _message(lines, index) if raised else f"{quoted['name']}: {quoted['words']}" if quoted else body
     generic = bool(signs.GENERIC.search(message))
     reported = raised or logged or quoted is not None or bool(signs.ANNOUNCED.match(body))
     if (reported or other) and (status := signs.status_of(message)):
@@ -228,11 +224,11 @@ def _failure(lines: Sequence[Line], index: int, width: int, raised: bool, chaine
     return None
 
 
-def _message(lines: Sequence[Line], index: int, width: int) -> str:
+def _message(lines: Sequence[Line], index: int) -> str:
     """The text of an exception, with the lines below that give its cause (Pydantic's reasons, a sentence's end)."""
     message = lines[index].body.strip()
     if not re.search(r"\d validation errors? for", message):
-        return _to_its_end(lines, index, width)
+        return _to_its_end(lines, index)
     for line in lines[index + 1 : index + 9]:
         if "For further information visit" in line.body or line.rank != lines[index].rank:
             break
@@ -240,46 +236,15 @@ def _message(lines: Sequence[Line], index: int, width: int) -> str:
     return message
 
 
-def _to_its_end(lines: Sequence[Line], index: int, width: int) -> str:
-    """A message with the lines below that go on with it, where a terminal or an editor has broken it."""
-    after = itertools.takewhile(lambda line: not line.starts, lines[index + 1 : index + 1 + _MOST_PIECES])
-    texts = [lines[index].text, *(line.text for line in after if line.text.strip())]
-    texts = texts[: 1 + (_wrapped(texts) or _unfinished(texts, width))]
-    one_width = len({len(text) for text in texts[:-1]}) == 1
-    joints = [_joint(*pair, one_width, len(texts) > 2) for pair in itertools.pairwise(texts)]
-    return "".join([lines[index].body, *itertools.chain(*zip(joints, texts[1:], strict=True))]).strip()
-
-
-def _wrapped(texts: Sequence[str]) -> int:
-    """How many lines go on with the first: two or more, if each but the last has no room for the next one's word."""
-    for end in range(len(texts) - 1, 1, -1):
-        width = max(map(len, texts[:end]))
-        full = all(len(a) + 1 + len(b.split()[0]) > width for a, b in itertools.pairwise(texts[: end + 1]))
-        if full and NARROWEST_TERMINAL / 2 < width >= len(texts[end]):
-            return end
-    return 0
-
-
-def _unfinished(texts: Sequence[str], width: int) -> int:
-    """How many lines go on with the sentence of the first, as it names a cause or has a usual width. `width`: of the
-    longest line of the log."""
-    caused = any(signs.status_of(joint.join(texts[:2])) for joint in ("", " "))
-    for count, (before, piece) in enumerate(itertools.pairwise(texts)):
-        at, usual = f"{before[-2:]}\n{piece}", len(before) in _USUAL_WIDTHS
-        likely = _GOES_ON.search(at) and (usual or (caused and len(before) >= NARROWEST_TERMINAL))
-        certain = len(before) == width and (usual or before.endswith(" ")) and _MAY_GO_ON.search(at)
-        if not likely and not certain:
-            return count
-    return len(texts) - 1
-
-
-def _joint(before: str, piece: str, one_width: bool, several: bool) -> str:
-    """What stood between two lines of a message: a space, or nothing within a word. Lines of one width were probably
-    cut, if there are several or the width is usual: they need two known words for a space, another one needs one."""
-    if before.endswith(" ") or piece.startswith(" "):
-        return ""
-    cut = several or len(before) in _USUAL_WIDTHS
-    last, first = re.findall(r"\w*$", before[-99:])[0], re.findall(r"^\w*", piece)[0]
-    if one_width and last and first:
-        return " " * (last + first not in _WORDS and (last in _WORDS) + (first in _WORDS) > cut)
-    return " " * (not one_width or (not cut and _BETWEEN.search(f"{before[-1]}\n{piece}") is not None))
+def _to_its_end(lines: Sequence[Line], index: int) -> str:
+    """A message that names a cause, with the lines below that go on with it, each cut at a width or between words."""
+    line = lines[index]
+    whole, before = line.body.rstrip("\n"), line
+    for after in lines[index + 1 : index + 1 + _MOST_PIECES]:
+        is_cut = len(before.text) in _USUAL_WIDTHS
+        if after.starts or after.rank not in (None, line.rank) or (_ANOTHER.match(after.body) and not is_cut):
+            break
+        word = re.findall(r"\w*$", whole[-99:])[0] + re.findall(r"^\w*", after.body)[0]
+        whole += ("" if is_cut or word in _WORDS or whole.endswith(" ") else " ") + after.body
+        before = after
+    return whole.strip() if signs.status_of(whole) else line.body.strip()

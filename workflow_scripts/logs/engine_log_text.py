@@ -52,12 +52,14 @@ _RANK = r"\[rank(?P<rank>\d+)\]:\s?"
 _DATE = r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?\s?"
 _JOURNAL = r"(?:[^\W\d_]{3,5}\.?\s+|\d{1,2}月 +)\d{1,2} \d\d:\d\d:\d\d \S+ [^\s:]+:\s"
 _POD = r"\[pod/\S+\]\s"
+# Before each line of a quotation, whether it begins a record or not.
+_QUOTE = r"[>▎](?: (?:- )?|$)"
 # From Compose, srun --label, a README, a comment or Markdown; an engine's own words may begin like this too.
 _LOOSE_PREFIXES = (
     r"[\w./@-]+\s+\| ",
     r"\d+: ",
     r"# ",
-    r"[>▎] (?:- )?",
+    _QUOTE,
     r"`+(?=\S)",
     r"\s*\*\*(?=[^\s*])",
     r"vLLM STD(?:OUT|ERR): ",
@@ -89,10 +91,9 @@ _NOT_A_WRAP = re.compile(r"\s{2}|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b|usage: 
 MOST_LINE = 2**16
 # Collectors, launchers and editors add a few.
 _MOST_PREFIXES = 20
-NARROWEST_TERMINAL = 72
+_NARROWEST_TERMINAL = 72
 # The terminal counted escape codes that have been removed, so a wrapped line may look shorter than the terminal.
 _WRAP_SLACK = 24
-_LEAST_LENGTHS = 4  # of lines that were broken between words
 # A collector's prefix is on at least this share of the lines: on every record, but not on the rest of wrapped lines.
 _SHARE_OF_A_PREFIX = 0.2
 
@@ -178,8 +179,7 @@ def read_lines(text: str) -> list[Line]:
     r"""Split a log into its lines as the engine printed them.
 
     A line that a terminal cut is as long as the terminal is wide, and the next line begins no record; both are joined
-    again without a character between. An editor breaks a line where the next word has no room; there the space is put
-    back. A file in which no width can be recognised stays as it is.
+    again without a character between. A file in which no width can be recognised stays as it is.
 
     >>> [line.text for line in read_lines("INFO 09-04 01:02:16 [a.py:1] one\r\n\x1b[32mtwo\x1b[0m")]
     ['INFO 09-04 01:02:16 [a.py:1] one', 'two']
@@ -207,7 +207,7 @@ def what_may_follow(lines: Sequence[Line], index: int) -> list[str]:
 def _record_start(lines: Sequence[str]) -> re.Pattern[str]:
     """What begins a record in this file: the usual beginnings, and what a collector put before each record."""
     least = 1 + _SHARE_OF_A_PREFIX * len(lines)
-    prefixes = [p for p in _LOOSE_PREFIXES if sum(bool(re.match(p, line)) for line in lines) > least]
+    prefixes = [p for p in _LOOSE_PREFIXES if p != _QUOTE and sum(bool(re.match(p, line)) for line in lines) > least]
     return re.compile("|".join([_RECORD_START, *prefixes]))
 
 
@@ -215,20 +215,16 @@ def _joints(lines: Sequence[str], record_start: re.Pattern[str]) -> dict[int, st
     """What stood before each line that goes on with the one before it. A terminal leaves several lines of exactly its
     width, all with different ends, and no longer line, although an engine prints its configuration in one line of
     thousands of characters. Ranks that print the same text also leave lines of one length, but those have the same end.
-    If escape codes were lost, the lines of each kind of prefix have their own length. Lines that were broken between
-    words have many lengths, and no room for the next word."""
+    If escape codes were lost, the lines of each kind of prefix have their own length."""
     ends: dict[int, set[str]] = defaultdict(set)
     for line in lines:
         ends[0 if _PROGRESS_BAR.search(line) else len(line)].add(line[-20:])
-    if (width := max(ends)) < NARROWEST_TERMINAL:
+    if (width := max(ends)) < _NARROWEST_TERMINAL:
         return {}
     after = (i for i, line in enumerate(lines) if i and not record_start.match(line) and not _NOT_A_WRAP.match(line))
     breaks = {i: len(lines[i - 1]) for i in after if len(lines[i - 1]) <= width}
-    full = {i for i, length in breaks.items() if length + 1 + len(lines[i].split()[0]) > width}
-    if len({breaks[i] for i in full}) >= _LEAST_LENGTHS and 2 * sum(breaks[i] < width for i in full) >= len(full):
-        return {i: " " * (not lines[i - 1].endswith(" ")) for i in full}
     cut = {i for i, length in breaks.items() if width - _WRAP_SLACK <= length and len(ends[length]) > 1}
-    if len(ends[width]) < 2 or 3 * len(full - cut) >= max(len(full), 1):
+    if len(ends[width]) < 2:
         return {}
     stripped = {i for i, length in breaks.items() if length == width - 1}
     return dict.fromkeys(cut, "") | dict.fromkeys(stripped if 3 * len(stripped) < len(cut) else (), " ")
