@@ -130,7 +130,7 @@ def audit(
     args.table, args.gpu, args.quantization = Path(table), gpu, quantization
     args.tokens_per_request = MeanLengths(*tokens_per_request) if tokens_per_request else None
     args.column = [*(columns or {}).items()]
-    return pd.DataFrame(_audit.audit_table(args).audited)
+    return pd.DataFrame(_audit.audited_rows(*_audit.audit_table(args)))
 
 
 def read_log(path: str | Path) -> EngineLogFacts:

@@ -72,10 +72,10 @@ def _markdown(lines: Sequence[str]) -> list[list[str]]:
 def _plain(text: str) -> str:
     """A value without the markup of Markdown and HTML.
 
-    >>> _plain("**`4,036`**"), _plain("<b>H200</b> ")
+    >>> _plain("**`4,036`**"), _plain("<b>H200</b><sup>1</sup> ")
     ('4,036', 'H200')
     """
-    return re.sub(r"<[^<>]*>", "", text).strip("*` \t")
+    return re.sub(r"<(su[pb])>[^<>]*</\1>|<[^<>]*>", "", text).strip("*` \t")
 
 
 def _typed(texts: Sequence[str]) -> Sequence[Value]:

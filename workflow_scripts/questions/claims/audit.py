@@ -11,10 +11,13 @@ number, it is `conditional`, with what it needs ("possible only if at least 93 %
 without a ceiling is `unknown`, and so are all rows if the model is not understood. Of a range the lower end counts. The
 exit code is 0 for all verdicts.
 
-Columns and headings may state the number of GPUs (`GPUs`, `TP`, `8xH100`), the model, the precision, the lengths of
-prompts and outputs, and the requests at once (`Concurrency`, `c=8`, `bs`, `streams`). Several devices are judged by the
-sum of their rates. A row about another model, other weights or speculative decoding is `unknown`. The audit assumes
-what a row does not state: the model and the type of its weights, one device, and one new token per sequence and step.
+A number is a rate if its heading, the first field of its row or its own field says so (`tok/s`, `throughput`); a grid
+of GPUs and settings needs no unit. Columns and headings may state the number of GPUs (`GPUs`, `TP`, `8xH100`), the
+model, the precision, the lengths of prompts and outputs, and the requests at once (`Concurrency`, `c=8`, `bs`,
+`streams`). Several devices are judged by the sum of their rates; a rate per GPU needs their number. A row about another
+model, other weights or speculative decoding is `unknown`, and rates of prompts alone are not judged. The audit assumes
+what a row does not state: the model and the type of its weights, one device (or `--devices`), and one new token per
+sequence and step.
 """
 
 import csv
@@ -24,10 +27,10 @@ import math
 import re
 from argparse import ArgumentTypeError, Namespace
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from workflow_scripts.catalog.any_gpu import GPU_NUMBERS, own_gpu
 from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
@@ -41,13 +44,11 @@ from workflow_scripts.physics.stored_weights import DTYPE_BYTES, KV_CACHE_DTYPE,
 from workflow_scripts.questions.claims.rate_table import (
     STATED,
     AuditError,
-    Columns,
-    as_long,
+    Rate,
     bits_of,
-    find_columns,
+    find_rates,
     float_or_nan,
-    like,
-    place_of,
+    gpu_named,
     stated_in,
     two_lengths,
 )
@@ -59,70 +60,61 @@ _MODEL = re.compile(
     r"|kimi|granite|nemotron|olmo|minimax|(?:opt|phi|yi)[ -]?\d)(?![a-z]|[ .-]?cpp)|(?<![\w.])\d+(?:\.\d+)?b(?![a-z])",
     re.IGNORECASE,
 )
-_NOT_SET = ("none", "false", "0", "0.0", "no", "off")
 _SHORTCUTS = re.compile(r"speculat|\beagle|\bmtp\b|\bmedusa|\bn-?gram|prefix[ -]?cach|cached prompt", re.IGNORECASE)
 
 
 def judge(
-    row: Mapping[str, Any],
-    columns: Columns,
+    rate: Rate,
     facts: ModelFacts,
     workload: MeanLengths | None,
     gpu_memory_utilization: float = 1.0,
     kv_cache_dtype: str = "auto",
     default_max_num_seqs: float = math.inf,
+    default_devices: int | None = None,
     model: str | None = None,
 ) -> JudgedRate:
-    """The verdict on the throughput in a row of a table; `columns` says which of its columns count. What the row states
-    is used. It is unknown if that contradicts `facts`, or `model`, its names."""
-    gpu, of_gpu = stated_in(str(row[columns.gpu]))
-    texts = [str(value) for name, value in row.items() if name not in columns.read and isinstance(value, str)]
-    said: Fields = {}
-    for rest, found in map(stated_in, texts):
-        said |= {kind: found[kind] for kind in found if kind in _BESIDE_TEXT or not re.search(r"\w", rest)}
-    said |= of_gpu | stated_in(columns.throughput)[1] | stated_in(str(row.get("setting") or ""))[1]
-    said |= {kind: row[name] for kind, name in columns.stated.items() if not _is_null(row[name])}
-    said = {kind: value for kind, value in said.items() if str(value).lower() not in _NOT_SET}
+    """The verdict on a rate of a table, with what its table states. It is unknown if that contradicts `facts`, or
+    `model`, its names."""
+    said = dict(rate.said)
     try:
         if "lengths" in said:
             said |= dict(zip(_OF_A_REQUEST, two_lengths(said["lengths"]), strict=True))
-        numbers = {kind: _at_least_1(columns.stated.get(kind, kind), said[kind]) for kind in _NUMBERS if kind in said}
-        _refuse_contradiction([columns.throughput, *texts], said, facts, model)
+        numbers = {kind: _at_least_1(kind, said[kind]) for kind in _NUMBERS if kind in said}
+        _refuse_contradiction(rate, said, facts, model)
+        if not (counts := numbers.keys() & _DEVICES) and rate.per_device and default_devices is None:
+            raise AuditError("a rate per GPU, and nothing states the number of GPUs: give it with --devices")
     except AuditError as e:
         return JudgedRate(reason=str(e))
     per_engine = numbers.get("tp", 1) * numbers.get("pp", 1)
-    devices = max(*(numbers.get(kind, 1) for kind in ("devices", "ep")), per_engine * numbers.get("dp", 1))
+    stated = max(*(numbers.get(kind, 1) for kind in ("devices", "ep")), per_engine * numbers.get("dp", 1))
+    devices = stated if counts else default_devices or 1
     sequences = numbers.get("sequences")
-    if sequences is not None and columns.sequences and like("per_engine", columns.sequences):
+    if sequences is not None and rate.per_engine:
         sequences *= max(devices / per_engine, 1)
-    value, unit = float_or_nan(row[columns.throughput]), f"{columns.throughput} {row[columns.gpu]}"
-    shown_by = devices if like("per_device", unit) else 1
+    shown_by = devices if rate.per_device else 1
     lengths = asdict(workload) if workload else {}
     lengths |= {kind: numbers[kind] for kind in _OF_A_REQUEST if kind in numbers}
     judged = judge_rate(
-        gpu or str(row[columns.gpu]),
-        value * shown_by,
+        gpu_named(rate.gpu) or rate.gpu,
+        rate.value * shown_by,
         sequences,
         facts,
         MeanLengths(**lengths) if len(lengths) == len(_OF_A_REQUEST) else None,
-        output_only=columns.counts_output_only or like("output", str(row[columns.gpu])),
+        output_only=rate.output_only,
         devices=devices,
         gpu_memory_utilization=gpu_memory_utilization,
         kv_cache_dtype=kv_cache_dtype,
         default_max_num_seqs=default_max_num_seqs,
     )
     judged = replace(judged, predicted_ceiling_tokens_per_s=judged.predicted_ceiling_tokens_per_s / shown_by)
-    return judged if judged.reason else replace(judged, reason=f"no number in {columns.throughput}")
+    if judged.verdict == "impossible" and rate.unread:
+        return replace(judged, reason=f"{judged.reason}; not read: {', '.join(rate.unread)}")
+    return judged if judged.reason else replace(judged, reason="no number in this field")
 
 
 _OF_A_REQUEST = ("prompt_tokens", "output_tokens")
-_NUMBERS = ("sequences", "devices", "tp", "pp", "dp", "ep", *_OF_A_REQUEST)
-# What counts also in a text that says more.
-_BESIDE_TEXT = ("tp", "pp", "dp", "ep", "precision")
-
-
-def _is_null(value: Any) -> bool:
-    return value is None or value != value  # pandas reads an empty field as NaN
+_DEVICES = ("devices", "tp", "pp", "dp", "ep")
+_NUMBERS = ("sequences", *_DEVICES, *_OF_A_REQUEST)
 
 
 def _at_least_1(name: str, value: Value) -> float:
@@ -132,11 +124,11 @@ def _at_least_1(name: str, value: Value) -> float:
     return number
 
 
-def _refuse_contradiction(texts: Sequence[str], said: Fields, facts: ModelFacts, model: str | None) -> None:
-    """Raises AuditError if a row is about another model, other weights or fewer steps than the audit assumes."""
+def _refuse_contradiction(rate: Rate, said: Fields, facts: ModelFacts, model: str | None) -> None:
+    """Raises AuditError if a rate is about another model, other weights or fewer steps than the audit assumes."""
     bits = {4: 4, 8: 8}.get(int(QUANTIZED_BITS.get(facts.quantization or "", 0)), 8 * DTYPE_BYTES.get(facts.dtype, 2))
     precisions = [said.get("precision")]
-    for label, of_label in map(stated_in, [str(said.get("model") or ""), *filter(_MODEL.search, texts)]):
+    for label, of_label in map(stated_in, [str(said.get("model") or ""), *filter(_MODEL.search, rate.texts[:2])]):
         if model is not None and not _words(label) - {"throughput"} <= _words(model):
             raise AuditError(f"the row is about the model {label!r}, and --model is {model.split()[0]}")
         precisions.append(of_label.get("precision"))
@@ -146,7 +138,7 @@ def _refuse_contradiction(texts: Sequence[str], said: Fields, facts: ModelFacts,
             raise AuditError(
                 f"the precision is {precision!r}, and the weights are {weights} ({stated} and {bits} bits)"
             )
-    if shortcut := next(filter(_SHORTCUTS.search, texts), said.get("speculative")):
+    if shortcut := next(filter(_SHORTCUTS.search, rate.texts), said.get("speculative")):
         raise AuditError(f"{str(shortcut)!r} may give several tokens per step, or skip prompts: there is no ceiling")
 
 
@@ -159,37 +151,29 @@ def _plain(value: Value) -> Value:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _print(
-    args: Namespace,
-    columns: Columns,
-    also: Sequence[str],
-    ignored: Sequence[str],
-    rows: Sequence[Fields],
-    verdicts: Sequence[JudgedRate],
-) -> None:
+def _print(args: Namespace, rates: Sequence[Rate], verdicts: Sequence[JudgedRate]) -> None:
     from rich.table import Table
 
     from workflow_scripts.common.terminal import Terminal
 
     workload: MeanLengths | None = args.tokens_per_request
-    counted = "output tokens" if columns.counts_output_only else "prompt and output tokens"
-    caption = f"predicted ceilings for {counted}; uncertainties are resolved in the table's favour"
+    caption = "predicted ceilings; uncertainties are resolved in the table's favour"
     if len(unknown := set(verdicts)) == 1 and (shared := unknown.pop()).verdict == "unknown":
         caption = f"unknown: {shared.reason}"
-        verdicts = [replace(shared, reason="")] * len(rows)
-    if ignored:
-        caption += f"; columns that are not read: {', '.join(ignored)} (see --column)"
+        verdicts = [replace(shared, reason="")] * len(rates)
+    if unread := list(dict.fromkeys(name for rate in rates for name in rate.unread)):
+        caption += f"; columns that are not read: {', '.join(unread)} (see --column)"
     tokens = f"{workload.prompt_tokens:g} + {workload.output_tokens:g}" if workload else "any number of"
     title = f"{args.table.name}: {args.model}, {tokens} tokens per request"
     shown = Table(title=title, caption=caption, box=None, collapse_padding=True, pad_edge=False)
-    stated = [columns.gpu, *columns.stated.values(), *also, columns.throughput]
-    for name in (*stated, "ceiling", "times", "verdict", "reason"):
-        is_text = name in (columns.gpu, "verdict", "reason")
+    names = [name for name in _names(rates) if name not in unread]
+    for name in (*names, "ceiling", "times", "verdict", "reason"):
+        is_text = name in (names[0], "verdict", "reason")
         shown.add_column(name, justify="left" if is_text else "right", no_wrap=name != "reason")
-    for row, judged in zip(rows, verdicts, strict=True):
+    for rate, judged in zip(rates, verdicts, strict=True):
         ceiling_, times = judged.predicted_ceiling_tokens_per_s, judged.times_ceiling
         shown.add_row(
-            *("" if row[name] is None else str(row[name]) for name in stated),
+            *("" if (value := rate.row.get(name)) is None else str(value) for name in names),
             "" if math.isnan(ceiling_) else f"{ceiling_:,.0f}",
             "" if math.isnan(times) else f"{times:.2f}",
             judged.verdict,
@@ -199,43 +183,31 @@ def _print(
     Terminal().print(shown)
 
 
-def _verdicts(args: Namespace, columns: Columns, rows: Sequence[Fields]) -> list[JudgedRate]:
+def _names(rates: Sequence[Rate]) -> list[str]:
+    return list(dict.fromkeys(name for rate in rates for name in rate.row))
+
+
+def audit_table(args: Namespace) -> tuple[list[Rate], list[JudgedRate]]:
+    """Judge the table that the command's options describe: its rates, and the verdict on each. Raises InputError."""
+    read, cells = read_rows(args.table)
+    names = [name for name in read if name not in ADDED]
+    own = own_gpu(args)
+    # The numbers are those of the GPU that the table names like --gpu, or does not name.
+    rates = find_rates(names, cells, None if own else args.gpu, dict(args.column), or_gpu=own.name if own else None)
     model, conditions = find_model(args.model), (args.gpu_memory_utilization, args.kv_cache_dtype, args.max_num_seqs)
-    names = f"{model.name} {model.hub_repo or ''} {args.model}"
+    known_as = f"{model.name} {model.hub_repo or ''} {args.model}"
     try:
         facts = read_model_facts(model.config, model.fixed_dtype, args.quantization)
-        return [judge(row, columns, facts, args.tokens_per_request, *conditions, names) for row in rows]
+        more = (args.tokens_per_request, *conditions, args.devices, known_as)
+        return rates, [judge(rate, facts, *more) for rate in rates]
     except ModelFactsError as e:
-        return [JudgedRate(reason=str(e))] * len(rows)
+        return rates, [JudgedRate(reason=str(e))] * len(rates)
 
 
-class Audited(NamedTuple):
-    """The columns of the file; of the table with one rate per row its columns, rows, verdicts, and both as rows."""
-
-    of_file: list[str]
-    names: list[str]
-    columns: Columns
-    rows: list[Fields]
-    verdicts: list[JudgedRate]
-    audited: list[Fields]
-
-
-def audit_table(args: Namespace) -> Audited:
-    """Judge the table that the command's options describe. Raises InputError."""
-    read, cells = read_rows(args.table)
-    of_file = [name for name in read if name not in ADDED]
-    own, given = own_gpu(args), dict(args.column)
-    # The numbers are those of the GPU that the table names like --gpu, or does not name.
-    named = "gpu" in given or place_of(of_file, cells) is not None
-    gpu = (None if named else own.name) if own else args.gpu
-    names, rows = as_long(of_file, cells, gpu, args.columns, given)
-    columns = find_columns(names, rows, given)
-    verdicts = _verdicts(args, columns, rows)
-    audited = [
-        {name: _plain(value) for name, value in (row | asdict(judged)).items() if name in (*names, *ADDED)}
-        for row, judged in zip(rows, verdicts, strict=True)
-    ]
-    return Audited(of_file, names, columns, rows, verdicts, audited)
+def audited_rows(rates: Sequence[Rate], verdicts: Sequence[JudgedRate]) -> list[Fields]:
+    """One row per rate: the fields of the table that tell it apart, and its verdict."""
+    both = (rate.row | asdict(judged) for rate, judged in zip(rates, verdicts, strict=True))
+    return [{name: _plain(value) for name, value in row.items()} for row in both]
 
 
 def _mean_lengths(text: str) -> MeanLengths:
@@ -263,7 +235,7 @@ _KINDS = ("gpu", "throughput", *STATED)
     option(
         "table",
         type=Path,
-        help="CSV or Markdown with columns for GPU, throughput and max-num-seqs, or with GPUs as rows or columns",
+        help="CSV or Markdown: columns for GPU, throughput and max-num-seqs, or GPUs as rows or headings",
     ),
     option("--model", required=True, help=ANY_MODEL),
     option(
@@ -283,7 +255,7 @@ _KINDS = ("gpu", "throughput", *STATED)
     ),
     option("--gpu", help="the GPU of a table that does not name it"),
     *GPU_NUMBERS,
-    option("--columns", metavar="KNOB", help="setting in the headings of a table with GPUs as rows"),
+    option("--devices", type=positive, help="GPUs behind each number, for rows that do not state it (default: 1)"),
     option(
         "--column",
         action="append",
@@ -296,22 +268,20 @@ _KINDS = ("gpu", "throughput", *STATED)
     option("--out", type=Path, metavar="FILE.csv", help="write the table with its verdicts"),
 )
 def main(args: Namespace) -> None:
-    of_file, names, columns, rows, verdicts, audited = audit_table(args)
+    rates, verdicts = audit_table(args)
+    rows = audited_rows(rates, verdicts)
     if args.out is not None:
-        header = [*names, *ADDED]
-        lines: list[list[Any]] = [header, *([row.get(name) for name in header] for row in audited)]
+        header = [*_names(rates), *ADDED]
+        lines: list[list[Any]] = [header, *([row.get(name) for name in header] for row in rows)]
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(map(as_text, line) for line in lines)
         write_text(args.out, text.getvalue())
     if args.json:
-        counts = Counter(row["verdict"] for row in audited)
+        counts = Counter(row["verdict"] for row in rows)
         report = {"table": str(args.table), "model": args.model, "quantization": args.quantization}
         report |= dict.fromkeys(_OF_A_REQUEST) | (asdict(args.tokens_per_request) if args.tokens_per_request else {})
         report |= {"gpu_memory_utilization": args.gpu_memory_utilization}
-        report |= {"verdicts": {name: counts[name] for name in get_args(RateVerdict)}, "rows": audited}
+        report |= {"verdicts": {name: counts[name] for name in get_args(RateVerdict)}, "rows": rows}
         print(json.dumps(report, indent=2))
     else:
-        # The settings that were columns of the file tell its numbers apart.
-        others = [name for name in names if name not in columns.read]
-        also = [name for name in others if name not in of_file]
-        _print(args, columns, also, [name for name in others if name in of_file], rows, verdicts)
+        _print(args, rates, verdicts)

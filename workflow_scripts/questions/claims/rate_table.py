@@ -1,10 +1,13 @@
-"""Tables of throughputs as people publish them: which column or heading says what, and one row per throughput."""
+"""Tables of throughputs as people publish them: which numbers are rates, and what the table says about each.
+
+A number is a rate if its heading, the first field of its row or its own field says so. The two forms of a grid without
+units are read too: GPUs as rows or as headings, and a setting in the other direction.
+"""
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -51,18 +54,26 @@ def _named(names: str) -> str:
 _PATTERNS: Mapping[str, str] = {
     **{kind: _named(names) for kind, names in STATED.items()},
     "gpu": r"gpus?|gpu[ _-]?(name|type|model)|device|accelerator|hardware|card",
-    "throughput": r".*(throughput|tok\w*(\s*/\s*|[_ -]per[_ -]|_)s(ec(ond)?)?(?![a-z])|\btps\b|_tps\b).*",
-    "not_tokens": (
-        r".*((?<!concurrent[ _-])(?<!parallel[ _-])req|per[ _-]?(watt|joule|user)|/ ?user|(?<![a-z])ratio"
-        r"|speed-?up|time|latency|ttft|tpot|\bitl\b|\bms\b|_ms\b|\butil|%|percent|\bv?ram\b|\bgi?b\b).*"
-    ),
-    "output": r".*(output|generat|decod).*",
-    # Tables with several such columns count one work in several ways.
-    "counted": r".*(output|generat|decod|total|prompt|prefill|input).*",
-    "per_device": r".*(/|per)[ _-]?(gpu|device|card|accelerator)\b.*",
     # Limits per engine: with data parallelism each of several engines has as many.
     "per_engine": r".*(seqs|sequences|batch|bs).*",
 }
+_RATE = re.compile(
+    r"throughput|\btput\b|(?:\b|_)tps\b|tok\w*?(?:\s*/\s*|[_ -]per[_ -]|_)s(?:ec(?:ond)?)?(?![a-z])", re.I
+)
+# What rates, numbers and headings with a unit are if they are no rates of generated tokens. Requests at once are.
+_ANOTHER = re.compile(
+    r"(?<!concurrent[ _-])(?<!parallel[ _-])req|samples?\b|images?\b|per[ _-]?(?:watt|joule|user)|/ ?user"
+    r"|(?<![a-z])ratio|speed-?up|time|latency|ttft|tpot|\bitl\b|\bms\b|_ms\b|\butil|%|percent|\bv?ram\b|\bgi?b\b|\bunits?\b|\bdate\b",
+    re.I,
+)
+_OUTPUT = re.compile(r"\bout(?:put)?(?:\b|_)|generat|decod", re.I)
+_INPUT = re.compile(r"\bin(?:put)?(?:\b|_)(?!.*\bout)|prompt|prefill", re.I)
+_TOTAL = re.compile(r"total|overall|\+", re.I)
+_PER_DEVICE = re.compile(r"(?:/|per)[ _-]?(?:gpu|device|card|accelerator|chip)\b", re.I)
+_FOOTNOTE = re.compile(
+    r"\s*(?:\(\d{1,2}\)|\[\^?\w{1,3}\]|\^\w{1,2}\^?|[\u00b9\u00b2\u00b3\u2070-\u2079*\u2020\u2021\u00a7])\s*$"
+)
+_LINK = re.compile(r"\[([^\[\]]*)\]\([^()]*\)|https?://\S+")
 # What else a heading such as `block size 16` may set.
 _SETTING = r"block[ _-]?size|max[ _-]?model[ _-]?len|max[ _-]?num[ _-]?batched[ _-]?tokens|(chunk|page)[ _-]?size"
 _COUNTED = ("sequences", "tp", "pp", "dp", "ep", "prompt_tokens", "output_tokens")
@@ -73,7 +84,7 @@ _NAMED_NUMBER = re.compile(
 )
 # `8xH100`, `H100 x8`, `(8x)`, `8 GPUs`.
 _DEVICES = (
-    r"(?<![\w.])(\d{1,5})\s?[x×*](?=\s?[A-Za-z]|\))|(?<=\w)\s?(?<![rg]t)[x×*]\s?(\d{1,5})(?![\w.])"
+    r"(?<![\w.])(\d{1,5})\s?[x×*](?=\s?[A-Za-z]|\))|(?<=[\w)])\s?(?<![rg]t)[x×*]\s?(\d{1,5})(?![\w.])"
     r"|(?<![\w.])(\d{1,5})[ -]?(?:gpus?|cards|devices)(?!\w)"
 )
 # `TP4+PP2`, `tp4_pp2`, `TP4DP2`, `DEP8` (ranks of data and expert parallelism).
@@ -112,123 +123,183 @@ class AuditError(InputError):
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Names of the columns that an audit reads; `stated` has those of `STATED` that the table has."""
+class Rate:
+    """A number that a table calls a rate: its GPU as written, what the table says about it by the kinds of `STATED`,
+    what it counts, and the fields that tell it apart. `unread`: columns of its row in which nothing was recognised."""
 
     gpu: str
-    throughput: str
-    stated: Mapping[str, str]
+    value: float
+    said: Fields
+    says: str
+    row: Fields
+    per_engine: bool = False
+    texts: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
     @property
-    def sequences(self) -> str | None:
-        return self.stated.get("sequences")
+    def output_only(self) -> bool:
+        return bool(_OUTPUT.search(self.says))
 
     @property
-    def counts_output_only(self) -> bool:
-        return like("output", self.throughput)
-
-    @property
-    def read(self) -> tuple[str, ...]:
-        return (self.gpu, *self.stated.values(), self.throughput)
+    def per_device(self) -> bool:
+        return bool(_PER_DEVICE.search(self.says))
 
 
-def find_columns(
-    names: Sequence[str], rows: Sequence[Fields] = (), given: Mapping[str, str] = MappingProxyType({})
-) -> Columns:
-    """Find the columns for an audit by their usual names, in upper or lower case, or as `given` by their kind.
-
-    Raises:
-        AuditError: there is no GPU or throughput column, or there are several throughput columns and none is chosen.
-    """
-    columns = ", ".join(names) or "none"
-    if absent := {*given.values()} - {*names}:
-        raise AuditError(f"no column {min(absent)!r}; columns: {columns}")
-    gpu = given.get("gpu") or place_of(names, rows)
-    if gpu is None:
-        raise AuditError(f"no column names the GPU (gpu, device): give it with --gpu; columns: {columns}")
-    rates = [given["throughput"]] if "throughput" in given else [name for name in names if is_rate(name)]
-    if len(rates) != 1:
-        which = f"{len(rates)} columns look like a throughput (tokens_per_s, throughput, tok/s)"
-        raise AuditError(f"{which}: choose one with --column throughput=NAME; columns: {columns}")
-    (throughput,) = rates
-    others = [name for name in names if name not in (gpu, throughput)]
-    found = {kind: next((name for name in others if like(kind, name)), None) for kind in STATED}
-    stated = {kind: name for kind in STATED if (name := given.get(kind) or found[kind])}
-    return Columns(gpu, throughput, stated)
-
-
-def place_of(names: Sequence[str], rows: Sequence[Fields]) -> str | None:
-    """The column that names the GPU: not one of that name with only numbers, which counts them."""
-    named = [name for name in names if like("gpu", _halves(name)[0])]
-    counts = [name for name in named if rows and all(isinstance(row[name], int | float | None) for row in rows)]
-    return next((name for name in named if name not in counts), None)
-
-
-def as_long(
+def find_rates(
     names: Sequence[str],
     rows: Sequence[Fields],
     gpu: str | None = None,
-    of: str | None = None,
     given: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[list[str], list[Fields]]:
-    """A table with one GPU and one throughput per row: of one whose columns are GPUs, settings or engines, each cell.
-
-    `of` says what the columns are; otherwise the text before their numbers (`max_num_seqs=4`), or behind a stroke in
-    the heading of the GPUs (`GPU / max_num_seqs`), or the heading of rows that are GPUs, says it. A row that names no
-    GPU has that of the row above.
+    or_gpu: str | None = None,
+) -> list[Rate]:
+    """The rates of a table, row by row; columns are known by their usual names, or as `given` by their kind. A row that
+    names no GPU has that of the row above. In a table that names none, `gpu` or `or_gpu` is meant.
 
     Raises:
-        AuditError: a `gpu` is given for a table that names it.
+        AuditError: no number is a rate, no GPU is named, or a `gpu` is given for a table that names it.
     """
-    place = given.get("gpu") or place_of(names, rows)
-    stated = of or (_halves(place)[1] if place else "") or "setting"
-    if gpu is not None:
-        if place is not None:
-            raise AuditError(f"--gpu is for a table that does not name it; this one has the column {place!r}")
-        place, names, rows = "gpu", ["gpu", *names], [{"gpu": gpu, **row} for row in rows]
-    elif place is None and names:
-        # Rows such as `H200 tok/s`, or `tok/s` below GPUs; those with another unit are no rates.
-        labelled = [row for row in rows if not like("not_tokens", str(row[names[0]]))]
-        if any(map(cards, names)):
-            rows = labelled if any(is_rate(str(row[names[0]])) for row in rows) else rows
-        elif labelled and all(cards(row[names[0]]) for row in labelled):
-            place, stated, rows = names[0], of or names[0].strip() or "setting", labelled
-    rates = [name for name in names if is_rate(name)]
-    values: list[str] = []
-    if "throughput" not in given and len(rates) != 1 and not any(like("counted", name) for name in rates):
-        numeric = [name for name in names if not all(math.isnan(float_or_nan(row[name])) for row in rows)]
-        counts = [name for name in numeric if name not in (place, *given.values()) and not _is_other(name)]
-        # A column that states a setting holds rates only if no other column does.
-        of_settings = rates or [name for name in counts if not any(like(kind, name) for kind in STATED)] or counts
-        values = [name for name in names if cards(name)] if place is None else of_settings
-    if place is not None:  # in many tables only the first of several rows names its GPU
-        gpus: Iterable[Value] = accumulate(
-            (row[place] for row in rows), lambda above, name: above if name is None else name
+    if absent := {*given.values()} - {*names}:
+        raise AuditError(f"no column {min(absent)!r}; columns: {', '.join(names) or 'none'}")
+    table = _Table(names, rows, given)
+    found = list(table.rates(table.says_rate)) or list(table.rates(table.is_in_a_grid))
+    if not found:
+        raise AuditError(
+            "no heading, row or field says that a number is a rate (tokens_per_s, throughput, tok/s): name its column "
+            f"with --column throughput=NAME; columns: {', '.join(names) or 'none'}"
         )
-        rows = [row | {place: name} for row, name in zip(rows, gpus, strict=True)]
-    if not values:
-        return list(names), list(rows)
-    long: list[Fields] = []
-    for row in rows:
-        held = {name: row[name] for name in names if name not in (place, *values)}
-        for name in values:
-            labels = {"gpu": name} if place is None else {"gpu": row[place], **_setting(name, stated, of)}
-            long += [held | labels | {"throughput": row[name]}] if row[name] is not None else []
-    all_names = list(dict.fromkeys(name for row in long for name in row))
-    return all_names, [{name: row.get(name) for name in all_names} for row in long]
+    named = next((rate.gpu for rate in found if rate.gpu), None)
+    if gpu is not None and named:
+        raise AuditError(f"--gpu is for a table that does not name it; this one names {named!r}")
+    if named is None and (gpu := gpu or or_gpu) is None:
+        columns = ", ".join(names)
+        raise AuditError(f"no column names the GPU (gpu, device): give it with --gpu; columns: {columns}")
+    return found if gpu is None or named else [_of_gpu(rate, gpu) for rate in found]
 
 
-def like(kind: str, name: str) -> bool:
-    return re.fullmatch(_PATTERNS[kind], name.strip(" -#.`"), re.IGNORECASE) is not None
+def _of_gpu(rate: Rate, gpu: str) -> Rate:
+    named: Fields = {"gpu": gpu}
+    return replace(rate, gpu=gpu, said=stated_in(gpu)[1] | rate.said, row=named | rate.row)
 
 
-def is_rate(name: str) -> bool:
-    return like("throughput", name) and not like("not_tokens", name)
+class _Table:
+    """The parts of a table: the column that names GPUs (`place`), the first one if its texts say what their rows hold
+    (`label`), and those of each kind of `STATED`."""
+
+    def __init__(self, names: Sequence[str], rows: Sequence[Fields], given: Mapping[str, str]) -> None:
+        self.names, self.rows, self.given = names, rows, given
+        named = [name for name in names if like("gpu", _halves(name)[0]) and not self._holds_only_numbers(name)]
+        self.place = given.get("gpu") or next(iter(named), None)
+        first = next(iter(names), None)
+        texts = [str(row[first]) for row in rows if first not in (None, self.place) and isinstance(row[first], str)]
+        states = not any(like(kind, first or "") for kind in STATED)
+        is_label = any(gpu_named(text) or _is_rate(text) or (states and stated_in(text)[1]) for text in texts)
+        self.label = first if is_label else None
+        others = [name for name in names if name not in (self.place, self.label, given.get("throughput"))]
+        self.stated = {
+            kind: name
+            for kind in STATED
+            if (name := given.get(kind) or next((name for name in others if like(kind, name)), None))
+        }
+
+    def _holds_only_numbers(self, name: str) -> bool:
+        return bool(self.rows) and all(isinstance(row[name], int | float | None) for row in self.rows)
+
+    def says_rate(self, row: Fields, name: str) -> bool:
+        """Whether a field is called a rate."""
+        if "throughput" in self.given:
+            return name == self.given["throughput"]
+        label = str(row[self.label]) if self.label is not None else ""
+        if any(_ANOTHER.search(text) for text in (name, label)):
+            return False
+        return _is_rate(name) or (any(map(_is_rate, (label, str(row[name])))) and float_or_nan(row[name]) >= 0)
+
+    def is_in_a_grid(self, row: Fields, name: str) -> bool:
+        """Whether a field stands in a table of numbers alone, under GPUs or under settings beside GPUs."""
+        columns = [column for column in self._open() if not _ANOTHER.search(column) or _NAMED_NUMBER.search(column)]
+        of_gpus = self.place or all(map(gpu_named, columns))
+        numeric = all(
+            math.isfinite(float_or_nan(row[c])) or gpu_named(c) for row in self.rows for c in columns if row[c]
+        )
+        return bool(of_gpus) and numeric and name in columns
+
+    def _open(self) -> list[str]:
+        return [name for name in self.names if name not in (self.place, self.label, *self.stated.values())]
+
+    def rates(self, is_rate: Callable[[Fields, str], bool]) -> Iterator[Rate]:
+        found = [
+            (row, name) for row in self.rows for name in self._open() if row[name] is not None and is_rate(row, name)
+        ]
+        headed = {name for _, name in found}
+        above: Value = None
+        kept = [name for name in self.names if name not in headed]
+        for row in self.rows:
+            above = row[self.place] if self.place and row[self.place] is not None else above
+            for name in (name for of_row, name in found if of_row is row):
+                yield self._rate(row | ({self.place: above} if self.place else {}), name, kept, len(headed) > 1)
+
+    def _rate(self, row: Fields, name: str, kept: Sequence[str], several: bool) -> Rate:
+        label = str(row[self.label] or "") if self.label is not None else ""
+        place = str(row[self.place]) if self.place else next(filter(gpu_named, (name, label)), "")
+        texts = {c: _LINK.sub(" ", str(row[c])) for c in kept if c != self.place and isinstance(row[c], str)}
+        said: Fields = {}
+        unread = []
+        for column in (c for c in kept if c not in (self.place, self.label, *self.stated.values())):
+            rest, found = stated_in(texts.get(column, ""))
+            found = {kind: found[kind] for kind in found if kind in _BESIDE_TEXT or not re.search(r"\w", rest)}
+            unread += [] if found or _ANOTHER.search(column) else [column]
+            said |= found
+        for text in (label, place, name):
+            said |= stated_in(text)[1]
+        if axis := self._axis():
+            said |= {axis: float_or_nan(name)} if re.fullmatch(r"[\d,]+k?", name.strip()) else {}
+        said |= {kind: row[column] for kind, column in self.stated.items() if row[column] is not None}
+        said = {kind: value for kind, value in said.items() if str(value).lower() not in _NOT_SET}
+        shown = {column: row[column] for column in kept}
+        shown |= {"setting": name, "throughput": row[name]} if several or self.label is not None else {name: row[name]}
+        shown = shown if self.place else {"gpu": place, **shown} if place else shown
+        sequences = self.stated.get("sequences")
+        return Rate(
+            gpu=place,
+            value=float_or_nan(row[name]),
+            said=said,
+            says=" ".join((name, label, place, str(row[name]))),
+            row=shown,
+            per_engine=bool(sequences and like("per_engine", sequences)),
+            texts=(name, label, *texts.values()),
+            unread=tuple(unread),
+        )
+
+    def _axis(self) -> str | None:
+        """What headings that are numbers state: the text behind a stroke in the heading of the GPUs (`GPU / seqs`), or
+        the heading of rows."""
+        heading = _halves(self.place)[1] if self.place else self.label or ""
+        return next((kind for kind in _COUNTED if like(kind, heading)), None)
 
 
-def _is_other(name: str) -> bool:
-    """Whether numbers below a heading are no rates of tokens; `Requests=8` says under which setting they are."""
-    return like("not_tokens", name) and not _NAMED_NUMBER.fullmatch(name.strip())
+_NOT_SET = ("none", "false", "0", "0.0", "no", "off")
+# What counts also in a text that says more.
+_BESIDE_TEXT = ("tp", "pp", "dp", "ep", "precision")
+
+
+def like(kind: str, heading: str) -> bool:
+    """Whether a heading has a usual name of a kind, perhaps with a mark of a footnote or a remark in parentheses.
+
+    >>> like("tp", "TP (1)"), like("sequences", "Conc.*"), like("prompt_tokens", "Input Length [tok]")
+    (True, True, True)
+    """
+    name = _FOOTNOTE.sub("", heading).strip(" -#.`")
+    names = (name, re.sub(r"\s*[(\[][^()\[\]]*[)\]]$", "", name))
+    return any(re.fullmatch(_PATTERNS[kind], each, re.IGNORECASE) for each in names)
+
+
+def _is_rate(text: str) -> bool:
+    """Whether a text says that a number is a rate of output tokens, or of all.
+
+    >>> [_is_rate(text) for text in ("Output tput/GPU", "293 output tok/s", "Input tput (tok/s)", "req/s")]
+    [True, True, False, False]
+    """
+    is_input = _INPUT.search(text) and not _OUTPUT.search(text) and not _TOTAL.search(text)
+    return bool(_RATE.search(_FOOTNOTE.sub("", text))) and not _ANOTHER.search(text) and not is_input
 
 
 def stated_in(text: str) -> tuple[str, Fields]:
@@ -256,12 +327,20 @@ def stated_in(text: str) -> tuple[str, Fields]:
     return " ".join(re.sub(r"[()\[\],;@]", " ", rest).split()), dict(sorted(found.items()))
 
 
-def cards(name: Value) -> list[str]:
-    """The devices that a name may mean; none if it is unknown."""
-    try:
-        return [gpu.name for gpu in resolve(stated_in(str(name))[0])]
-    except CatalogError:
-        return []
+def gpu_named(text: str) -> str | None:
+    """The name of a device in a text; None if it names none that is known.
+
+    >>> gpu_named("8xH100 (TP=8)"), gpu_named("H100 (AWS P5)"), gpu_named("vLLM")
+    ('H100', 'H100', None)
+    """
+    for part in (text, re.split(r"[(\[,@;\u2013\u2014]", text)[0]):
+        name = stated_in(part)[0]
+        try:
+            resolve(name)
+        except CatalogError:
+            continue
+        return name
+    return None
 
 
 def bits_of(precision: str) -> int | None:
@@ -285,14 +364,6 @@ def two_lengths(value: Value) -> list[float]:
 def _halves(heading: str) -> list[str]:
     """The two parts of a heading such as `GPU / max_num_seqs`."""
     return [part.strip() for part in re.sub(r"[\\|]", "/", heading).partition("/")[::2]]
-
-
-def _setting(text: str, name: str, of: str | None) -> Fields:
-    """A setting, such as `block size 16` or only its value, as its name and value; another label as it is."""
-    match = re.fullmatch(r"(?:(.*?)\s*[=:]\s*)?([\d,]+)", text) or re.fullmatch(
-        rf"({_NAMES})\s*([\d,]+)", text, re.IGNORECASE
-    )
-    return {of or match[1] or name: int(match[match.lastindex or 0].replace(",", ""))} if match else {of or name: text}
 
 
 _NUMBER = re.compile(

@@ -6,12 +6,15 @@ from dataclasses import asdict, replace
 
 import pandas as pd
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG, get_model, load_gpus
+from workflow_scripts.common.csv_rows import read_rows
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.rate_ceiling import MeanLengths, ceiling
 from workflow_scripts.questions.claims.audit import judge, main
-from workflow_scripts.questions.claims.rate_table import AuditError, find_columns
+from workflow_scripts.questions.claims.rate_table import find_rates
 
 PUBLISHED = CONFIG / "published"
 GPUS = load_gpus()
@@ -21,8 +24,8 @@ EVEN = MeanLengths(200, 200)
 
 
 def audit(rows, workload=EVEN, facts=LLAMA, **options):
-    columns = find_columns(list(rows[0]))
-    return pd.DataFrame([asdict(judge(row, columns, facts, workload, **options)) for row in rows])
+    rates = find_rates(list(rows[0]), rows)
+    return pd.DataFrame([asdict(judge(rate, facts, workload, **options)) for rate in rates])
 
 
 def row(gpu="H200", max_num_seqs=1, **throughput):
@@ -112,12 +115,11 @@ def test_a_rate_is_impossible_only_if_nothing_that_is_open_allows_it(rate, lengt
     ("rows", "reason"),
     [
         (row("H300"), "unknown GPU 'H300'"),
-        (row(float("nan")), "unknown GPU 'nan'"),
         (row("cpu-1core"), "no data sheet gives the rates of cpu-1core"),
-        (row(throughput_tok_s=None), "no number in throughput_tok_s"),
-        (row(throughput_tok_s="n/a"), "no number in throughput_tok_s"),
-        (row(throughput_tok_s=0), "no number in throughput_tok_s"),
-        (row(max_num_seqs="many"), "max_num_seqs is 'many'"),
+        (row(throughput_tok_s="OOM"), "no number in this field"),
+        (row(throughput_tok_s=0), "no number in this field"),
+        (row(max_num_seqs="many"), "sequences is 'many'"),
+        ({"gpu": "H100", "tok/s/GPU": 1}, "a rate per GPU, and nothing states the number of GPUs"),
     ],
 )
 def test_what_cannot_be_judged_is_unknown_with_the_reason(rows, reason):
@@ -125,38 +127,6 @@ def test_what_cannot_be_judged_is_unknown_with_the_reason(rows, reason):
     assert audited.loc[0, "verdict"] == "unknown"
     assert reason in audited.loc[0, "reason"]
     assert math.isnan(audited.loc[0, "times_ceiling"])
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (["GPU", "Max-Num-Seqs", "Throughput (tok/s)"], ("GPU", "Throughput (tok/s)", "Max-Num-Seqs")),
-        (["device", "max_batch_size", "tokens_per_s"], ("device", "tokens_per_s", "max_batch_size")),
-        (["gpu", "concurrency", "Output_Tokens_Per_S"], ("gpu", "Output_Tokens_Per_S", "concurrency")),
-        (["gpu", "knob_max_num_seqs", "total_tokens_per_s"], ("gpu", "total_tokens_per_s", "knob_max_num_seqs")),
-        (["gpu", "tok/s", "requests_per_s", "tok_per_watt", "output_tokens"], ("gpu", "tok/s", None)),
-        (["gpu", "request_throughput", "Tokens/sec"], ("gpu", "Tokens/sec", None)),
-        (["gpu", "batch size", "output_tps"], ("gpu", "output_tps", "batch size")),
-        (["gpu", "generation tok/s", "tok/s ratio"], ("gpu", "generation tok/s", None)),
-    ],
-)
-def test_columns_are_found_by_the_names_that_tables_use(names, expected):
-    columns = find_columns(names)
-    assert (columns.gpu, columns.throughput, columns.sequences) == expected
-
-
-@pytest.mark.parametrize(
-    ("names", "given", "message"),
-    [
-        (["metric", "unit", "vllm"], {}, "no column names the GPU"),
-        (["gpu", "max_num_seqs"], {}, "0 columns look like a throughput"),
-        (["gpu", "output_tokens_per_s", "total_tokens_per_s"], {}, "2 columns look like a throughput"),
-        (["gpu", "output_tokens_per_s", "total_tokens_per_s"], {"throughput": "tps"}, "no column 'tps'"),
-    ],
-)
-def test_a_table_without_what_is_needed_is_refused(names, given, message):
-    with pytest.raises(AuditError, match=message):
-        find_columns(names, given=given)
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -175,10 +145,7 @@ def test_the_command_prints_json_and_writes_the_table(tmp_path, capsys):
         **{"prompt_tokens": 200, "output_tokens": 200, "gpu_memory_utilization": 0.9},
         "verdicts": {"possible": 8, "conditional": 0, "impossible": 12, "unknown": 0},
     }
-    audited = out.read_text()
     assert list(pd.read_csv(out)["verdict"]) == [r["verdict"] for r in rows]
-    assert main([str(out), *OPTIONS, "--gpu-memory-utilization", "0.9", "--out", str(out)]) == 0
-    assert out.read_text() == audited  # it can be audited again
 
 
 def test_the_command_prints_a_table(capsys, monkeypatch):
@@ -218,84 +185,6 @@ def test_every_option_reaches_the_ceilings(tmp_path, capsys):
             assert found["predicted_ceiling_tokens_per_s"] == pytest.approx(expected)
 
 
-WIDE = """
-| **GPU / max-num-seqs** | 1 | `4` | % of H200 |
-|:---|---:|---:|---|
-| H200 | ~11,939 tok/s | 11 977 | 100 % |
-| L40S | n/a | 4'036 | 34 % |
-"""
-IN_A_README = r"""
-# Speed of a | b
-
-GPU | Seqs | tok/s
---- | :-: | ---
-1x NVIDIA H100 80GB SXM | 1 | **11.2k**[^1]
- | 256 | 4000-4100
-
-[^1]: warm
-"""
-TRANSPOSED = """
-| max_num_seqs | H200   | L40S |
-|--------------|--------|------|
-| 1            | 11,939 | OOM  |
-"""
-EITHER, PROMPTS_TOO = ("conditional", "unknown"), ("H200", 1, "conditional")
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "rows"),
-    [
-        (WIDE, [], [("H200", 1, "conditional"), ("H200", 4, "conditional"), ("L40S", 4, "conditional")]),
-        (
-            "GPU,1,4\nH200,11939,600\n",
-            ["--columns=max_num_seqs"],
-            [("H200", 1, "conditional"), ("H200", 4, "possible")],
-        ),
-        ("GPU,seqs\nH200,600\n", [], [("H200", None, "possible")]),
-        ("GPU,max_num_seqs=1\nH200,639\n", [], [("H200", 1, "conditional")]),
-        ("GPU,vLLM,HF\nA100 PCIe,5241,293\n", [], [("A100 PCIe", None, "possible")] * 2),
-        ("max_num_seqs,tok/s\n1,11939\n", ["--gpu=H200"], [("H200", 1, "conditional")]),
-        (IN_A_README, [], [("1x NVIDIA H100 80GB SXM", n, v) for n, v in ((1, "conditional"), (256, "possible"))]),
-        (TRANSPOSED, [], [("H200", 1, "conditional"), ("L40S", 1, "unknown")]),
-        ("GPU\tvLLM (tok/s)\tHF (tok/s)\tSpeed-up\nH100\t9,000\t500\t18x\n", [], [("H100", None, "possible")] * 2),
-        ("GPU;Batch;Tokens/s;Use %\nH200;1;11939;95\nH200;1;2.144,2;95\n", [], [("H200", 1, v) for v in EITHER]),
-        ("gpu,seqs,output tok/s,total tok/s\nH200,1,400,800\n", ["--column=throughput=total tok/s"], [PROMPTS_TOO]),
-    ],
-)
-def test_tables_as_people_paste_them(text, options, rows, tmp_path, capsys):
-    table = tmp_path / "pasted.md"
-    table.write_text(text.lstrip())
-    assert main([str(table), *OPTIONS[:2], *options, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["prompt_tokens"], found["output_tokens"]) == (None, None)
-    names = ("max-num-seqs", "max_num_seqs", "Seqs", "Batch", "seqs")
-    sequences = [next(filter(None, map(row.get, names)), None) for row in found["rows"]]
-    gpus = [row.get("gpu") or row["GPU"] for row in found["rows"]]
-    verdicts = [row["verdict"] for row in found["rows"]]
-    assert list(zip(gpus, sequences, verdicts, strict=True)) == rows
-    assert [row["times_ceiling"] is None for row in found["rows"]] == [verdict == "unknown" for verdict in verdicts]
-
-
-LAB_SEQUENCES = """
-| `--max-num-seqs` | 1 | 256 |
-|---|---|---|
-| H200 tok/s | 11,939 | 11,883 |
-| A100 PCIe tok/s | 5,241 | 5,240 |
-"""
-LAB_BLOCKS = """
-| | block size 8 | block size 16 |
-|---|---|---|
-| H200 tok/s | 11,977 | 11,977 |
-| H200 TTFT (ms) | 45 | 44 |
-| L40S: tok/s | ~4,040 | ~4,040 |
-"""
-METRICS = """
-| Metric | H200 | L40S |
-|---|---|---|
-| Throughput (tok/s, 1 user) | 11,939 | 90 |
-| TTFT (ms) | 45 | 44 |
-| GPU utilization (%) | 95 | 94 |
-"""
 ONE, EIGHT = 518, 8 * 518  # tokens/s of one H100 NVL with one sequence, and of eight
 
 
@@ -306,32 +195,140 @@ def audited(text, tmp_path, capsys, *options):
     return json.loads(capsys.readouterr().out)["rows"]
 
 
+IN_A_README = r"""
+# Speed of a | b
+
+GPU | Seqs | tok/s
+--- | :-: | ---
+1x NVIDIA H100 80GB SXM | 1 | **11.2k**[^1]
+ | 256 | 4000-4100
+
+[^1]: warm
+"""
+LAB_SEQUENCES = """
+| `--max-num-seqs` | 1 | 256 |
+|---|---|---|
+| H200 tok/s | 11,939 | 11,883 |
+| H200 TTFT (ms) | 45 | 44 |
+| A100 PCIe tok/s | ~5,241 | 5,240 |
+"""
+LAB_BLOCKS = """
+| | block size 8 | block size 16 |
+|---|---|---|
+| H200 tok/s | 11,977 | 11,977 |
+| L40S: tok/s | n/a | ~4,040 |
+"""
+TRANSPOSED = """
+| max_num_seqs | H200   | A100 PCIe |
+|--------------|--------|------|
+| 1            | 11,939 | OOM  |
+| 256          | 11,883 | 5,240 |
+"""
+METRICS = """
+| Metric | H200 | A100 PCIe |
+|---|---|---|
+| Throughput (tok/s, 1 user) | 11,939 | 90 |
+| TTFT (ms) | 45 | 44 |
+| GPU utilization (%) | 95 | 94 |
+"""
+DATED = "date,gpu,ctx,c,requests/s,samples/s,best\n2026-07-26,H200,131072,1,45,9,639 tok/s\n"
+BAD, GOOD, OPEN = "impossible", "possible", "unknown"
+
+
 @pytest.mark.parametrize(
-    "name",
+    ("text", "verdicts"),
     [
-        *("conc", "c", "C", "bs", "Streams", "Concurrent requests", "Batch", "Concurrency level", "Conc.", "Clients"),
-        *("# users", "Number of concurrent requests", "Batch Size (BS)", "max. concurrency", "Parallel reqs"),
+        (IN_A_README, [BAD, GOOD]),
+        (LAB_SEQUENCES, [BAD, GOOD, BAD, GOOD]),
+        (LAB_BLOCKS, [GOOD] * 3),
+        (TRANSPOSED, [BAD, OPEN, GOOD, GOOD]),
+        (METRICS, [BAD, GOOD]),
+        (DATED, [BAD]),
+        ("GPU / max-num-seqs,1,4,% of H200\nH200,11939,11977,100\nL40S,n/a,4036,34\n", [BAD, BAD, BAD]),
+        ("GPU,max_num_seqs=1,max_num_seqs=256\nH200,639,639\n", [BAD, GOOD]),
+        ("GPU,vLLM,HF\nA100 PCIe,5241,293\n", [GOOD] * 2),
+        ("GPU\tvLLM (tok/s)\tHF (tok/s)\tSpeed-up\nH100\t9,000\t500\t18x\n", [GOOD] * 2),
+        ("GPU;Batch;Tokens/s;Use %\nH200;1;11939;95\nH200;1;2.144,2;95\n", [BAD, OPEN]),
+        ("gpu,seqs,output tok/s,total tok/s,prompt tok/s\nH200,1,400,400,99999\n", [BAD, GOOD]),
+        ("gpu,seqs,samples,tok/s\nH100 (AWS P5),1,9,900\n", [BAD]),
     ],
 )
-def test_requests_at_once_are_read_from_columns_and_headings(name, tmp_path, capsys):
-    long = audited(f"GPU,{name},tok/s\nH100,1,900\n", tmp_path, capsys)
-    wide = audited(f"GPU,{name}=1,{name}=300\nH100,900,900\n", tmp_path, capsys)
-    of_rate = audited(f"GPU,tok/s ({name} 1)\nH100,900\n", tmp_path, capsys)
-    for row in (*long, wide[0], *of_rate):
-        assert (row["verdict"], round(row["predicted_ceiling_tokens_per_s"])) == ("impossible", ONE)
-    assert (wide[1]["verdict"], wide[1][name]) == ("possible", 300)
+def test_tables_as_people_paste_them(text, verdicts, tmp_path, capsys):
+    assert [row["verdict"] for row in audited(text, tmp_path, capsys)] == verdicts
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("metric,unit,vllm\nthroughput,tok/s,9\n", "no column names the GPU"),
+        ("gpu,max_num_seqs\nH200,1\n", "no heading, row or field says that a number is a rate"),
+        ("date,gpu,ctx,note\n2026-07-26,H200,131072,fast\n", "no heading, row or field says that a number is a rate"),
+    ],
+)
+def test_a_table_without_what_is_needed_is_refused(text, message, tmp_path, capsys):
+    (tmp_path / "table.csv").write_text(text)
+    assert main([str(tmp_path / "table.csv"), *OPTIONS]) == 2
+    assert message in capsys.readouterr().err
+
+
+MARKS = ("", " (1)", "*", "\u00b2", " [^1]", " <sup>1</sup>", " (all)", " \u2020")
+NAMES = {
+    "sequences": (
+        *("conc", "c", "bs", "Streams", "Concurrent requests", "Batch", "Concurrency level", "Conc.", "Clients"),
+        *("# users", "Number of concurrent requests", "Batch Size (BS)", "max. concurrency", "Parallel reqs"),
+    ),
+    "tp": ("TP", "tensor_parallel_size", "TP size", "Tensor Parallelism"),
+    "throughput": ("tok/s", "Throughput", "tokens_per_s", "Total tput", "Throughput (tok/s)", "Tokens/sec"),
+}
+marked = {kind: st.tuples(st.sampled_from(names), st.sampled_from(MARKS)).map("".join) for kind, names in NAMES.items()}
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    heads=st.fixed_dictionaries(marked),
+    gpu=st.sampled_from(["H100", "NVIDIA H100", "H100 (AWS P5)", "H100, on a cluster"]),
+    tp=st.sampled_from([1, 8]),
+    sequences=st.sampled_from([1, 4]),
+    per_gpu=st.sampled_from(["", "/GPU", " per GPU"]),
+    form=st.sampled_from(["long", "units in cells", "settings as columns", "metrics as rows"]),
+)
+def test_a_rate_is_judged_alike_in_every_form(heads, gpu, tp, sequences, per_gpu, form, tmp_path):
+    """Other numbers, dates and links around it are no rates, and are named beside a verdict of `impossible`."""
+    seq_name, tp_name, rate_name = (
+        heads["sequences"],
+        heads["tp"],
+        heads["throughput"].replace("(tok", f"{per_gpu} (tok"),
+    )
+    rate_name = rate_name if per_gpu in rate_name else f"tok/s{per_gpu}"
+    link = "[x/Qwen3-8B_c64](../runs/a-1.md)"
+    if form == "long":
+        cells = {"date": "2026-07-26", "GPU": gpu, "run": link, tp_name: tp, seq_name: sequences, rate_name: 9e5}
+    elif form == "units in cells":
+        cells = {"date": "2026-07-26", "GPU": gpu, "ctx": 131072, tp_name: tp, seq_name: sequences}
+        cells["best"] = f"900,000 {'output ' * (tp == 8)}tok/s{per_gpu}"
+    elif form == "settings as columns":
+        cells = {"GPU": f"{gpu} x{tp}", f"c={sequences} tok/s{per_gpu}": 9e5}
+    else:
+        cells = {"Metric": rate_name, f"{tp}xH100, conc={sequences}": 9e5, "run": link}
+    header, rule, values = (" | ".join(map(str, part)) for part in (cells, ["---"] * len(cells), cells.values()))
+    (tmp_path / "table.md").write_text(f"| {header} |\n| {rule} |\n| {values} |\n")
+    (rate,) = find_rates(*read_rows(tmp_path / "table.md"))
+    judged = judge(rate, LLAMA, EVEN)
+    halved = 2 if form == "units in cells" and tp == 8 else 1  # of output tokens alone
+    expected = ONE * sequences * (1 if per_gpu else tp) / halved
+    assert judged.predicted_ceiling_tokens_per_s == pytest.approx(expected, rel=0.03)
+    assert judged.verdict == "impossible"
+    assert judged.reason.endswith({"long": "not read: run", "units in cells": "not read: ctx"}.get(form, ""))
+    assert "2026" not in judged.reason
 
 
 @pytest.mark.parametrize(
     ("text", "ceilings"),
     [
         ("GPU,TP,c,tok/s\nH100,8,1,1\nH100,1,1,1\nH100,,1,1\n", [EIGHT, ONE, ONE]),
-        ("Hardware,GPUs,c,tok/s\nH100,8,1,1\n", [EIGHT]),
         ("GPU,# GPUs,TP,DP,c,tok/s\nH100,8,4,2,1,1\n", [EIGHT]),
         ("GPU,c,tok/s\n8xH100,1,1\nH100 x8,1,1\n1x H100,1,1\nH100 (TP8),1,1\n", [EIGHT, EIGHT, ONE, EIGHT]),
-        ("c,8xH100,H100\n1,1,1\n", [EIGHT, ONE]),
         ("Case,8xH100,H100\nConcurrency 1,1,1\n", [EIGHT, ONE]),
-        ("GPU,TP,c,tok/s/GPU\nH100,8,1,1\n", [ONE]),
         ("Hardware,No. of GPUs,c,tok/s\nH100,8,1,1\n", [EIGHT]),
         ("GPU,Setup,c,tok/s\nH100,TP4+PP2,1,1\nH100,tp4_dp2,1,1\nH100,2xTP4,1,1\nH100,DEP8,1,1\n", [EIGHT] * 4),
         ("GPU,c,tok/s\n8-GPU H100,1,1\nH100 (8x),1,1\n8*H100,1,1\n", [EIGHT] * 3),
@@ -347,19 +344,22 @@ def test_several_devices_are_judged_by_their_sum(text, ceilings, tmp_path, capsy
     assert found == pytest.approx(ceilings, rel=0.02)
 
 
+def test_the_number_of_devices_may_be_given(tmp_path, capsys):
+    (row,) = audited("GPU,c,tok/s/GPU\nH100,1,100\n", tmp_path, capsys, "--devices=8")
+    assert (row["verdict"], row["predicted_ceiling_tokens_per_s"]) == ("possible", pytest.approx(ONE, rel=0.02))
+    (row,) = audited("GPU,c,tok/s\nH100,1,100\n", tmp_path, capsys, "--devices=8")
+    assert row["predicted_ceiling_tokens_per_s"] == pytest.approx(EIGHT, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("text", "reasons"),
     [
         ("GPU,Llama 2,Qwen 3\nH100,1500,200\n", ["model 'Llama 2'", "model 'Qwen 3'"]),
-        ("GPU,Checkpoint,tok/s\nH100,meta-llama/Llama-3.1-70B,1\n", ["model 'meta-llama/Llama-3.1-70B'"]),
         ("GPU,70B tok/s\nH100,1\n", ["model '70B'"]),
-        ("GPU,Runs,tok/s\nH100,Qwen3-8B on a node,1\nH100,llama.cpp,1\n", ["model 'Qwen3-8B on a node'", None]),
         ("GPU,Quantization,tok/s\nH100,Q4_K_M,1\nH100,none,1\n", ["precision is 'Q4_K_M'", None]),
         ("GPU,4-bit tok/s,16-bit tok/s\nH100,1,1\n", ["precision is '4-bit'", None]),
         ("GPU,Model,tok/s\nH100,Llama-3-70B,1\nH100,Llama 3.1 8B,1\n", ["model 'Llama-3-70B'", None]),
-        ("GPU,Precision,tok/s\nH100,FP8,1\nH100,BF16,1\n", ["precision is 'FP8'", None]),
-        ("GPU,FP8 tok/s,BF16 tok/s\nH100,1,1\n", ["precision is 'FP8'", None]),
-        ("GPU,TP,tok/s\nH100,auto,1\n", ["TP is 'auto'"]),
+        ("GPU,TP,tok/s\nH100,auto,1\n", ["tp is 'auto'"]),
         ("GPU,ISL/OSL,tok/s\nH100,long,1\n", ["'long' is not two lengths"]),
         ("GPU,EAGLE-3,vLLM\nH100,1,1\n", ["several tokens per step", None]),
         ("GPU,Speculative,tok/s\nH100,ngram,1\nH100,no,1\n", ["several tokens per step", None]),
@@ -387,18 +387,6 @@ def test_lengths_of_the_table_count(text, tmp_path, capsys):
     (row,) = audited(text, tmp_path, capsys)
     expected = ceiling(LLAMA, GPUS["h100-nvl"], 1, MeanLengths(8000, 100)).total_tokens_per_s
     assert row["predicted_ceiling_tokens_per_s"] == pytest.approx(expected)
-
-
-def test_tables_with_units_in_their_labels_go_in_as_printed(tmp_path, capsys):
-    rows = audited(LAB_SEQUENCES, tmp_path, capsys)
-    assert [(row["gpu"], row["--max-num-seqs"]) for row in rows[1:3]] == [("H200 tok/s", 256), ("A100 PCIe tok/s", 1)]
-    assert [row["verdict"] for row in rows] == ["impossible", "possible"] * 2
-    assert [row["verdict"] for row in audited(METRICS, tmp_path, capsys)] == ["impossible", "possible"]
-    rows = audited(LAB_BLOCKS, tmp_path, capsys)
-    assert [(row["block size"], row["verdict"]) for row in rows] == [(8, "possible"), (16, "possible")] * 2
-    assert audited(LAB_BLOCKS.replace("tok/s", "output tok/s"), tmp_path, capsys)[0]["times_ceiling"] == pytest.approx(
-        2 * rows[0]["times_ceiling"], rel=0.3
-    )
 
 
 def test_a_column_that_is_not_recognised_is_named(tmp_path, capsys):
@@ -433,16 +421,13 @@ def test_a_model_of_unknown_structure_makes_every_row_unknown(config, reason, tm
     assert audited["reason"].str.contains(reason).all()
 
 
-def test_an_audited_table_holds_no_formula_and_can_be_audited_again(tmp_path):
+def test_an_audited_table_holds_no_formula(tmp_path):
     table, out = tmp_path / "rates.csv", tmp_path / "out.csv"
     table.write_text('GPU,tok/s,=note\nH200,900,"=HYPERLINK(""http://x"")"\n@H100,-5,+a\n')
     assert main([str(table), *OPTIONS, "--out", str(out)]) == 0
-    first = out.read_bytes()
     with out.open(newline="") as lines:
         fields = [field for row in csv.reader(lines) for field in row]
     assert [field for field in fields if re.match(r"[=+@\t\r-]", field)] == ["-5"]
-    assert main([str(out), *OPTIONS, "--out", str(out)]) == 0
-    assert out.read_bytes() == first
 
 
 @pytest.mark.parametrize(
@@ -450,7 +435,7 @@ def test_an_audited_table_holds_no_formula_and_can_be_audited_again(tmp_path):
     [
         (["none.csv", *OPTIONS], "none.csv: No such file"),
         ([MAX_NUM_SEQS, *OPTIONS, "--model", "gpt-5"], "unknown model 'gpt-5'"),
-        ([MAX_NUM_SEQS, *OPTIONS, "--gpu", "H200"], "--gpu is for a table that does not name it; this one has"),
+        ([MAX_NUM_SEQS, *OPTIONS, "--gpu", "H200"], "--gpu is for a table that does not name it; this one names"),
     ],
 )
 def test_bad_input_ends_with_2_and_one_message(argv, message, capsys, tmp_path):
