@@ -17,15 +17,12 @@ import pandas as pd
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, out
 from workflow_scripts.common.csv_text import with_texts
 from workflow_scripts.common.files import write_text
-from workflow_scripts.engines.capacity import KvPool
 from workflow_scripts.engines.steps import SchedulerSettings
-from workflow_scripts.physics.layer_groups import KvGroup
-from workflow_scripts.predict.pool_blocks import BlockEvent
+from workflow_scripts.predict.kv_pool import BlockEvent
 from workflow_scripts.predict.predictions import tasks_of
 from workflow_scripts.predict.schedule import RequestLengths, ScheduleError, StepTime
-from workflow_scripts.predict.scheduler import check_requests
+from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.speed import CellTask, Task, step_time_of
-from workflow_scripts.predict.step_scheduler import StepScheduler
 from workflow_scripts.study.grid import COORDINATES, Cell, find_cell
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study, StudyError
@@ -41,12 +38,8 @@ def trace_blocks(
     requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None = None
 ) -> list[BlockEvent]:
     """Everything that happens to KV blocks until all requests end; arguments and errors as in `make_schedule`."""
-    check_requests(requests, settings, step_time)
-    one_group = KvPool((KvGroup("attention", (0,), 1, None),), 1, settings.block_size, 1, 0)
-    scheduler = StepScheduler(requests, replace(settings, pool=settings.pool or one_group), step_time, None)
     events: list[BlockEvent] = []
-    scheduler.kv.blocks.events = events
-    scheduler.run()
+    make_schedule(requests, settings, step_time, events=events)
     return events
 
 

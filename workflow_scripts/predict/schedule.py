@@ -4,19 +4,15 @@ A schedule says which work each step does, not how long it takes. `predict.sched
 says which devices and numbers of KV blocks they serve.
 """
 
-from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.physics.step_time import FloatArray, IntArray
 from workflow_scripts.workloads.request import HashedBlocks, Request
-
-# More blocks than anything takes, if no number is given.
-UNLIMITED = 1 << 48
 
 
 class ScheduleError(ValueError):
@@ -112,6 +108,7 @@ class Segments:
     `waiting`: requests in the engine's waiting queue.
     `blocks_held`: KV blocks that sequences hold in the run's first step.
     `idle_s`: how long the engine waited for a request before the run's first step.
+    `near`: of a model with windows or chunks, what tokens look at there, by size and whether they are chunks.
     """
 
     steps: IntArray
@@ -126,15 +123,18 @@ class Segments:
     waiting: IntArray
     blocks_held: IntArray
     idle_s: FloatArray
+    near: Mapping[tuple[int, bool], "Within"] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.steps)
 
     def within(self, limit: int | None, chunked: bool) -> "Within":
         """What tokens look at in layers that look back over at most `limit` tokens, or over chunks of `limit` tokens.
-        Raises ScheduleError if the schedule is one of a model whose layers look at all tokens."""
+        Raises ScheduleError if the schedule is one of a model without such layers."""
         if limit is not None:
-            raise ScheduleError("the schedule does not say what layers with a window or chunks look at")
+            if (limit, chunked) not in self.near:
+                raise ScheduleError("the schedule does not say what layers with a window or chunks look at")
+            return self.near[limit, chunked]
         looked_back = self.decode_kv_tokens - self.decode_seqs + self.prefill_kv_tokens - self.prefill_tokens
         return Within(self.decode_kv_tokens, looked_back, self.prefill_attended_tokens)
 
@@ -154,16 +154,8 @@ class Within:
     prefill_attended_tokens: IntArray
 
 
-@dataclass(frozen=True)
-class LayeredSegments(Segments):
-    """Segments of one step each of a model with windows or chunks, by `limit` and `chunked`."""
-
-    near: Mapping[tuple[int, bool], Within]
-
-    def within(self, limit: int | None, chunked: bool) -> Within:
-        return super().within(limit, chunked) if limit is None else self.near[limit, chunked]
-
-
+# What a step does, in counts.
+WORK = tuple(name for name in Segments.__dataclass_fields__ if name not in ("steps", "idle_s", "near"))
 # Seconds of each step, for segments of one step each.
 StepTime = Callable[[Segments], FloatArray]
 
@@ -221,50 +213,3 @@ class Schedule:
 
 
 Observe = Callable[[StepRun], None]
-
-
-class ScheduleMaker:
-    """What both schedulers know at the start, and note while they make a schedule; arguments as in `make_schedule`."""
-
-    def __init__(
-        self, requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None, observe: Observe | None
-    ) -> None:
-        self.requests, count = requests, len(requests)
-        self.settings, self.step_time, self.observe = settings, step_time, observe
-        self.capacity = UNLIMITED if settings.num_blocks is None else settings.num_blocks - 1
-        self.shares = settings.enable_prefix_caching and (requests.prefix_id is not None or requests.hashed is not None)
-        self.arrivals: list[float] = [0.0] * count if requests.arrival_s is None else requests.arrival_s.tolist()
-        self.now_s = self.free_s = 0.0  # when the step is planned, and when the device has finished the one before
-        self.step = self.peak_blocks_held = 0
-        self.first_step, self.first_token_step, self.last_token_step = ([-1] * count for _ in range(3))
-        self.preemptions, self.cached_tokens, self.recomputed_tokens = ([0] * count for _ in range(3))
-        self.columns = {name: array("q") for name in Segments.__dataclass_fields__ if name != "idle_s"}
-        self.idle_s = array("d")
-        self.begin()
-
-    def begin(self) -> None:
-        """Set up the state before the first step."""
-
-    def note_admitted(self, request: int, tokens: int, cached: int) -> None:
-        """Note that a request of so many tokens is scheduled, of which the prefix cache has the first `cached`."""
-        if self.first_step[request] < 0:
-            self.first_step[request] = self.step
-            self.cached_tokens[request] = cached
-        else:
-            self.recomputed_tokens[request] += tokens - cached
-
-    def made(self, segments: Segments, evicted_blocks: int | None, asked: int, filled: int, short: bool) -> Schedule:
-        """The schedule of these segments. `asked`, `filled`: most blocks that a request was to have, and that had any
-        content. `short`: whether with more blocks the engine might have decided otherwise."""
-        # With fewer blocks, other blocks would have been evicted, possibly shared ones.
-        needed = max(self.peak_blocks_held, asked, filled if self.shares else 0) + 1
-        of_steps = ("first_step", "first_token_step", "last_token_step")
-        names = (*of_steps, "preemptions", "cached_tokens", "recomputed_tokens")
-        return Schedule(
-            self.settings,
-            segments,
-            **{name: np.array(getattr(self, name), dtype=np.int64) for name in names},
-            evicted_blocks=evicted_blocks,
-            peak_blocks_held=self.peak_blocks_held,
-            needs_blocks=None if short or any(self.preemptions) else needed,
-        )

@@ -21,8 +21,8 @@ from workflow_scripts.engines.engine import CacheHeldError, forget_prefixes
 from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.physics.layer_groups import KvGroup
 from workflow_scripts.predict.block_trace import trace_blocks
-from workflow_scripts.predict.pool_blocks import Block, Blocks, Content
-from workflow_scripts.predict.schedule import FloatArray, RequestLengths, Schedule, Segments, StepRun, StepTime
+from workflow_scripts.predict.kv_pool import Block, Blocks, Content
+from workflow_scripts.predict.schedule import WORK, FloatArray, RequestLengths, Schedule, Segments, StepRun, StepTime
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.workloads.request import HashedBlocks
 
@@ -39,7 +39,7 @@ MOST_OF_LAYERS = 10
 
 
 Case = tuple[RequestLengths, SchedulerSettings, StepTime | None]
-WORK = [name for name in Segments.__dataclass_fields__ if name != "steps"]
+OF_STEP = (*WORK, "idle_s")
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Engine:
     def look(self, output: Any, decoding: set[str], preemptions: dict[str, int]) -> Step:
         """What the step does, counted from vLLM's own records after the step was put together."""
         pool = self.scheduler.kv_cache_manager.block_pool
-        work: dict[str, float] = dict.fromkeys(WORK, 0)
+        work: dict[str, float] = dict.fromkeys(OF_STEP, 0)
         for name, tokens in output.num_scheduled_tokens.items():
             request = self.live[name]
             end = request.num_computed_tokens
@@ -231,7 +231,7 @@ def our_steps(
     schedule = make_schedule(requests, settings, step_time, runs.append)
     steps = []
     for index, run in enumerate(runs):
-        work = {name: getattr(schedule.segments, name)[index].item() for name in WORK}
+        work = {name: getattr(schedule.segments, name)[index].item() for name in OF_STEP}
         assert schedule.segments.steps[index] == run.steps
         for further in range(run.steps):
             held = run.blocks_held[further]

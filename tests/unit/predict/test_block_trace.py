@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.predict.planned import study, write_study
-from tests.unit.predict.test_scheduler import SETTINGS
-from tests.unit.predict.test_step_scheduler import sharing_requests
+from tests.unit.predict.test_scheduler import SETTINGS, sharing_requests
 from workflow_scripts.predict.block_trace import COLUMNS, MOST_REQUESTS, main, trace_blocks, trace_of_study
 from workflow_scripts.predict.plan import plan
 from workflow_scripts.predict.schedule import RequestLengths

@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import settings as limits
 from hypothesis import strategies as st
 
+from workflow_scripts.engines.capacity import KvPool
 from workflow_scripts.engines.steps import SchedulerSettings
+from workflow_scripts.physics.layer_groups import KvGroup
 from workflow_scripts.predict.schedule import RequestLengths, ScheduleError, StepRun
 from workflow_scripts.predict.scheduler import make_schedule
 
@@ -36,7 +39,7 @@ def test_one_request_is_a_prefill_and_a_run_of_decode_steps():
     work = {"steps": [1, 3], "decode_seqs": [0, 1], "decode_kv_tokens": [0, 6], "prefill_seqs": [1, 0]}
     work |= {"prefill_tokens": [5, 0], "prefill_kv_tokens": [5, 0], "prefill_attended_tokens": [1 + 2 + 3 + 4 + 5, 0]}
     work |= {"generation_tokens": [1, 1], "running": [1, 1], "waiting": [0, 0], "blocks_held": [2, 2]}
-    np.testing.assert_equal(asdict(schedule.segments), work | {"idle_s": [0.0, 0.0]})
+    np.testing.assert_equal(asdict(schedule.segments), work | {"idle_s": [0.0, 0.0], "near": {}})
     assert schedule.segments.first_step.tolist() == [0, 1]
     assert (schedule.first_step[0], schedule.first_token_step[0], schedule.last_token_step[0]) == (0, 0, 3)
     assert schedule.peak_blocks_held == 2  # 8 tokens: the last that is generated is not computed
@@ -162,3 +165,72 @@ def test_enough_blocks_decide_the_same_and_one_less_does_not(case, more):
     except ScheduleError:
         return
     assert tight.needs_blocks is None
+
+
+ALL, STATE = None, 0
+
+
+def pool(*reaches: int | None, state_blocks: int = 1, in_flight_tokens: int = 64) -> KvPool:
+    groups = tuple(KvGroup("layers", (number,), 1, reach) for number, reach in enumerate(reaches))
+    return KvPool(groups, 1, 4, state_blocks, in_flight_tokens)
+
+
+def settings_of(*reaches: int | None, caching: bool = False, state_blocks: int = 1) -> SchedulerSettings:
+    of_layers = pool(*reaches, state_blocks=state_blocks)
+    return SchedulerSettings(8, 64, 4, 64, enable_prefix_caching=caching, async_scheduling=False, pool=of_layers)
+
+
+def test_what_tokens_look_at_within_a_window_and_a_chunk_and_the_blocks_that_it_takes():
+    chunks = KvGroup("chunks", (1,), 1, 4, chunked=True)
+    both = KvPool((KvGroup("window", (0,), 1, 3), chunks), 1, 4, 1, 64)
+    segments = make_schedule(lengths((6, 3)), replace(settings_of(ALL), pool=both)).segments
+    # A prompt of 6 tokens, and the 7th and 8th: windows hold 3 of them, chunks the 5th to the 8th.
+    window, chunk = segments.within(3, False), segments.within(4, True)
+    assert window.prefill_attended_tokens.tolist() == [1 + 2 + 3 + 3 + 3 + 3, 0, 0]
+    assert (window.decode_kv_tokens.tolist(), window.looked_back.tolist()) == ([0, 3, 3], [0, 2, 2])
+    assert chunk.prefill_attended_tokens.tolist() == [1 + 2 + 3 + 4 + 1 + 2, 0, 0]
+    assert (chunk.decode_kv_tokens.tolist(), chunk.looked_back.tolist()) == ([0, 3, 4], [0, 2, 3])
+    assert segments.within(None, False).decode_kv_tokens.tolist() == [0, 7, 8]
+    with pytest.raises(ScheduleError, match="layers with a window"):
+        make_schedule(lengths((6, 3)), replace(settings_of(), pool=None)).segments.within(3, False)
+    # 15 computed tokens: 4 blocks that keep all, 1 for the state.
+    least = replace(settings_of(ALL, STATE), num_blocks=6)
+    assert make_schedule(lengths((10, 6)), least).peak_blocks_held == 5
+    with pytest.raises(ScheduleError, match=r"16 tokens .* the 4 of 4 tokens"):
+        make_schedule(lengths((10, 6)), replace(least, num_blocks=5))
+
+
+@st.composite
+def sharing_requests(draw: st.DrawFn) -> RequestLengths:
+    row = st.tuples(st.integers(1, 30), st.integers(1, 12), st.integers(0, 30))
+    prompts, outputs, shared = np.array(draw(st.lists(row, min_size=1, max_size=8))).T
+    shared = np.minimum(prompts, shared)
+    return RequestLengths(prompts, outputs, prefix_id=np.where(shared > 0, 0, -1), prefix_tokens=shared)
+
+
+@limits(max_examples=25)
+@given(sharing_requests(), st.integers(1, 64), st.integers(0, 12), st.booleans(), st.booleans())
+def test_counted_blocks_and_single_blocks_give_the_same_schedule(requests, tokens, spare, is_async, caching):
+    dense = SchedulerSettings(4, tokens, 4, 64, 12 + spare, caching, async_scheduling=is_async)
+    expected, found = make_schedule(requests, dense), make_schedule(requests, dense, events=[])
+    for name, values in vars(expected.segments).items():
+        if name not in (
+            "steps",
+            "decode_kv_tokens",
+            "blocks_held",
+            "idle_s",
+            "near",
+        ):  # a run has those of its first step
+            assert np.repeat(values, expected.segments.steps).tolist() == getattr(found.segments, name).tolist(), name
+    same = {name: getattr(expected, name) for name in ("segments", "evicted_blocks", "needs_blocks")}
+    np.testing.assert_equal(asdict(replace(found, **same)), asdict(expected))
+
+
+@limits(max_examples=20)
+@given(sharing_requests(), st.sampled_from([(4,), (ALL, 4), (ALL, STATE), (9, STATE, ALL)]), st.booleans())
+def test_with_the_blocks_that_a_schedule_needs_it_stays_the_same(requests, reaches, caching):
+    free = make_schedule(requests, settings_of(*reaches, caching=caching, state_blocks=2 if caching else 1))
+    assert free.needs_blocks is not None
+    again = make_schedule(requests, replace(free.settings, num_blocks=free.needs_blocks))
+    np.testing.assert_equal(asdict(replace(again, settings=free.settings)), asdict(free))
+    assert free.segments.generation_tokens.sum() == requests.output_tokens.sum()

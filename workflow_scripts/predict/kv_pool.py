@@ -1,0 +1,595 @@
+"""The KV blocks of one device, which groups of layers share: who holds them, and which of them keep their content.
+
+Each group of layers (`engines.vllm.kv_groups`) has a table of blocks for each request. Layers that keep all tokens have
+a block for each `block_size` tokens. Those with a window give back the blocks behind it. Those with a state have the
+block of the latest state, and with prefix caching those of former states from which a later prompt may go on.
+(vllm/v1/core/single_type_kv_cache_manager.py, kv_cache_coordinator.py, kv_cache_manager.py and block_pool.py of vLLM
+0.32.)
+
+With prefix caching a block that is given back keeps its content until it is needed for something else; the block that
+was given back first is used first.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from workflow_scripts.engines.capacity import KvPool
+from workflow_scripts.physics.layer_groups import KvGroup
+
+# What a block holds: the number of its group, the owner of its tokens, and which block of a request it is.
+Content = tuple[int, int, int]
+
+
+class LiveRequest:
+    """A request while it is served. `prompt`, `last`: tokens of its prompt, and with its answer. `goal`: tokens to
+    compute before it decodes: its prompt, and what it had generated when it was preempted. `computed`: so many are;
+    while it is in the group of decoding requests, which its `birth` shows, the group knows it. `junction`: tokens of
+    its prompt that some groups of layers found, if all found fewer; else 0."""
+
+    __slots__ = (
+        *("birth", "computed", "goal", "index", "junction", "last", "lost", "lost_at", "prompt", "shared_blocks"),
+    )
+
+    def __init__(self, index: int, prompt: int, output: int, shared_blocks: Sequence[int]) -> None:
+        self.index = index
+        self.prompt = self.goal = prompt
+        self.last = prompt + output
+        self.shared_blocks = shared_blocks
+        self.computed = self.junction = 0
+        self.birth: int | None = None
+        # How often it lost its blocks with no other running, and its goal then.
+        self.lost = self.lost_at = 0
+
+    def owner(self, block: int) -> int:
+        """Whose tokens a block of its text holds: a number for shared ones, or its own."""
+        return self.shared_blocks[block] if block < len(self.shared_blocks) else -1 - self.index
+
+
+class BlockEvent(NamedTuple):
+    """What happens to a block: `event` is allocated, appended, shared, freed, preempted or evicted.
+
+    `step`: the step that is being planned, or planned next. `request`: its index; None for evicted. `group`: number of
+    the group of layers. `place`: which block of the request's table. `block`: its number in the pool, from 1 on.
+    `users`: requests that hold it afterwards. `tokens`: of the request, in its blocks after the step; None if its
+    blocks are taken back.
+    """
+
+    step: int
+    event: str
+    request: int | None
+    group: int
+    place: int
+    block: int
+    users: int
+    tokens: int | None
+
+
+class Block:
+    """A block that requests hold, or that keeps its content until it is needed. `count` blocks of one request that
+    follow each other are one object if they are only counted; the last of them is used again first."""
+
+    __slots__ = ("content", "count", "number", "users")
+
+    def __init__(self, number: int = 0, count: int = 1) -> None:
+        self.content: Content | None = None
+        self.number = number
+        self.count = count
+        self.users = 1
+
+
+class Blocks:
+    """The free and the kept blocks of one device. Those that keep nothing are counted, and used first."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = self.free = capacity
+        self.most_filled = 0
+        self.evicted, self.evicted_shared = False, 0  # whether any block, and how many of texts that prompts share
+        # Contents that the planned step writes: no state can be taken from them yet.
+        self.new: set[Content] = set()
+        # What happens to blocks, if it is traced, and the number of the planned step.
+        self.events: list[BlockEvent] | None = None
+        self.step = 0
+        self._empty = capacity
+        self._numbers: list[int] = []  # of empty blocks that were used before
+        self._used = 0
+        self._kept: OrderedDict[Block, None] = OrderedDict()
+        self._holders: dict[Content, dict[Block, None]] = {}
+
+    @property
+    def held(self) -> int:
+        return self.capacity - self.free
+
+    def found(self, content: Content) -> Block | None:
+        return next(iter(self._holders.get(content, ())), None)
+
+    def take(self, count: int) -> None:
+        """Take blocks without content: empty ones, then those that were given back first."""
+        self.free -= count
+        self._empty -= count
+        while self._empty < 0:
+            self.most_filled = self.capacity
+            block = next(iter(self._kept))
+            if block.count > -self._empty:
+                block.count += self._empty
+                self._empty = 0
+                return
+            del self._kept[block]
+            self._empty += block.count
+            if block.number:
+                self._numbers.append(block.number)
+            assert block.content is not None  # else it would have been empty
+            group, owner, place = block.content
+            self.note("evicted", None, group, place, block)
+            self.evicted = True
+            self.evicted_shared += owner >= 0
+            self.forget(block)
+
+    def take_one(self) -> Block:
+        self.take(1)
+        self.most_filled = max(self.most_filled, self.capacity - self._empty)
+        if not self._numbers:
+            self._used += 1
+            self._numbers.append(self._used)
+        return Block(self._numbers.pop())
+
+    def share(self, block: Block) -> None:
+        if not block.users:
+            del self._kept[block]
+            self.free -= block.count
+        block.users += 1
+
+    def release(self, block: Block) -> None:
+        block.users -= 1
+        if block.users:
+            return
+        self.free += block.count
+        if block.content is None:
+            self._empty += 1
+            self._numbers.append(block.number)
+        else:
+            self._kept[block] = None
+
+    def release_counted(self, empty: int, run: Block | None) -> None:
+        """Take back blocks that were only counted: those without content, and those with."""
+        self.most_filled = max(self.most_filled, self.capacity - self._empty)
+        self._empty += empty
+        self.free += empty
+        if run is not None:
+            run.users = 0
+            self.free += run.count
+            self._kept[run] = None
+
+    def keep(self, block: Block, content: Content) -> None:
+        if block.content is None:
+            block.content = content
+            self._holders.setdefault(content, {})[block] = None
+        assert block.content == content
+
+    def note(
+        self, event: str, request: LiveRequest | None, group: int, place: int, block: Block, tokens: int | None = None
+    ) -> None:
+        if self.events is not None:
+            index = None if request is None else request.index
+            self.events.append(BlockEvent(self.step, event, index, group, place, block.number, block.users, tokens))
+
+    def forget(self, block: Block) -> None:
+        if block.content is not None and (holders := self._holders.get(block.content)):
+            holders.pop(block, None)
+            if not holders:
+                del self._holders[block.content]
+        block.content = None
+
+
+class Table:
+    """Blocks of a group of layers that keep all tokens, or with `reach` only a window or the current chunk of them."""
+
+    def __init__(self, number: int, pool: KvPool, max_model_len: int, blocks: Blocks, caching: bool) -> None:
+        self.number, group, self.caching = number, pool.groups[number], caching
+        self.reach, self.chunked = group.reach, group.chunked
+        self.block_size = pool.block_size * group.stretch
+        self.most = pool.blocks_of_group(group, max_model_len)
+        self.blocks = blocks
+        self.tables: dict[int, list[Block | None]] = {}  # of each request
+        self.kept: dict[int, int] = {}  # blocks of a request up to which contents are noted
+        self.given_back: dict[int, int] = {}  # those that no token looks at any more
+
+    def skipped(self, tokens: int) -> int:
+        """Blocks at the beginning that are not needed once `tokens` tokens are computed."""
+        if self.reach is None:
+            return 0
+        if self.chunked:
+            return tokens // self.reach * self.reach // self.block_size
+        return max(0, tokens - self.reach + 1) // self.block_size
+
+    def needed(self, r: LiveRequest, end: int, hits: Sequence[Block | None], start: int, *, whole: bool) -> int:
+        """Free blocks needed for the tokens from `start` up to `end`, which is excluded. With `whole`, when a request
+        is admitted, a window needs only the blocks that it holds at one time."""
+        required = -(-end // self.block_size)
+        if whole:
+            required = min(required, self.most)
+        held, skipped = len(self.tables.get(r.index, ())), self.skipped(start)
+        new = max(0, required - max(skipped, len(hits) + held))
+        return new + _unused(hits[max(0, skipped - held) :])
+
+    def too_new(self, hits: Sequence[Block | None]) -> bool:
+        """Whether the found blocks are only written in this step, so that it cannot use them yet."""
+        return False
+
+    def drop_behind(self, r: LiveRequest, processed: int) -> None:
+        """Give back the blocks that no token after the first `processed` tokens attends to."""
+        if self.reach is None:
+            return
+        table, first = self.tables.get(r.index, []), self.given_back.get(r.index, 0)
+        last = max(first, min(self.skipped(processed), len(table)))
+        for index in range(last - 1, first - 1, -1):
+            self._drop(r, index)
+        self.given_back[r.index] = last
+
+    def _drop(self, r: LiveRequest, index: int) -> None:
+        block = self.tables[r.index][index]
+        self.tables[r.index][index] = None
+        self._release(r, index, block, "freed")
+
+    def _release(self, r: LiveRequest, index: int, block: Block | None, event: str) -> None:
+        if block is not None:
+            self.blocks.release(block)
+            self.blocks.note(event, r, self.number, index, block)
+
+    def adopt(self, r: LiveRequest, hits: Sequence[Block | None], start: int) -> None:
+        """Give a request the blocks that were found, as far as it needs them."""
+        skipped = self.skipped(start)
+        for index, block in enumerate(hits[skipped:], skipped):
+            if block is not None:
+                self.blocks.share(block)
+                self.blocks.note("shared", r, self.number, index, block, start)
+        self.tables[r.index] = [*[None] * skipped, *hits[skipped:]]
+        self.kept[r.index] = len(self.tables[r.index])
+
+    def extend(self, r: LiveRequest, start: int, end: int) -> None:
+        table = self.tables.setdefault(r.index, [])
+        for _ in range(-(-end // self.block_size) - len(table)):
+            table.append(self._taken(r, len(table), end))
+
+    def _taken(self, r: LiveRequest, index: int, end: int) -> Block:
+        """A new block for an index in the table of a request, which is to have `end` tokens."""
+        block = self.blocks.take_one()
+        event = "allocated" if index * self.block_size < r.prompt else "appended"
+        self.blocks.note(event, r, self.number, index, block, end)
+        return block
+
+    def keep(self, r: LiveRequest, tokens: int) -> None:
+        """Note the contents of full blocks of the first `tokens` tokens from which a later prompt may go on."""
+        table, full = self.tables[r.index], tokens // self.block_size
+        for index in range(self.kept.get(r.index, 0), full):
+            block = table[index]
+            if block is not None and self.may_be_found(r, index):
+                self.blocks.keep(block, self.content(r, index))
+        self.kept[r.index] = max(full, self.kept.get(r.index, 0))
+
+    def content(self, r: LiveRequest, index: int) -> Content:
+        return self.number, r.owner(index), index
+
+    def may_be_found(self, r: LiveRequest, index: int) -> bool:
+        """Whether a later prompt may go on from here; with a window only at the prompt's end or where texts diverge."""
+        if self.reach is None or self.chunked:
+            return True
+        ends = [(r.prompt - 1) // self.block_size, r.junction // self.block_size]
+        return any(end - self.window_blocks <= index < end for end in ends)
+
+    @property
+    def window_blocks(self) -> int:
+        assert self.reach is not None
+        return -(-(self.reach - 1) // self.block_size)
+
+    def free(self, r: LiveRequest, known: int, event: str) -> None:
+        """Give back all blocks of a request, the last first; `event` says why. `known`: its tokens that are known."""
+        for indices in (self.kept, self.given_back):
+            indices.pop(r.index, None)
+        for index, block in reversed([*enumerate(self.tables.pop(r.index, []))]):
+            self._release(r, index, block, event)
+
+
+class KeptStateTable(Table):
+    """Blocks of a group of layers with a state, with prefix caching: states at the ends of blocks can be found again. A
+    step that passes the end of a block writes its state to a new one, and the former one is given back later. With
+    `checkpoints`, a prefill also leaves behind the state at the end of its last block (Mamba-2 since vLLM 0.32)."""
+
+    def __init__(self, number: int, pool: KvPool, max_model_len: int, blocks: Blocks, caching: bool) -> None:
+        super().__init__(number, pool, max_model_len, blocks, caching)
+        self.checkpoints = pool.state_blocks > 2
+        self.former: dict[int, int] = {}  # index of the state before the latest
+        self.checkpoint: dict[int, int] = {}  # index of the state that the planned chunk leaves behind
+
+    def skipped(self, tokens: int) -> int:
+        return max(0, tokens - 1) // self.block_size
+
+    def needed(self, r: LiveRequest, end: int, hits: Sequence[Block | None], start: int, *, whole: bool) -> int:
+        held, required = self.tables.get(r.index, []), -(-end // self.block_size)
+        index = required - 2
+        leaves = (
+            self.checkpoints
+            and end >= max(r.prompt, r.goal - 1)
+            and leaves_a_state(start, end, self.block_size)
+            and (index >= len(held) or held[index] is None)
+        )
+        if leaves and not whole:
+            self.checkpoint[r.index] = index
+        elif not whole:
+            self.checkpoint.pop(r.index, None)
+        return min(required - len(hits) - len(held), 1 + leaves) + _unused(hits)
+
+    def too_new(self, hits: Sequence[Block | None]) -> bool:
+        return bool(hits) and hits[-1] is not None and hits[-1].content in self.blocks.new
+
+    def drop_behind(self, r: LiveRequest, processed: int) -> None:
+        super().drop_behind(r, processed)
+        former = self.former.get(r.index)
+        if former is not None and former < -(-processed // self.block_size) - 1:
+            self._drop(r, former)
+
+    def extend(self, r: LiveRequest, start: int, end: int) -> None:
+        table, required = self.tables.setdefault(r.index, []), -(-end // self.block_size)
+        leaves = r.index in self.checkpoint
+        if required > len(table) or leaves:
+            if table:
+                self.former[r.index] = len(table) - 1
+            table.extend([None] * (required - 1 - leaves - len(table)))
+            while len(table) < required:
+                table.append(self._taken(r, len(table), end))
+
+    def keep(self, r: LiveRequest, tokens: int) -> None:
+        before = self.kept.get(r.index, 0)
+        super().keep(r, tokens)
+        at_end = (r.prompt - 1) // self.block_size - 1  # the last block from which the same prompt can go on
+        table = self.tables[r.index]
+        if (left := self.checkpoint.get(r.index)) is not None:
+            block = table[left]
+            assert block is not None  # taken for this chunk
+            if left not in (at_end, r.junction // self.block_size - 1):
+                self.blocks.forget(block)
+            elif block.content is None:
+                self._keep_new(block, self.content(r, left))
+        elif tokens // self.block_size - 1 == at_end >= 0 and at_end < len(table):
+            block = table[at_end]
+            if block is not None:
+                self._keep_new(block, self.content(r, at_end))
+        for block in table[before : self.kept[r.index]]:
+            if block is not None and block.content is not None:
+                self.blocks.new.add(block.content)
+
+    def _keep_new(self, block: Block, content: Content) -> None:
+        self.blocks.keep(block, content)
+        self.blocks.new.add(content)
+
+    def may_be_found(self, r: LiveRequest, index: int) -> bool:
+        """Whether this is the state at the end of the prompt's last block, or where texts diverge."""
+        return index + 1 in ((r.prompt - 1) // self.block_size, r.junction // self.block_size)
+
+    def free(self, r: LiveRequest, known: int, event: str) -> None:
+        super().free(r, known, event)
+        for indices in (self.former, self.checkpoint):
+            indices.pop(r.index, None)
+
+
+class CountedTable(Table):
+    """Blocks of the only group of layers, which keep all tokens, counted instead of listed. Three kinds of blocks
+    suffice to find every hit in the prefix cache: those of a text that several prompts begin with are single blocks;
+    full blocks of only one request, which only that request can hit, when it comes back from a preemption, are one
+    object; the block that is not full holds nothing that could be hit."""
+
+    def _count(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+    def needed(self, r: LiveRequest, end: int, hits: Sequence[Block | None], start: int, *, whole: bool) -> int:
+        blocks = self._count(end) - self._count(start)
+        return blocks + _unused(hits) if hits else blocks
+
+    def find(self, r: LiveRequest, tokens: int) -> tuple[list[list[Block | None]], int]:
+        """The blocks of the longest beginning of at most `tokens` tokens that the cache has, and its tokens."""
+        hits: list[Block | None] = []
+        blocks, most = 0, tokens // self.block_size
+        # After the shared ones those of the request itself, if it was preempted.
+        while blocks < most and len(hits) <= len(r.shared_blocks):
+            if (block := self.blocks.found(self.content(r, blocks))) is None:
+                break
+            hits.append(block)
+            blocks += block.count
+        return [hits], blocks * self.block_size
+
+    def adopt(self, r: LiveRequest, hits: Sequence[Block | None], start: int) -> None:
+        for block in hits:
+            if block is not None:
+                self.blocks.share(block)
+        shared = list(hits[: len(r.shared_blocks)])
+        for own in hits[len(shared) :]:
+            if own is not None:
+                self.blocks.forget(own)
+        if shared:
+            self.tables[r.index] = shared
+
+    def extend(self, r: LiveRequest, start: int, end: int) -> None:
+        self.blocks.take(self._count(end) - self._count(start))
+
+    def keep(self, r: LiveRequest, tokens: int) -> None:
+        if not r.shared_blocks:
+            return
+        table = self.tables.setdefault(r.index, [])
+        for index in range(len(table), min(len(r.shared_blocks), tokens // self.block_size)):
+            block = Block()
+            self.blocks.keep(block, self.content(r, index))
+            table.append(block)
+
+    def free(self, r: LiveRequest, known: int, event: str) -> None:
+        shared = self.tables.pop(r.index, [])
+        own = known // self.block_size - len(shared) if self.caching else 0
+        run = None
+        if own:
+            run, content = Block(count=own), self.content(r, len(shared))
+            if event == "preempted":
+                self.blocks.keep(run, content)
+            else:  # nobody will look for it
+                run.content = content
+        self.blocks.release_counted(self._count(r.computed) - own - len(shared), run)
+        for block in reversed(shared):
+            if block is not None:
+                self.blocks.release(block)
+
+
+def leaves_a_state(start: int, end: int, block_size: int) -> bool:
+    """Whether a chunk of a prompt passes the end of a block after its first, so that it can leave that state behind.
+
+    >>> leaves_a_state(0, 33, 32), leaves_a_state(0, 32, 32), leaves_a_state(8, 70, 32)
+    (True, False, False)
+    """
+    last = (end - 1) // block_size * block_size
+    return start % block_size == 0 and start + block_size <= last
+
+
+def _unused(hits: Sequence[Block | None]) -> int:
+    """Blocks that count as free until a request adopts them."""
+    return sum(block.count for block in hits if block is not None and not block.users)
+
+
+def _one_block(group: KvGroup, max_model_len: int) -> KvGroup:
+    return replace(group, reach=None, stretch=max_model_len) if group.reach == 0 else group
+
+
+class BlockPool(Blocks):
+    """The blocks of one device, and a table for each group of layers. `capacity`: blocks that requests can get.
+    `caching`: whether blocks keep their content when they are given back. `counted`: whether blocks are counted, where
+    all layers keep all tokens."""
+
+    def __init__(self, pool: KvPool, capacity: int, max_model_len: int, *, caching: bool, counted: bool) -> None:
+        super().__init__(capacity)
+        self.block_size, self.caching = pool.block_size, caching
+        if not caching:  # a state is overwritten, so its one block serves all tokens
+            pool = replace(pool, groups=tuple(_one_block(group, max_model_len) for group in pool.groups))
+        kinds = [CountedTable if counted else KeptStateTable if group.reach == 0 else Table for group in pool.groups]
+        self.tables = [kind(number, pool, max_model_len, self, caching) for number, kind in enumerate(kinds)]
+        self.counting = self.tables[0] if isinstance(self.tables[0], CountedTable) else None
+        states = [table for table in self.tables if isinstance(table, KeptStateTable)]
+        self.keeps_states, self.leaves_states = bool(states), bool(states) and states[0].checkpoints
+        # Groups of one kind are looked up together, those that keep all tokens first.
+        of_kind: dict[tuple[int | None, bool], list[Table]] = {}
+        for table in self.tables:
+            of_kind.setdefault((table.reach, table.chunked), []).append(table)
+        self._kinds = sorted(of_kind.values(), key=lambda tables: tables[0].reach is not None)
+        self._no_hits: list[list[Block | None]] = [[] for _ in self.tables]
+        self.most_asked = 0
+        self.short = False
+
+    def find(self, request: LiveRequest) -> tuple[list[list[Block | None]], int]:
+        """What the prefix cache has of a request: blocks of each group, and up to which token."""
+        if not self.caching:
+            return self._no_hits, 0
+        if self.counting is not None:
+            return self.counting.find(request, request.goal - 1)
+        hits: list[list[Block | None]] = [[] for _ in self.tables]
+        request.junction = 0
+        most = request.goal - 1  # the last token is computed in any case
+        longest, looked_up = 0, -1
+        while True:
+            length = most
+            for tables in self._kinds:
+                if tables[0].reach is None and looked_up >= 0:
+                    length = min(length, looked_up)
+                    continue
+                rows = _find_kind(tables, request, length)
+                for group, table in enumerate(tables):
+                    hits[table.number] = [None if row is None else row[group] for row in rows]
+                length = len(rows) * self.block_size
+                if tables[0].reach is None:
+                    looked_up = length
+                longest = max(longest, length)
+            if length >= most:
+                break
+            most = length
+            if len(self._kinds) == 1 or (len(self._kinds) == 2 and self._kinds[0][0].reach is None):
+                break
+        for table in self.tables:
+            if table.reach is None:
+                del hits[table.number][most // self.block_size :]
+        request.junction = longest if longest > most else 0
+        return hits, most
+
+    def admit(self, request: LiveRequest, end: int, hits: Sequence[Sequence[Block | None]], start: int) -> bool:
+        """Give a request that waits its `hits` in the prefix cache up to token `start`, and the blocks up to token
+        `end`; False if not all its tokens fit."""
+        several = self.tables if self.counting is None else ()
+        if any(table.too_new(hits[table.number]) for table in several):
+            return False
+        if not self._fits(request, request.goal, hits, start, whole=True):
+            return False
+        # Of windows and states those up to `end` may be more.
+        if several and not self._fits(request, end, hits, start, whole=False):
+            return False
+        for table in self.tables:
+            table.adopt(request, hits[table.number], start)
+        request.computed = start
+        self._extend(request, end, end)
+        return True
+
+    def allocate(self, request: LiveRequest, end: int, known: int, in_flight: int) -> bool:
+        """Give a request the blocks up to token `end`; False if there are too few. Of its tokens `known` are, and
+        `in_flight` of the computed ones are of a step that still runs."""
+        for table in self.tables:
+            table.drop_behind(request, max(0, request.computed - in_flight))
+        if not self._fits(request, end, self._no_hits, request.computed, whole=False):
+            return False
+        self._extend(request, end, known)
+        return True
+
+    def _extend(self, request: LiveRequest, end: int, known: int) -> None:
+        for table in self.tables:
+            table.extend(request, request.computed, end)
+        if request.shared_blocks or self.counting is None:
+            self.remember(request, known)
+
+    def remember(self, request: LiveRequest, known: int) -> None:
+        """Note the contents of full blocks of the first `known` tokens."""
+        if self.caching:
+            for table in self.tables:
+                table.keep(request, known)
+
+    def give_back(self, request: LiveRequest, known: int, event: str) -> None:
+        for table in self.tables:
+            table.free(request, known, event)
+
+    def _fits(
+        self, request: LiveRequest, end: int, hits: Sequence[Sequence[Block | None]], start: int, *, whole: bool
+    ) -> bool:
+        needed = 0
+        for table in self.tables:
+            needed += table.needed(request, end, hits[table.number], start, whole=whole)
+        if needed > self.free:
+            self.short = True
+            return False
+        self.most_asked = max(self.most_asked, self.held + needed)
+        return True
+
+
+def _find_kind(tables: Sequence[Table], request: LiveRequest, tokens: int) -> list[list[Block | None] | None]:
+    """The longest beginning of at most `tokens` tokens that groups of one kind all have: their blocks, block by block.
+    A block is None if no token after the beginning looks at it."""
+
+    def cached(index: int) -> list[Block | None] | None:
+        blocks = [table.blocks.found(table.content(request, index)) for table in tables]
+        return None if None in blocks else list(blocks)
+
+    first_table = tables[0]
+    most = tokens // first_table.block_size
+    if first_table.reach is None or first_table.chunked:
+        rows: list[list[Block | None] | None] = [None] * first_table.skipped(tokens)
+        while len(rows) < most and (row := cached(len(rows))) is not None:
+            rows.append(row)
+        return rows
+    wanted = first_table.window_blocks if first_table.reach else 1
+    rows, run = [None] * most, 0
+    for index in range(most - 1, -1, -1):
+        rows[index] = cached(index)
+        run = 0 if rows[index] is None else run + 1
+        if run and run >= wanted:
+            return [None] * index + rows[index : index + run]
+    return rows[:run] if first_table.reach else []  # the beginning may be shorter than a window
