@@ -34,9 +34,7 @@ GROUPS = {
         "tables": "questions.spreadsheet",
         "compare": "questions.compare.compare",
         "regress": "questions.compare.regress",
-        "promise": "questions.serving.make_promise",
         "export": "deploy.export",
-        "check-server": "questions.serving.check_server",
     },
 }
 STEPS = {
@@ -73,6 +71,7 @@ STEPS = {
         "table-claims": "questions.claims.claims",
         "table-drift": "questions.trust.drift",
         "table-provenance": "questions.trust.provenance",
+        "promise": "questions.serving.make_promise",
         "digest": "questions.compare.study_digest",
         "figures": "present.figures",
         "figure-steps": "page.steps_figure",

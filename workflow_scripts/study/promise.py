@@ -66,10 +66,7 @@ class Promise(Record):
     max_num_seqs: int
     start_s: float = Field(description="longest measured start, without the import of libraries")
     starts: int
-    repeats: int
     load: Line = Field(description="the load in words")
-    server: bool = Field(description="a server was measured, not the offline engine")
-    request_rate_per_s: float | None
     busy: float = Field(description="requests in the server from which on it is as busy as in the study")
     measured: dict[str, Promised] = Field(description="measure -> what it was, and will be after a restart")
     scope: Line | None = Field(description="what the intervals rest on; null if there are none")

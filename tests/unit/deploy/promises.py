@@ -64,10 +64,7 @@ def promise(**changes: object) -> Promise:
             "max_num_seqs": 64,
             "start_s": 15.0,
             "starts": 3,
-            "repeats": 6,
             "load": "16 requests of workload chat, 4 requests/s",
-            "server": True,
-            "request_rate_per_s": 4.0,
             "busy": 12.0,
             "measured": {
                 "output_tokens_per_s": Promised(value=500.0, low=450.0, high=555.0),

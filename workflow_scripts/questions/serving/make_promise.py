@@ -9,7 +9,7 @@ one that kept up with the highest request rate; without such cells, the fastest 
 """
 
 from argparse import Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,8 @@ from workflow_scripts.workloads.arrivals import Load
 
 Table = Callable[[str], pd.DataFrame]
 
-MEASURES = ("output_tokens_per_s", "requests_per_s", "ttft_s_p50", "tpot_s_p50", "itl_s_p50", "e2e_s_p50")
+# What the alerts and the dashboard compare with.
+MEASURES = ("output_tokens_per_s", "ttft_s_p50", "itl_s_p50")
 MOST_NAMED = 8
 _PREDICTED = ("weights", "activation", "cuda_graphs", "other", "kv_cache")
 
@@ -94,7 +95,7 @@ def _promise_of(
         rows = rows.merge(extra[[*REPEAT, *extra.columns.difference(rows.columns)]], on=REPEAT, how="left")
     # Only the first cell of a session started the engine.
     started = cells[cells["cell_id"].eq(cell_id) | cells["session"].isin(rows["session"].dropna())]
-    expected = one_more_start(rows, MEASURES)
+    expected = one_more_start(rows)
     sustained, too_much = _loads(served, cells, rows) if of_server else (None, None)
     seqs = row["max_num_seqs_effective"]
     seqs = int(row["max_concurrency_allowed"] if pd.isna(seqs) else seqs)
@@ -110,10 +111,7 @@ def _promise_of(
         max_num_seqs=seqs,
         start_s=_float_or_none(started["start_s"].max()) or 0.0,
         starts=int(rows["start"].nunique()),
-        repeats=len(rows),
         load=_load_text(row, of_server),
-        server=of_server,
-        request_rate_per_s=_float_or_none(row.get("knob_request_rate_per_s")),
         busy=float(rows["in_flight_peak"].max()) if of_server else seqs,
         measured={name: _promised(start) for name, start in expected.items()},
         scope=next((start.scope for start in expected.values() if start.scope), None),
@@ -183,9 +181,9 @@ def _recommended(
     return str(best["cell_id"]), f"It is the fastest of {kept}{others}."
 
 
-def one_more_start(rows: pd.DataFrame, measures: Iterable[str]) -> dict[str, AnotherStart]:
+def one_more_start(rows: pd.DataFrame) -> dict[str, AnotherStart]:
     """What one further start of a cell is expected to measure; a measure without values is left out."""
-    measured = [name for name in measures if name in rows and rows[name].gt(0).any()]
+    measured = [name for name in MEASURES if name in rows and rows[name].gt(0).any()]
     return {name: another_start(summarise(rows, ["gpu", "cell_id"], name)[1]) for name in measured}
 
 
