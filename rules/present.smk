@@ -1,4 +1,4 @@
-"""Present: figures and the page, drawn from tables; before, the accounting of a cluster is asked about its jobs."""
+"""Present: figures and the page, drawn from tables."""
 
 
 rule figures:
@@ -55,14 +55,11 @@ rule report:
         cells=PATHS.root / "cells",
         at=now_if_unfinished,
     shell:
-        # Facts of a cluster's jobs come after their cells.
-        "if command -v sacct > {log:q}; then"
-        ' python -m workflow_scripts fetch-accounting --study "$STUDY" --results "$RESULTS" > {log:q} 2>&1; fi;'
-        " nice -n 19 python -m workflow_scripts report"
+        "nice -n 19 python -m workflow_scripts report"
         ' --study "$STUDY"'
         " --tables {params.tables:q}"
         " --parsed {params.parsed:q}"
         " --figures {input.figures:q}"
         " --cells {params.cells:q}"
         " --out {output:q}"
-        " >> {log:q} 2>&1"
+        " > {log:q} 2>&1"

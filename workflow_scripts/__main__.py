@@ -48,7 +48,6 @@ STEPS = {
         "measure-cell": "measure.cell",
         "measure-batch": "measure.batch",
         "list-ended": "cluster.batches",
-        "fetch-accounting": "study.accounting",
         "parse-cells": "parse.cell_tables",
         "read-imported": "parse.imported_runs",
         "table-cells": "questions.cells.table",

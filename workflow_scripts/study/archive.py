@@ -56,7 +56,7 @@ def contents(study: Study, study_file: Path, paths: StudyPaths) -> dict[str, Pat
     for name in CODE:
         files |= {file.relative_to(CHECKOUT).as_posix(): file for file in _kept(CHECKOUT / name) if file.is_file()}
     measured = [paths.prepared, paths.tables, paths.figures, paths.report]
-    measured += [*paths.round_plan("*").parent.glob("round-*.json"), *paths.jobs()]
+    measured += [*paths.round_plan("*").parent.glob("round-*.json")]
     folders = [(paths.root, measured), *((cell, [cell]) for cell in map(paths.cell, ended))]
     for folder, parts in folders:
         kept = [path for part in parts for path in _kept(part)]

@@ -1,6 +1,5 @@
 """The status of every start of every cell of a study, from their files."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +15,6 @@ from workflow_scripts.study.study import Study
 
 # The state of a cell that a study with `measure` has not measured.
 PREDICTED = "predicted"
-_JOB_VARIABLES = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID")
-_JOB = re.compile(r"([A-Za-z0-9][\w.-]*)/(\d+)", re.ASCII)
 
 
 class Run(NamedTuple):
@@ -31,8 +28,8 @@ class Run(NamedTuple):
 @dataclass(frozen=True)
 class CellStatus:
     """A start of a cell and its state. `reason` is one line; `log` is None if the start was never tried; `run` is None
-    unless the start has ended by the cell's present definition; `job` is the cluster and the number of its Slurm job;
-    `others_pct`: CPU that other programs and virtual machines used while it was timed, in per cent of all cores.
+    unless the start has ended by the cell's present definition; `others_pct`: CPU that other programs and virtual
+    machines used while it was timed, in per cent of all cores.
     """
 
     cell: Cell
@@ -44,7 +41,6 @@ class CellStatus:
     processor: str | None = None
     start: int = 1
     run: Run | None = None
-    job: tuple[str, str] | None = None
     others_pct: float = 0.0
 
 
@@ -90,8 +86,6 @@ def _status_of_start(study: Study, cell: Cell, paths: StudyPaths, definition: st
     elif not is_of(record, definition):
         protocol = record.definition.get("protocol")
         state, reason, run = "outdated", f"measured by another definition, protocol {protocol}", None
-    # Names of files follow from it.
-    job = _JOB.fullmatch("/".join(str((provenance.get("job") or {}).get(name)) for name in _JOB_VARIABLES))
     log = _there(logs[0]) or _there(logs[1])
     return CellStatus(
         cell,
@@ -103,7 +97,6 @@ def _status_of_start(study: Study, cell: Cell, paths: StudyPaths, definition: st
         record.device.get("processor"),
         start,
         run,
-        (job[1], job[2]) if job else None,
         max(record.host_load.get("cpu_others_pct", 0.0), record.host_load.get("cpu_steal_pct", 0.0)),
     )
 

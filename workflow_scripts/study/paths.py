@@ -165,12 +165,6 @@ class StudyPaths:
     def lock(self, cell: Cell | str) -> Path:
         return self.root / "locks" / f"{(cell.id if isinstance(cell, Cell) else cell).replace('/', '--')}.lock"
 
-    def jobs(self) -> list[Path]:
-        return sorted(self.root.glob("jobs/*/*.json"))
-
-    def job(self, cluster: str, job: str) -> Path:
-        return self.root / "jobs" / cluster / f"{job}.json"
-
     def wrong_nodes(self, gpu: str) -> Path:
         """Folder with one file per cluster node that did not have the requested GPU type."""
         return self.root / "wrong_nodes" / gpu

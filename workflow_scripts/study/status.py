@@ -6,9 +6,8 @@ says how far an unfinished study is, counts cells by GPU, engine, model and work
 that is not `ok`, with the reason in one line and the path of its log; those with the same reason are grouped. A cell
 counts in the state of its first start that is not `ok`; a start beyond those that every cell gets counts only if it has
 ended. Cells that have not ended are `missing`; those of an older protocol or another definition are `outdated`;
-`snakemake` measures both again. In a study with `measure`, cells that were not started are `predicted`. If the cluster
-has accounting, a table says what it knows of the jobs on each node. Undecided comparisons and open questions are listed
-last.
+`snakemake` measures both again. In a study with `measure`, cells that were not started are `predicted`. Undecided
+comparisons and open questions are listed last.
 
 Starts that were timed while others used more than 5 % of the CPU are named. `--remeasure-loaded` sets their outcomes
 aside, as `loaded.json`, so that the next call of snakemake measures them again.
@@ -32,7 +31,6 @@ from rich.text import Text
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, positive
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.device.device_record import NOISY_PCT
-from workflow_scripts.study.accounting import NODE_HEADINGS, AccountedJob, accounted_jobs, by_node, fetch
 from workflow_scripts.study.cell_status import PREDICTED, CellStatus, status_of_cell, status_of_starts
 from workflow_scripts.study.outcome import OutcomeKind
 from workflow_scripts.study.paths import StudyPaths
@@ -109,15 +107,6 @@ def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:
         yield f"Open: {question.in_words()}"
 
 
-def nodes(jobs: Sequence[AccountedJob]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column, heading in enumerate(NODE_HEADINGS):
-        table.add_column(heading, justify="right" if column else "left")
-    for row in by_node(jobs):
-        table.add_row(*row)
-    return table
-
-
 def _watch(study: Study, paths: StudyPaths, every_s: float) -> None:
     with Live(console=Terminal(), auto_refresh=False) as live:
         while True:
@@ -160,15 +149,11 @@ def main(args: Namespace) -> None:
     if not seen.is_complete:
         terminal.print(*seen.in_words(), "", sep="\n")
     terminal.print(counts(status_of_cell(of_cell, study.starts.at_least) for of_cell in starts.values()))
-    fault = fetch(paths, statuses)
-    if jobs := accounted_jobs(paths):
-        terminal.print("", nodes(jobs), sep="\n")
     disturbed = loaded(statuses)
     of_load = [f"    {s.others_pct:.0f} %  {paths.start(s.cell, s.start)}" for s in disturbed]
     if of_load:
         of_load.insert(0, f"Others used more than {NOISY_PCT:g} % of the CPU (--remeasure-loaded measures again):")
-    notes = [fault] if fault else []
-    for line in [*notes, *failures(statuses), *of_load, *differences(statuses), *rounds(study, paths)]:
+    for line in [*failures(statuses), *of_load, *differences(statuses), *rounds(study, paths)]:
         terminal.print(line)
     for s in disturbed if args.remeasure_loaded else ():
         outcome = paths.outcome(s.cell, s.start)

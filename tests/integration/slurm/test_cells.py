@@ -4,7 +4,6 @@ import csv
 import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
 
@@ -12,11 +11,9 @@ import pytest
 
 from tests.integration.served_study import SECRETS
 from tests.integration.slurm.conftest import ON_SLURM
-from tests.integration.slurm_lab import GPU_TYPES, GRES_TYPES, wait_for
+from tests.integration.slurm_lab import GPU_TYPES, GRES_TYPES
 from tests.integration.slurm_study import cell, known_jobs, planned_cells
-from tests.unit.made_studies import end_cell, fixed, write_study
 from workflow_scripts.device.device_rates import DeviceRates
-from workflow_scripts.study.accounting import accounted_jobs
 from workflow_scripts.study.definition import cell_definition, json_sha256, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Outcome
@@ -64,47 +61,6 @@ def test_each_cell_runs_on_a_node_of_its_gpu_and_the_report_is_drawn(checkout, l
     assert not [place for place, content in held.items() for secret in SECRETS.values() if secret.encode() in content]
     for path in lab.root.glob("state/hash.*/job.*/environment"):
         assert path.stat().st_mode & 0o077 == 0
-
-
-@pytest.mark.usefixtures("checkout")
-def test_status_has_what_accounting_says_of_the_jobs_and_waits_for_no_answer(lab, tmp_path):
-    """Of cells whose outcomes name jobs of the lab; the jobs only hold some memory."""
-    sweep = {"gpu": "cpu-all", "model": "tiny-llama-57m", "knobs": {"max_num_seqs": [1, 2, 3, 4]}}
-    file = write_study(tmp_path, sweep, workloads={"short": fixed()})
-    study = load_study(file)
-    paths = StudyPaths(tmp_path / "results", study.name)
-    hold = f"{sys.executable} -c 'import time; held = bytearray(200 << 20); time.sleep(3)'"
-    jobs = {}
-    for gpu, target in zip(GPU_TYPES, expand(study), strict=True):
-        where = (f"--partition=gpu-{gpu}", "--mem=500", "--output=/dev/null")
-        jobs[f"n-{gpu}"] = job = lab.client("sbatch", "--parsable", *where, f"--wrap={hold}").strip()
-        end_cell(study, paths, target, provenance={"job": {"SLURM_JOB_ID": job, "SLURM_CLUSTER_NAME": "lab"}})
-    wait_for(lambda: not lab.client("squeue", "--noheader"), 60, "the end of the jobs")
-
-    def status() -> str:
-        command = [sys.executable, "-m", "workflow_scripts", "status", "--study", file, "--results", paths.results]
-        return subprocess.run(
-            command, env=lab.environment, check=True, capture_output=True, text=True, timeout=60
-        ).stdout
-
-    assert lab.database is not None
-    lab.database.send_signal(signal.SIGSTOP)
-    assert status().count("accounting is not available") == 1
-    lab.database.send_signal(signal.SIGCONT)
-    lab.stop_database()
-    assert status().count("accounting is not available") == 1
-    assert paths.jobs() == []
-    lab.start_database()
-    # The controller sends what the database missed when it has found it again.
-    wait_for(lambda: status().count("\nn-") == len(jobs), 120, "the accounts of all nodes")
-    told = {job.nodes: job for job in accounted_jobs(paths)}
-    assert {node: (job.job, job.state) for node, job in told.items()} == {n: (j, "COMPLETED") for n, j in jobs.items()}
-    for job in told.values():
-        assert 3 <= job.elapsed_s < 60
-        assert 0 <= job.queued_s < 60
-        assert job.memory_bytes is not None
-        assert 200 << 20 < job.memory_bytes < 500 << 20
-        assert job.energy_j is None
 
 
 def test_without_a_study_the_profile_stops_and_names_a_command_that_works(checkout):

@@ -8,14 +8,12 @@ import pytest
 
 from tests.unit.present.conftest import changed, write_cells
 from tests.unit.present.synthetic import DRAWN, SCRIPT, SPEED
-from workflow_scripts.common.files import write_json
 from workflow_scripts.page.blocks import Table
 from workflow_scripts.page.sentences import claims_on
 from workflow_scripts.questions.memory.kv_block_size import BY_KIND_OF_LAYER
 from workflow_scripts.questions.sections import APPENDIX, SECTIONS, SUBJECTS
 from workflow_scripts.questions.trust.provenance import provenance_table
 from workflow_scripts.questions.trust.where_measured import provenance
-from workflow_scripts.study.accounting import NODE_HEADINGS
 from workflow_scripts.study.definition import study_sha256
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
@@ -216,16 +214,6 @@ def test_no_headline_names_a_cell_by_its_slug(results, page):
     assert len(slugs) > 10
     places = [*page.text["h3"], *page.text["summary"], *page.text["li"], *page.text["figcaption"]]
     assert [text for text in places if any(slug in text.replace("/", " ").split() for slug in slugs)] == []
-
-
-def test_provenance_has_the_jobs_of_a_cluster_with_accounting_and_nothing_without(results, tmp_path):
-    report = replace(results.report, cells=tmp_path / results.report.study.name / "cells")
-    assert "n-h200" not in str(list(provenance(report)))
-    known = {"job": "7", "cluster": "lab", "state": "COMPLETED", "nodes": "n-h200", "queued_s": 90, "elapsed_s": 600}
-    known |= {"memory_bytes": 3 * 2**30, "energy_j": None}
-    write_json(tmp_path / results.report.study.name / "jobs/lab/7.json", known)
-    (table,) = (b for b in provenance(report) if isinstance(b, Table) and b.headings == NODE_HEADINGS)
-    assert table.rows == [("n-h200", "1", "1.5", "10", "3", "–")]
 
 
 def test_provenance_has_the_share_of_starts_in_the_time_of_all_engines(results, tmp_path):

@@ -10,7 +10,6 @@ from workflow_scripts.device.device_record import NOISY_PCT
 from workflow_scripts.page.blocks import Absent, Block, Finding, Findings, Fold, Table, table_of
 from workflow_scripts.page.report import MOST_ROWS, REPEAT_COLUMNS, Report, Subject, TablePart, several_starts
 from workflow_scripts.page.sentences import NOT_DECIDED, span
-from workflow_scripts.study.accounting import NODE_HEADINGS, accounted_jobs, by_node
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import last_plan
 from workflow_scripts.tables.results import RAN_IN, RATE, Tables, require
@@ -132,13 +131,6 @@ def provenance(report: Report) -> Iterator[Block]:
         rows.append(["Compiled graphs of the engines", ", ".join(graphs)])
     yield Table("Where the numbers come from", ["What", "Values"], rows, [False, False])
     yield _measured_where(cells)
-    if jobs := accounted_jobs(StudyPaths(report.cells.parent.parent, report.study.name)):
-        note = (
-            "What the cluster's accounting (sacct) says of the jobs that measured cells: the median time in the queue, "
-            "the total time on the node, starts of engines included, and the most memory that one task used."
-        )
-        numeric = [place > 0 for place in range(len(NODE_HEADINGS))]
-        yield Table("Jobs of the cluster by node", NODE_HEADINGS, [*by_node(jobs)], numeric, note)
     known = report.tables.get("provenance", "cell_id", "kind", "what", "value")
     recorded = known[known["kind"] == "record"]
     if recorded.empty:
