@@ -71,7 +71,8 @@ rule status:
 
 
 rule compare:
-    """Compare the study's results with those that `--config against=` names, such as another day's report."""
+    """Compare the study's results with those that `--config against=` names, such as another day's report; with
+    `fail_if_worse=1` fail only if something became worse than in them."""
     log:
         PATHS.root / "logs/compare.log",
     conda:
@@ -80,28 +81,12 @@ rule compare:
         against=lambda wildcards: other_runs("against"),
         now=PATHS.root,
         out=PATHS.root / "comparison",
+        flags=["--fail-if-worse"] * bool(config.get("fail_if_worse"))
+        + [f"--occasions-vary={config[key]}" for key in ("occasions_vary",) if key in config],
     shell:
-        "python -m workflow_scripts compare {params.against:q} {params.now:q}"
+        "python -m workflow_scripts compare {params.against:q} {params.now:q} {params.flags:q}"
         " --html {params.out:q}.html --markdown {params.out:q}.md --json {params.out:q}.json 2> {log:q}"
         " || {{ s=$?; cat {log:q} >&2; exit $s; }}"
-
-
-rule regress:
-    """Fail if a cell became slower or holds fewer KV tokens than in the runs that `--config baseline=A,B` names."""
-    log:
-        PATHS.root / "logs/regress.log",
-    conda:
-        "envs/cpu.conda.yaml"
-    params:
-        baseline=lambda wildcards: other_runs("baseline"),
-        vary=["--occasions-vary", config["occasions_vary"]] if "occasions_vary" in config else [],
-        now=PATHS.root,
-        out=PATHS.root / "regression",
-    shell:
-        "python -m workflow_scripts regress {params.baseline:q} {params.now:q} {params.vary:q}"
-        " --markdown {params.out:q}.md --json {params.out:q}/steps.json 2> {log:q} || {{ s=$?; cat {log:q} >&2; }};"
-        " [ ${{s:-0}} = 2 ] || python -m workflow_scripts figure-steps --steps {params.out:q}/steps.json"
-        " --out {params.out:q} 2>> {log:q}; exit ${{s:-0}}"
 
 
 rule archive_study:

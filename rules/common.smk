@@ -44,7 +44,7 @@ CONFIG_KEYS = (
     "site",
     "runs",
     "against",
-    "baseline",
+    "fail_if_worse",
     "occasions_vary",
     "pick",
 )
@@ -86,7 +86,6 @@ CELLS_PER_JOB = workflow.resource_settings.overwrite_scatter.get("cells_per_job"
 
 # Targets that read what is there, and wait for no measurement.
 READS = {"plan", "partial_report", "import_runs", "status", "check_study", "fetch_sharegpt", "prepare", "compare"}
-READS |= {"regress"}
 
 
 def sources(*modules):
@@ -243,7 +242,7 @@ def rates_to_predict_with():
 
 
 def other_runs(key):
-    """The other runs for `compare` and `regress`: a list, or text with commas."""
+    """The other runs for `compare`: a list, or text with commas."""
     named = config.get(key) or []
     places = named if isinstance(named, list) else str(named).split(",")
     if missing := [place for place in places if not Path(place).exists()]:

@@ -31,9 +31,7 @@ GROUPS = {
         "sbatch": "cluster.site",
         "status": "study.status",
         "archive": "study.archive",
-        "tables": "questions.spreadsheet",
         "compare": "questions.compare.compare",
-        "regress": "questions.compare.regress",
         "export": "deploy.export",
     },
 }
@@ -73,7 +71,6 @@ STEPS = {
         "promise": "questions.serving.make_promise",
         "digest": "questions.compare.study_digest",
         "figures": "present.figures",
-        "figure-steps": "page.steps_figure",
         "draw-comparison": "present.comparison_page",
         "next-round": "questions.choose.decide_round",
         "report": "present.page",

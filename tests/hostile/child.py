@@ -49,8 +49,8 @@ def run(call: Call, folder: Path, most_cpu_s: int = MOST_CPU_S) -> Ended:
     code, used = os.waitstatus_to_exitcode(ended[1]), ended[2]
     cpu_s, peak_bytes = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
     printed = (folder / "printed").read_text(errors="replace")
-    # Of these two, 1 is an answer: something has changed.
-    is_answer = code == 0 or (name in ("compare", "regress") and code == 1)
+    # Of this one, 1 is an answer: something has changed.
+    is_answer = code == 0 or (name == "compare" and code == 1)
     if peak_bytes > MOST_BYTES or "MemoryError" in printed:
         how = LARGE
     elif cpu_s > most_cpu_s or code in (-signal.SIGXCPU, -signal.SIGKILL):

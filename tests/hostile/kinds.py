@@ -131,7 +131,7 @@ def digests(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
 
 def _compared(rnd: Random, *files: str) -> list[Call]:
     words = [*rnd.sample(files, 2), "--markdown", "c.md", "--json", "c.json"]
-    return [("compare", [*words, "--html", "c.html"]) if rnd.random() < 0.3 else ("regress", words)]
+    return [("compare", [*words, *(["--html", "c.html"] if rnd.random() < 0.3 else ["--fail-if-worse"])])]
 
 
 def imports(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:

@@ -2,16 +2,13 @@
 
 import json
 import re
-import shutil
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import kvsweep
 from benchmarks.start import CALLS
 from workflow_scripts.__main__ import main
-from workflow_scripts.tables.typed_tables import write_table
 
 LOG = CALLS["log"]
 
@@ -27,25 +24,6 @@ def test_a_study_s_tables_are_there_with_the_meaning_of_every_column(synthetic):
         ]
         assert all(meanings.values())
         assert not any(re.fullmatch(r"as in `\w+`", meaning) for meaning in meanings.values())
-
-
-def test_a_spreadsheet_has_every_table_with_its_numbers_their_units_and_no_formula(synthetic, tmp_path):
-    shutil.copytree(synthetic / "tables", tmp_path / "tables")
-    results, book = kvsweep.load(tmp_path), tmp_path / "all.xlsx"
-    cells = results.cells.assign(reason='=HYPERLINK("http://x")\x1b[2J')
-    write_table(cells, tmp_path / "tables/cells.parquet")
-    assert main(["tables", str(tmp_path), "--excel", str(book)]) == 0
-    columns, *_ = (sheets := pd.read_excel(book, sheet_name=None)).values()
-    assert sheets.keys() - {"columns"} == {path.stem for path in (tmp_path / "tables").glob("*.parquet")}
-    for name in sheets.keys() - {"columns"}:
-        table = results.table(name)
-        assert list(sheets[name]) == list(table) == columns.loc[columns["table"] == name, "column"].tolist()
-        for column in table.select_dtypes(["number", "boolean"]):
-            read, written = (of[column].astype("float64") for of in (sheets[name], table))
-            np.testing.assert_allclose(read, written, rtol=1e-15)
-    of = columns.set_index(["table", "column"]).loc[("repeats", "tpot_s_p50")]
-    assert (of["shown_in"], of["factor"], "per output token" in of["meaning"]) == ("ms", 1000, True)
-    assert sheets["cells"]["reason"].unique() == ['\'=HYPERLINK("http://x")\\x1b[2J']
 
 
 def test_missing_tables_and_unknown_names_are_bad_input(tmp_path):

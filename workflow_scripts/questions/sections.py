@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from workflow_scripts.page.report import Subject
 from workflow_scripts.questions.answers import section as answers_compared
-from workflow_scripts.questions.cells import over_time, workload_requests
 from workflow_scripts.questions.cells import section as every_cell
+from workflow_scripts.questions.cells import workload_requests
 from workflow_scripts.questions.devices import section as device_ratios
 from workflow_scripts.questions.energy import section as energy
 from workflow_scripts.questions.engines import section as vllm_against_hf
@@ -42,7 +42,7 @@ _SECTIONS = (
     *(predicted_and_measured, servers_under_load, how_sure),
 )
 _APPENDIX = (
-    *(every_cell, settings_to_serve, central_tables, workload_requests, over_time, block_tables_by_step, what_ran),
+    *(every_cell, settings_to_serve, central_tables, workload_requests, block_tables_by_step, what_ran),
     *(where_measured, take_away, glossary),
 )
 SECTIONS: Sequence[Subject] = [module.SUBJECT for module in _SECTIONS]

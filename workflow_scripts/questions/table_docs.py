@@ -25,10 +25,9 @@ HEAD = """<!-- Written by `kvsweep write-table-docs` from the schemas of the tab
 
 # Tables
 
-Every table lies in `results/{study}/tables/` as Parquet, which keeps the types, and as CSV; `kvsweep tables
-results/{study} --excel FILE` writes all into one spreadsheet. Names end in their unit; `_pct` is per cent, a share lies
-between 0 and 1. `_p50`, `_p90` and `_p99` are percentiles. An unknown value is null, never zero. `source` is
-`measured`, `imported` (measured elsewhere), `predicted`, `published` or `simulated`.
+Every table lies in `results/{study}/tables/` as Parquet, which keeps the types, and as CSV. Names end in their unit;
+`_pct` is per cent, a share lies between 0 and 1. `_p50`, `_p90` and `_p99` are percentiles. An unknown value is null,
+never zero. `source` is `measured`, `imported` (measured elsewhere), `predicted`, `published` or `simulated`.
 
 Not listed, unless described otherwise: `{x}_low` and `{x}_high`, the 95 % interval of `{x}`; and `{x}_again_low` and
 `{x}_again_high`, between which 95 % of further runs with as many starts measure `{x}` (verdicts do not use them).

@@ -1,4 +1,4 @@
-"""The targets `compare` and `regress` of the workflow, on made-up digests; nothing is measured."""
+"""The target `compare` of the workflow, on made-up digests; nothing is measured."""
 
 import subprocess
 
@@ -23,30 +23,31 @@ def test_a_change_fails_the_target_and_is_in_the_markdown(tmp_path, write_study)
 
 
 def test_results_in_a_path_that_cannot_be_used_are_refused_before_anything(tmp_path, write_study):
-    command = snakemake_command(write_study(tmp_path), tmp_path / "{x}", "regress")
+    command = snakemake_command(write_study(tmp_path), tmp_path / "{x}", "compare")
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
     assert (done.returncode, "cannot be used" in done.stderr, (tmp_path / "{x}").exists()) == (1, True, False)
 
 
-def test_several_baselines_give_the_steps_with_a_picture_and_a_missing_one_stops_before_anything(tmp_path, write_study):
+def test_several_earlier_runs_are_a_guard_and_a_missing_one_stops_before_anything(tmp_path, write_study):
     study, results = write_study(tmp_path), tmp_path / "results" / "small"
     nights = [tmp_path / "night 1.json", tmp_path / "night-2.json", results / "tables" / "digest.json"]
     nights[-1].parent.mkdir(parents=True)
     for day, (path, rate) in enumerate(zip(nights, (1000, 1010, 100), strict=True)):
         began = f"2026-01-0{day + 1}T00:00:00Z"
-        path.write_text(digest(cell("bs32", mean(rate, 0.2, starts=6), began=began)).model_dump_json())
+        digest(cell("bs32", mean(rate, 0.2, starts=6), began=began)).write(path)
 
-    def regress(*baselines):
-        command = snakemake_command(study, tmp_path / "results", "regress")
-        command.insert(command.index("--"), f"baseline={','.join(map(str, baselines))}")
+    def compared(*earlier):
+        command = snakemake_command(study, tmp_path / "results", "compare")
+        at = command.index("--")
+        command[at:at] = [f"against={','.join(map(str, earlier))}", "fail_if_worse=1", "occasions_vary=1"]
         return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
 
-    missing = regress(nights[0], "no-such-night")
+    missing = compared(nights[0], "no-such-night")
     assert (missing.returncode, "no-such-night" in missing.stderr, (results / "logs").exists()) == (1, True, False)
-    done = regress(*nights[:2])
+    done = compared(*nights[:2])
     assert done.returncode == 1, done.stderr
-    text = (results / "regression.md").read_text()
-    assert "| cpu-all/vllm/tiny/chat/bs32 | output_tokens_per_s | 1,000 → 1,010 → 100 tokens/s | 0.0995 (" in text
-    assert {path.name for path in (results / "regression").iterdir()} == {
-        *("steps.json", "steps.png", "steps.svg", "steps.column.svg")
-    }
+    assert (
+        "bs32 | output_tokens_per_s | 1,000 tokens/s | 100 tokens/s | 0.0995 ("
+        in (results / "comparison.md").read_text()
+    )
+    assert (results / "comparison.html").exists()

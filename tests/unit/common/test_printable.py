@@ -40,7 +40,7 @@ def test_records_of_others_reach_a_terminal_as_text(tmp_path, variables):
     assert bool(STYLE.search(done.stdout)) == bool(variables)
     shown = STYLE.sub(b"", done.stdout)
     assert {*shown.decode("ascii")} <= {"\n", *map(chr, range(32, 127))}
-    assert len(SPELLED_OUT.findall(shown.decode())) == 4
+    assert len(SPELLED_OUT.findall(shown.decode())) == 6
 
 
 @pytest.mark.parametrize("words", [["check", HOSTILE], ["check", "study", HOSTILE], ["log", HOSTILE]])

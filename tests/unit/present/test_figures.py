@@ -30,7 +30,6 @@ from workflow_scripts.page.plot import (
 )
 from workflow_scripts.page.style import DARK, INK
 from workflow_scripts.present.figures import FIGURES, main
-from workflow_scripts.questions.cells import over_time
 from workflow_scripts.questions.memory.kv_block_size import _draw_waste
 from workflow_scripts.tables.measurements import read_measurements, write_measurements
 from workflow_scripts.tables.results import MissingError, Tables
@@ -83,13 +82,6 @@ def test_lengths_are_those_of_the_requests_that_were_run(results, axes_of):
     assert sorted(set(prompt.get_xdata())) == [20 + 10 * i for i in range(64)]
     assert set(output.get_xdata()) == {32}
     assert max(prompt.get_ydata()) == max(output.get_ydata()) == 1
-
-
-def test_curves_over_time_are_of_the_lowest_and_the_highest_load_of_a_server(results, monkeypatch):
-    monkeypatch.setattr(over_time, "MOST_PLACES", 9)
-    served = [cell for cell in over_time.few_cells(results.report.tables) if "/vllm-serve/" in cell]
-    assert len(served) == 2
-    assert [any(cell.endswith(f"rate{rate}") for cell in served) for rate in (1, 4, 16)] == [True, False, True]
 
 
 def test_arrivals_are_drawn_of_cells_alone_where_requests_arrive_over_time(results, tmp_path, axes_of):
@@ -176,7 +168,6 @@ def test_what_cannot_be_drawn_is_not_drawn_and_the_reason_is_told(results, tmp_p
     for name, lacks in (
         ("output_by_max_num_seqs", "differ only in max-num-seqs"),
         ("device_ratios", "devices.parquet"),
-        ("sequences_over_time", "parsed facts"),
     ):
         assert lacks in str(told[name]["missing"])
     drawn = {name for name, figure in told.items() if "missing" not in figure}

@@ -7,6 +7,10 @@ one if that is not known; ratios are of B over A. If two cells cannot be compare
 occasion do not show how much a cell varies between occasions, so a cell counts as changed only if the change exceeds
 that variation too.
 
+With `--fail-if-worse` the last run is the present one, those before it are earlier runs of the same study, and the exit
+code is 1 only if something became worse: a rate or latency beside the mean of the earlier runs, KV tokens, or a cell
+that is not `ok` any more.
+
 Exit codes: 0: nothing changed; 1: a cell changed or has another outcome, or a comparison in B contradicts the one in A;
 2: bad input, or no cell can be compared; 3: a fault of the infrastructure.
 """
@@ -29,8 +33,23 @@ from workflow_scripts.common.files import write_json, write_text
 from workflow_scripts.common.markdown import cell, rows_of
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.common.wording import listed, number, plural
-from workflow_scripts.questions.compare.comparison import CellRatio, Comparison, comparison, in_order, in_words, on_cpu
-from workflow_scripts.questions.compare.digest import DigestError, Found, read_digest
+from workflow_scripts.questions.compare.comparison import (
+    CellRatio,
+    Comparison,
+    comparison,
+    in_order,
+    in_words,
+    on_cpu,
+    ratio_text,
+)
+from workflow_scripts.questions.compare.digest import Digest, DigestError, read_digest
+from workflow_scripts.questions.compare.worse import (
+    against_all,
+    judged,
+    regressions,
+    undecided,
+    verdict_in_words,
+)
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
 from workflow_scripts.statistics.variation import of_occasions
 from workflow_scripts.study.setting_words import knob_name
@@ -194,11 +213,6 @@ def _in_words(what: str) -> str:
     return f"study: {words}" if what != key else words
 
 
-def ratio_text(of: CellRatio | Found) -> str:
-    ends = "no interval" if of.low is None or of.high is None else f"{number(of.low)} to {number(of.high)}"
-    return f"{number(of.ratio)} ({ends})"
-
-
 def _verdict(cell: CellRatio, result: Comparison) -> str:
     words = cell.verdict
     if cell.only_waiting:
@@ -275,39 +289,74 @@ def per_cent(text: str) -> float:
     return value
 
 
-OCCASIONS = option(
-    "--occasions-vary",
-    type=per_cent,
-    metavar="PCT",
-    help="standard deviation of a cell's rate between occasions, in per cent (default: that of config/variation.yaml, "
-    "by kind of device)",
-)
+def what_is_worse(places: Sequence[Path], now: Digest, vary_pct: float | None) -> tuple[Comparison, list[str], bool]:
+    """The present run beside the mean of earlier ones, what became worse in Markdown, and whether something did."""
+    now = judged(now)
+    earlier = {place: judged(read_digest(place)) for place in places}
+    for place, run in earlier.items():
+        if run.study != now.study:
+            raise DigestError(f"{place}: of study {run.study!r}; allowed: earlier runs of {now.study!r}")
+        if run == now:
+            raise DigestError(f"{place}: the present run twice; allowed: an earlier run")
+    baselines = sorted(earlier.values(), key=lambda run: run.began or "")
+    results = [comparison(run, now, vary_pct) for run in baselines]
+    if not any(each.cells or each.outcomes for each in results):
+        raise DigestError(f"{', '.join(map(str, places))}: no cell can be compared; allowed: runs with cells in common")
+    ratios = against_all(baselines, now, results)
+    worse = regressions(baselines, now, results, ratios)
+    verdict = verdict_in_words(results[-1].margin_pct, ratios, worse, undecided(baselines[-1], ratios, worse))
+    lines = [cell(f"{now.study}: {verdict}"), *starts_in_words(results[-1])]
+    if worse:
+        headings = ("cell", "measure", "earlier", "now", "now / earlier (95 % interval)")
+        lines += ["", *rows_of(headings, worse[:MOST_ROWS])]
+    latest = results[-1].model_copy(update={"cells": ratios})
+    shown = [section for section in sections(latest) if section.part in (CELLS, DIFFERENT)]
+    lines += ["", "A is the mean of the earlier runs, B the present one.", *in_markdown(shown)]
+    return latest, lines, bool(worse)
 
 
 @command(
     "compare",
-    option("a", type=Path, help="the earlier run: a study's folder, an archive, a report, or a digest.json"),
-    option("b", type=Path, help="the later one"),
-    OCCASIONS,
+    option(
+        "runs", type=Path, nargs="+", help="two runs: each the folder of a study, an archive, a report or a digest.json"
+    ),
+    option("--fail-if-worse", action="store_true", help="fail only if the last run is worse than those before it"),
+    option(
+        "--occasions-vary",
+        type=per_cent,
+        metavar="PCT",
+        help="standard deviation of a cell's rate between occasions, in per cent (default: that of "
+        "config/variation.yaml, by kind of device)",
+    ),
     option("--html", type=Path, metavar="FILE", help="draw the comparison as a page"),
     option("--markdown", type=Path, metavar="FILE", help="write the comparison as Markdown"),
     option("--json", type=Path, metavar="FILE", help="write the comparison as JSON, with every row"),
     fault=3,
 )
 def main(args: Namespace) -> int:
-    a, b = read_digest(args.a), read_digest(args.b)
-    if a == b:
-        raise DigestError(f"{args.a}, {args.b}: the same run twice; allowed: two runs")
-    result = comparison(*in_order(a, b), args.occasions_vary)
+    *earlier, last = args.runs
+    if not earlier or (len(earlier) > 1 and not args.fail_if_worse):
+        raise DigestError(f"{len(args.runs)} runs; allowed: two, or with --fail-if-worse several")
+    now = read_digest(last)
+    if args.fail_if_worse:
+        result, lines, failed = what_is_worse(earlier, now, args.occasions_vary)
+        text = "\n".join(lines) + "\n"
+    else:
+        a, b = in_order(read_digest(earlier[0]), now)
+        if a == b:
+            raise DigestError(f"{earlier[0]}, {last}: the same run twice; allowed: two runs")
+        result = comparison(a, b, args.occasions_vary)
+        text, failed = markdown(result), result.changed
     if args.markdown:
-        write_text(args.markdown, markdown(result))
+        write_text(args.markdown, text)
     if args.json:
         result.write(args.json)
     if args.html:
         draw(result, args.html)
-    print_comparison(result)
-    if result.changed:
-        return CHANGED
-    if not result.cells:
-        raise DigestError(f"{args.a}, {args.b}: no cell can be compared; allowed: studies that have cells in common")
-    return 0
+    if args.fail_if_worse:
+        wide_terminal().print(text.rstrip("\n"))
+    else:
+        print_comparison(result)
+    if not failed and not args.fail_if_worse and not result.cells:
+        raise DigestError(f"{earlier[0]}, {last}: no cell can be compared; allowed: studies that have cells in common")
+    return CHANGED if failed else 0

@@ -13,6 +13,7 @@ import numpy as np
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.records import Record
+from workflow_scripts.common.wording import number
 from workflow_scripts.device.device_record import NOISY_PCT
 from workflow_scripts.questions.compare.comparability import why_not
 from workflow_scripts.questions.compare.digest import Digest, DigestCell, Found, Mean
@@ -260,6 +261,11 @@ def cell_ratios(
         )
         for i, ((cell, measure), device) in enumerate(zip_longest(names, of_device))
     ]
+
+
+def ratio_text(of: CellRatio | Found) -> str:
+    ends = "no interval" if of.low is None or of.high is None else f"{number(of.low)} to {number(of.high)}"
+    return f"{number(of.ratio)} ({ends})"
 
 
 def on_cpu(cell: str) -> bool:

@@ -3,22 +3,36 @@ import gzip
 import json
 import zipfile
 
+import numpy as np
 import pytest
 
 from tests.unit.questions.digests import cell, digest, mean
-from workflow_scripts.questions.compare import regress
+from workflow_scripts.questions.compare.compare import main
 from workflow_scripts.questions.compare.comparison import comparison
-from workflow_scripts.questions.compare.regress import (
+from workflow_scripts.questions.compare.digest import Digest
+from workflow_scripts.questions.compare.worse import (
     KV_TOKENS,
     OUTCOME,
     PASSED,
     REGRESSED,
+    Regression,
+    against_all,
     judged,
     regressions,
     undecided,
     verdict,
 )
 from workflow_scripts.statistics.comparisons import NOT_DECIDED
+
+
+def found(*runs: Digest, vary_pct: float | None = None) -> tuple[list[Regression], str]:
+    """What became worse in the last run, and the verdict."""
+    *earlier, now = runs
+    results = [comparison(run, now, vary_pct) for run in earlier]
+    ratios = against_all(earlier, now, results)
+    worse = regressions(earlier, now, results, ratios)
+    return worse, verdict(worse, undecided(earlier[-1], ratios, worse))
+
 
 KV = [{"num_gpu_blocks": 1000, "block_size": 16}, {"num_gpu_blocks": 990, "block_size": 16}]
 KV += [{"num_gpu_blocks": 480, "block_size": 32}]
@@ -37,10 +51,8 @@ KV += [{"num_gpu_blocks": 480, "block_size": 32}]
 )
 def test_only_what_is_shown_to_be_worse_is_a_regression(measure, ratio, error_pct, said):
     before, now = (digest(cell("bs32", mean(r, error_pct, measure=measure, starts=6))) for r in (100, 100 * ratio))
-    found = comparison(before, now, 0.1)
-    worse = regressions([before, now], [found], found.cells)
-    assert verdict(worse, undecided(before, found)) == said
-    assert [w.measure for w in worse] == ([measure] if said == REGRESSED else [])
+    worse, told = found(before, now, vary_pct=0.1)
+    assert (told, [w.measure for w in worse]) == (said, [measure] if said == REGRESSED else [])
 
 
 @pytest.mark.parametrize(("gpu", "said"), [("h200", REGRESSED), ("cpu-all", NOT_DECIDED), ("unknown", NOT_DECIDED)])
@@ -49,52 +61,56 @@ def test_what_occasions_vary_is_by_kind_of_device(gpu, said):
     names = [f"{gpu}/vllm/tiny/chat/bs{n}" for n in range(16)]
     before = digest(*(cell("bs32", mean(100, 2, starts=2), id=name) for name in names))
     now = digest(*(cell("bs32", mean(80 if n == 3 else 100, 2, starts=2), id=name) for n, name in enumerate(names)))
-    found = comparison(before, now)
-    worse = regressions([before, now], [found], found.cells)
-    assert (verdict(worse, undecided(before, found)), [w.cell for w in worse]) == (
-        said,
-        [names[3]] if said == REGRESSED else [],
-    )
+    worse, told = found(before, now)
+    assert (told, [w.cell for w in worse]) == (said, [names[3]] if said == REGRESSED else [])
+
+
+def test_several_earlier_runs_show_a_smaller_change_than_one(tmp_path):
+    nights = [digest(cell("bs32", mean(rate, 0.2, starts=6))) for rate in (100, 103, 97, 100, 102, 98)]
+    now = digest(cell("bs32", mean(91, 0.2, starts=6)))
+    assert found(nights[0], now, vary_pct=3)[1] == NOT_DECIDED
+    worse, told = found(*nights, now, vary_pct=3)
+    assert told == REGRESSED
+    rate = np.exp(np.mean(np.log([100, 103, 97, 100, 102, 98])))
+    assert worse[0].ratio.startswith(f"{91 / rate:.3g} (")
+    # A night in which the cell was not comparable does not count.
+    other = cell("bs32", mean(1, 0.2, starts=6), comparable=False)
+    assert found(digest(other), *nights, now, vary_pct=3)[0] == worse
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "worse", "said"),
+    [
+        (cell("bs16", mean(100), effective=KV[0]), cell("bs16", mean(100), effective=KV[0]), [], NOT_DECIDED),
+        (cell("bs16", mean(100), effective=KV[0]), cell("bs16", mean(100), effective=KV[1]), [], NOT_DECIDED),
+        (
+            *(cell("bs16", mean(100), effective=of) for of in (KV[0], KV[2])),
+            [(KV_TOKENS, "16,000", "15,400", "0.96")],
+            REGRESSED,
+        ),
+        (
+            *(cell("bs32", mean(100)), cell("bs32", outcome="infeasible", reason="too small")),
+            [(OUTCOME, "ok", "infeasible", "")],
+            REGRESSED,
+        ),
+        (cell("bs32", outcome="infeasible", reason="too small"), cell("bs32", mean(100)), [], PASSED),
+        *(
+            (cell("bs32", mean(100)), cell("bs32", mean(100), outcome=of), [], NOT_DECIDED)
+            for of in ("missing", "invalid")
+        ),
+        (cell("bs32", mean(100)), cell("bs32", mean(100), comparable=False), [], NOT_DECIDED),
+    ],
+)
+def test_kv_tokens_and_outcomes_count_and_what_is_not_compared_is_not_decided(before, now, worse, said):
+    for earlier in ([digest(before)], [digest(before), digest(before)]):
+        regressed, told = found(*earlier, digest(now))
+        assert ([tuple(each[1:]) for each in regressed], told) == (worse, said)
 
 
 def test_a_run_is_judged_by_the_rate_of_a_cell_or_by_its_latencies_if_requests_arrive_at_a_rate():
     rate, ttft, energy = mean(100), mean(1, measure="ttft_s_p50"), mean(1, measure="energy_j_per_output_token")
     run = judged(digest(cell("bs16", rate, ttft, energy), cell("served", ttft, energy)))
     assert [of.means for of in run.cells] == [[rate], [ttft]]
-
-
-@pytest.mark.parametrize(("effective", "ratio"), [(KV[0], None), (KV[1], None), (KV[2], "0.96")])
-def test_fewer_kv_tokens_beyond_the_margin_are_a_regression(effective, ratio):
-    before, now = (digest(cell("bs16", mean(100), effective=of)) for of in (KV[0], effective))
-    found = comparison(before, now)
-    worse = regressions([before, now], [found], found.cells)
-    assert [(w.measure, w.ratio) for w in worse] == ([(KV_TOKENS, ratio)] if ratio else [])
-
-
-@pytest.mark.parametrize(("pct", "told"), [(4.0, 0), (12.0, 1), (None, 0)])
-def test_a_verdict_says_how_much_of_the_cpu_others_used(pct, told, tmp_path, capsys):
-    cells = [cell("bs32", mean(rate), others_pct=of) for rate, of in ((100, None), (101, pct))]
-    for name, one in zip(("before", "now"), cells, strict=True):
-        digest(one, cell("bs64", mean(100))).write(tmp_path / f"{name}.json")
-    assert regress.main([str(tmp_path / f"{name}.json") for name in ("before", "now")]) == 0
-    assert capsys.readouterr().out.count("12 % of the CPU") == told
-
-
-def test_a_cell_that_does_not_run_any_more_is_a_regression():
-    before, now = digest(cell("bs32", mean(100))), digest(cell("bs32", outcome="infeasible", reason="too small"))
-    worse = regressions([before, now], [comparison(before, now)], [])
-    assert [w[1:4] for w in worse] == [(OUTCOME, "ok", "infeasible")]
-    assert not regressions([now, before], [comparison(now, before)], [])
-
-
-@pytest.mark.parametrize("changes", [{"outcome": "missing"}, {"outcome": "invalid"}, {"comparable": False}])
-def test_a_cell_that_is_not_compared_is_not_decided(changes):
-    before = digest(cell("bs32", mean(100, 0.2)), cell("bs64", mean(100, 0.2)))
-    now = digest(cell("bs32", mean(100, 0.2)), cell("bs64", mean(100, 0.2), **changes))
-    found = comparison(before, now, 0.1)
-    worse = regressions([before, now], [found], found.cells)
-    assert (worse, undecided(before, found)) == ([], [before.cells[1].id])
-    assert verdict(worse, undecided(before, found)) == NOT_DECIDED
 
 
 @pytest.mark.parametrize(
@@ -109,18 +125,25 @@ def test_a_cell_that_is_not_compared_is_not_decided(changes):
 )
 def test_the_exit_code_and_the_markdown_say_what_became_worse(tmp_path, capsys, now, code):
     for name, of in (("before", digest(cell("bs32", mean(100)))), ("now", now)):
-        (tmp_path / f"{name}.json").write_text(of.model_dump_json())
+        of.write(tmp_path / f"{name}.json")
     out = tmp_path / "regression.md"
-    digests = [str(tmp_path / f"{name}.json") for name in ("before", "now")]
-    assert regress.main([*digests, "--markdown", str(out)]) == code
+    assert guard(tmp_path / "before.json", tmp_path / "now.json", "--markdown", out) == code
     assert out.exists() == (code < 2)
     if code == 1:
-        assert (
-            "| cpu-all/vllm/tiny/chat/bs32 | output_tokens_per_s | 100 tokens/s | 10 tokens/s | 0.1 ("
-            in out.read_text()
-        )
+        assert "bs32 | output_tokens_per_s | 100 tokens/s | 10 tokens/s | 0.1 (" in out.read_text()
     if code == 2:
         assert "before.json" in capsys.readouterr().err
+
+
+def test_one_run_and_three_without_the_guard_are_bad_input(tmp_path):
+    for name in "abc":
+        digest(cell("bs32", mean(100 + ord(name)))).write(tmp_path / name)
+    runs = [str(tmp_path / name) for name in "abc"]
+    assert [main(runs[:1]), main(runs), guard(runs[0])] == [2, 2, 2]
+
+
+def guard(*words: object) -> int:
+    return main(["--fail-if-worse", *map(str, words)])
 
 
 def packed(folder, raw):
@@ -177,9 +200,9 @@ MEAN = {"measure": "output_tokens_per_s", "log_mean": 4.6, "squared_error": 0.1,
 def test_hostile_runs_are_bad_input_and_no_regression(tmp_path, capsys, put, raw):
     before = tmp_path / "before.json"
     before.write_text(NOW.model_dump_json())
-    assert regress.main([str(before), str(put(tmp_path, raw))]) == 2
+    assert guard(before, put(tmp_path, raw)) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"kvsweep regress: {tmp_path}/now.")
+    assert said.startswith(f"kvsweep compare: {tmp_path}/now.")
     assert len(said.splitlines()) == 1
 
 
@@ -191,11 +214,11 @@ def test_a_damaged_run_is_bad_input_and_no_regression(tmp_path, name):
     before.write_text(NOW.model_dump_json())
     for place in range(20, len(content), 7):
         path.write_bytes(content[:place] + bytes([content[place] ^ 0x41]) + content[place + 1 :])
-        assert regress.main([str(before), str(path)]) in (0, 2)
+        assert guard(before, path) in (0, 2)
 
 
 def test_kv_tokens_that_no_double_holds_are_compared(tmp_path):
     files = [plain(tmp_path, changed(effective={"num_gpu_blocks": 10**300, "block_size": size})) for size in (1,)]
     files.append(tmp_path / "before.json")
     files[1].write_bytes(changed(effective={"num_gpu_blocks": 10**300, "block_size": 10**300}))
-    assert regress.main([str(files[1]), str(files[0])]) in (0, 1)
+    assert guard(files[1], files[0]) in (0, 1)
