@@ -6,7 +6,7 @@ A check is a function that gets a claim and the tables and finds evidence; `chec
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model, load_gpus, resolve
 from workflow_scripts.catalog.published import CLAIMS, Claim, Stated
@@ -77,17 +77,6 @@ def verdict(evidence: Iterable[Evidence]) -> str:
     return next((says for says in (CONTRADICTED, SUPPORTED, NOT_DECIDED) if says in said), NOT_TESTABLE)
 
 
-def together(*said: str | None) -> str | None:
-    """What several numbers say of a claim that needs support from each.
-
-    >>> together(SUPPORTED, SUPPORTED), together(SUPPORTED, NOT_DECIDED), together(SUPPORTED, None)
-    ('supported', 'not decided', None)
-    """
-    if CONTRADICTED in said:
-        return CONTRADICTED
-    return None if None in said else NOT_DECIDED if NOT_DECIDED in said else SUPPORTED
-
-
 def within(found: float | Interval, stated: Stated, tolerance: float = 0.0, tolerance_pct: float = 0.0) -> str | None:
     """What a number, or the whole of its interval, says about a published range; nothing if it is not known."""
     value, low, high = found[:3] if isinstance(found, Interval) else (found, found, found)
@@ -124,6 +113,40 @@ def facts_of(model: str) -> ModelFacts:
 def computed(claim: Claim, text: str, says: str | None = None, scope: str = "arithmetic") -> Evidence:
     """Evidence of a formula with the claim's numbers."""
     return Evidence(text, COMPUTED, scope, (claim.table or CLAIMS,), says)
+
+
+def together(*said: str | None) -> str | None:
+    """What several numbers say of a claim that needs support from each.
+
+    >>> together(SUPPORTED, SUPPORTED), together(SUPPORTED, NOT_DECIDED), together(SUPPORTED, None)
+    ('supported', 'not decided', None)
+    """
+    if CONTRADICTED in said:
+        return CONTRADICTED
+    return None if None in said else NOT_DECIDED if NOT_DECIDED in said else SUPPORTED
+
+
+def number(
+    claim: Claim,
+    what: str,
+    found: float | Interval,
+    unit: str = "",
+    stated: Stated | str | None = None,
+    *,
+    row: Row = None,
+    scope: str = "arithmetic",
+    tolerance: float = 0.0,
+    tolerance_pct: float = 0.0,
+    **conditions: Any,
+) -> Evidence:
+    """Evidence of one number, a ratio, a share or a size, against what is stated, or the claim's quantity of this name;
+    measured in a `row` (`conditions`: those of `measured`), or else computed."""
+    stated = claim.quantity(stated) if isinstance(stated, str) else stated
+    says = None if stated is None else within(found, stated, tolerance, tolerance_pct)
+    value, ends = (found.value, f" ({found.ends()})") if isinstance(found, Interval) else (found, "")
+    text = f"{what}: {value:,.0f}" if abs(value) >= 10_000 else f"{what}: {value:.4g}"
+    text = f"{text}{unit}{ends}."
+    return computed(claim, text, says, scope) if row is None else measured(claim, row, text, says, **conditions)
 
 
 class Under(NamedTuple):

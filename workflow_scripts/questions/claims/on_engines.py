@@ -1,6 +1,7 @@
 """Checks of claims about engines, and about how many requests they run at once."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from workflow_scripts.catalog.gpus_and_models import resolve
 from workflow_scripts.catalog.published import Claim, Stated
@@ -12,6 +13,7 @@ from workflow_scripts.questions.claims.evidence import (
     computed,
     facts_of,
     measured,
+    number,
     run,
     within,
 )
@@ -20,6 +22,7 @@ from workflow_scripts.questions.claims.study_tables import Interval, Row, StudyT
 from workflow_scripts.study.setting_words import setting_phrase
 
 _SAME_WORK = "sweeps hf-baseline and same-work-as-hf"
+_AT_LEAST_ONE = Stated(min=1)
 
 
 def gain(row: Row) -> Interval:
@@ -33,43 +36,39 @@ def gain_text(row: Row) -> str:
 
 
 @check("hf-generate-on-a100", "engines", run("paged_attention", "sweep hf-baseline"))
-def hf_generate(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
-    yield from over_ceilings(claim, [(claim.gpus[0], claim.value("tokens_per_s"), claim.value("batch_size"))], "batch")
-    rates = tables.intervals("output_tokens_per_s")
-    for cell in tables.cells:
-        if cell.engine == "hf-static" and cell.knob_batch_size == 1 and (rate := rates.get(cell.cell_id)):
-            text = f"HuggingFace makes {rate.value:.3g} output tokens/s at batch 1 ({rate.ends()}, {rate.scope})."
-            yield measured(claim, cell, text, within(rate, claim.quantity("tokens_per_s"), tolerance_pct=10))
-
-
 @check("vllm-over-hf-on-a100", "engines", run("paged_attention", _SAME_WORK))
-def vllm_over_hf(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
-    rate = claim.gpus[0], claim.value("tokens_per_s"), claim.value("batch_size")
-    yield from over_ceilings(claim, [rate], "batch", "HuggingFace: the")
-    for row in tables.fastest_gains("batch 1"):
-        says = within(gain(row), claim.quantity("throughput_ratio"), tolerance_pct=10)
-        yield measured(claim, row, gain_text(row), says)
+def hf_generate(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+    """The source's script counts output tokens, and sends more prompts at once than its text says."""
+    for name in ("batch_size", "prompts_of_the_script"):
+        rate = claim.gpus[0], claim.value("tokens_per_s"), claim.value(name)
+        yield from over_ceilings(claim, [rate], "batch", "HuggingFace: the", output_only=True)
+    if claim.id == "hf-generate-on-a100":
+        rates = tables.intervals("output_tokens_per_s")
+        for cell in tables.cells:
+            if cell.engine == "hf-static" and cell.knob_batch_size == 1 and (found := rates.get(cell.cell_id)):
+                what = f"Output tokens/s of HuggingFace at batch 1, {found.scope}"
+                yield number(claim, what, found, stated="tokens_per_s", row=cell, tolerance_pct=10)
+    else:
+        yield computed(claim, "It divides a rate that may count prompt tokens by one of output tokens alone.")
+        for row in tables.fastest_gains("batch 1"):
+            says = within(gain(row), claim.quantity("throughput_ratio"), tolerance_pct=10)
+            yield measured(claim, row, gain_text(row), says)
 
 
 @check("engines-on-one-a100", "engines", run("paged_attention", f"{_SAME_WORK}; without TGI"))
 def engines_on_one_a100(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     """Rates that the device allows, steps no faster than reading the weights, and the order of the engines."""
-    published, gpu, model = (
-        {row["metric"]: row for row in tables.published.table(claim)},
-        claim.gpus[0],
-        claim.models[0],
-    )
-    for engine in ("vllm", "tgi", "hf"):
-        rate = gpu, published["throughput"][engine], published["max_batch_size"][engine]
-        yield from over_ceilings(claim, [rate], "batch", f"{engine}: the")
+    published = {row["metric"]: row for row in tables.published.table(claim)}
+    gpu, model = claim.gpus[0], claim.models[0]
     bandwidth = max(card.memory_bandwidth_bytes_per_s or 0 for card in resolve(gpu))
     reading_ms = 1000 * facts_of(model).decode_weight_bytes / bandwidth
     for engine in ("vllm", "tgi", "hf"):
+        rate = gpu, published["throughput"][engine], published["max_batch_size"][engine]
+        yield from over_ceilings(claim, [rate], "batch", f"{engine}: the")
         step_ms = published["itl_p50"][engine]
-        times = f"{step_ms / reading_ms:.3g} times what reading the weights takes"
-        text = f"{engine}: {step_ms:g} ms between the tokens of a sequence are {times}."
-        says = CONTRADICTED if step_ms < reading_ms else None
-        yield computed(claim, text, says, f"{gpu}, {model}")
+        what = f"{engine}: {step_ms:g} ms between tokens over the time of reading the weights"
+        found = number(claim, what, step_ms / reading_ms, " times", _AT_LEAST_ONE, scope=f"{gpu}, {model}")
+        yield found if found.says == CONTRADICTED else replace(found, says=None)
     for row in tables.fastest_gains("static batch"):
         says = within(gain(row), claim.quantity("vllm_over_hf"), tolerance_pct=10)
         is_in_order = says == CONTRADICTED and gain(row).high >= 1
@@ -90,27 +89,20 @@ def faster_for_a_single_request(claim: Claim, tables: StudyTables) -> Iterator[E
     for row, cell in tables.with_cells(tables.engine_gains("batch 1")):
         if row.vllm_max_num_seqs == 1:
             under = Under(cell.output_tokens == 50 * cell.num_requests)
-            yield measured(claim, row, gain_text(row), within(gain(row), Stated(min=1)), under=under)
+            yield measured(claim, row, gain_text(row), within(gain(row), _AT_LEAST_ONE), under=under)
 
 
 _BUSY = run("paged_attention", f"{_SAME_WORK}; utilization_pct_mean in cells")
+_UNSTATED = f"the source states no load; {_BUSY} shows what it depends on"
 
 
-@check(
-    "gpu-utilisation-of-continuous-batching",
-    "max-num-seqs",
-    f"the source states no load; {_BUSY} shows what it depends on",
-)
+@check("gpu-utilisation-of-continuous-batching", "max-num-seqs", _UNSTATED)
 def gpu_utilisation(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
-    kinds = {
-        "continuous batching": ("vllm", "max_concurrency_allowed"),
-        "static batches": ("hf-static", "knob_batch_size"),
-    }
-    for kind, (engine, at_once) in kinds.items():
+    for engine, at_once in (("vllm", "max_concurrency_allowed"), ("hf-static", "knob_batch_size")):
         for cell in tables.cells:
             if cell.engine == engine and getattr(cell, at_once) > 1 and cell.utilization_pct_mean >= 0:
-                text = f"With {kind} of {getattr(cell, at_once):g} the GPU was {cell.utilization_pct_mean:.0f} % busy."
-                yield measured(claim, cell, text, is_stated=False)
+                what = f"The GPU was busy with at most {getattr(cell, at_once):g} requests of {engine} at once"
+                yield number(claim, what, cell.utilization_pct_mean, " %", row=cell, is_stated=False)
 
 
 @check("concurrent-users-of-a-small-model", "block-size", run("concurrency", "sweep users"))
@@ -121,28 +113,25 @@ def concurrent_users(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     many, single = [c for c in served if c.knob_users > 1], [c for c in served if c.knob_users == 1]
     for cell, one in pairs(many, single, "study source gpu model workload max_model_len_effective"):
         rise = rates[cell.cell_id] / rates[one.cell_id] / (times[cell.cell_id] / times[one.cell_id])
-        text = f"With {cell.knob_users:g} instead of 1 user, the output tokens/s rise by {rise.value:.3g} times more "
-        text += f"than the median time of a request ({rise.ends()})."
+        what = (
+            f"Rise of the output tokens/s over that of the median time of a request, {cell.knob_users:g} users over 1"
+        )
         under = Under(cell.knob_users <= 20)
-        yield measured(claim, cell, text, within(rise, Stated(min=1)), beside=one, under=under)
+        yield number(claim, what, rise, " times", _AT_LEAST_ONE, row=cell, beside=one, under=under)
 
 
 @check("prompts-limit-concurrency", "max-num-seqs", run("published_claims", "sweep prompts"))
 def prompts_limit_concurrency(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     for cell in tables.cells:
         if cell.num_requests == 200 and cell.max_concurrency_allowed > 100 and cell.running_peak >= 0:
-            ran = f"{cell.running_peak:.0f} ran at once, and {cell.running_mean:.0f} on average"
-            text, says = (
-                f"Of {cell.num_requests:g} requests {ran}.",
-                within(cell.running_peak, claim.quantity("concurrency")),
-            )
-            yield measured(claim, cell, text, says, under=like_sharegpt(cell))
+            what = f"Of {cell.num_requests:g} requests ran at once at most ({cell.running_mean:.0f} on average)"
+            yield number(claim, what, cell.running_peak, "", "concurrency", row=cell, under=like_sharegpt(cell))
 
 
 @check("slots-are-never-the-bottleneck", "max-num-seqs", run("published_claims", "sweep prompts"))
 def slots_are_never_the_bottleneck(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     for cell in tables.cells:
         if cell.num_requests == 200 and cell.knob_max_num_seqs == 16 and cell.waiting_peak >= 0:
-            text = f"{cell.running_peak:.0f} requests ran at once while up to {cell.waiting_peak:.0f} waited."
-            says = within(cell.waiting_peak if cell.running_peak >= 16 else 0, claim.quantity("waiting"))
-            yield measured(claim, cell, text, says, under=like_sharegpt(cell))
+            waited = cell.waiting_peak if cell.running_peak >= 16 else 0
+            what = f"Requests that waited while {cell.running_peak:.0f} ran"
+            yield number(claim, what, waited, "", "waiting", row=cell, under=like_sharegpt(cell))

@@ -38,6 +38,8 @@ from workflow_scripts.questions.knobs.table import OVERALL, PAIR
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
 from workflow_scripts.study.setting_words import instead_of, setting_phrase
 
+# The versions whose attention backends were read; those before had another one that took blocks of 8 tokens.
+ALL_VERSIONS = "vLLM 0.11 to 0.32"
 # A published number differs from what was found if the difference is larger than this.
 SAME_PCT = 10.0
 
@@ -59,18 +61,23 @@ def effect_text(effect: Row) -> str:
 
 
 def over_ceilings(
-    claim: Claim, rates: Iterable[tuple[str, float, float | None]], at: str = "", what: str = "The"
+    claim: Claim,
+    rates: Iterable[tuple[str, float, float | None]],
+    at: str = "",
+    what: str = "The",
+    output_only: bool = False,
 ) -> Iterator[Evidence]:
     """What published rates, as (GPU, tokens per second, sequences at once) of any lengths, need on their devices.
 
     Of each device the rate that needs the most counts. `at` is what the source calls the sequences.
     """
     model = claim.models[0]
-    judged = [(*rate, judge_rate(*rate, facts_of(model), None)) for rate in rates]
+    judged = [(*rate, judge_rate(*rate, facts_of(model), None, output_only=output_only)) for rate in rates]
     known = [each for each in judged if each[3].times_ceiling >= 0]
     for gpu, rate, sequences, judged_rate in highest(known, lambda each: _needs(each[3]), lambda each: each[0]):
         setting = f" at {at} {sequences:g}" if at else ""
-        text = f"{what} {rate:,.0f} tokens/s of {gpu}{setting}: {judged_rate.verdict}, {judged_rate.reason}."
+        tokens = "output tokens/s" if output_only else "tokens/s"
+        text = f"{what} {rate:,.0f} {tokens} of {gpu}{setting}: {judged_rate.verdict}, {judged_rate.reason}."
         says = CONTRADICTED if judged_rate.verdict == "impossible" else None
         yield computed(claim, text, says, f"{gpu}, {model}, any lengths")
 
@@ -118,7 +125,7 @@ def refused_sizes(claim: Claim, says: str | None = None) -> Iterator[Evidence]:
     """Which of the claim's block sizes no GPU accepts."""
     for size in (size for quantity in claim.quantities for size in quantity.values or (quantity.value,) if size):
         if why := why_block_size_is_refused("cuda", int(size)):
-            yield computed(claim, f"By the attention backends of vLLM 0.32, {why}.", says)
+            yield computed(claim, f"{ALL_VERSIONS} refuse {size:g}: {why}.", says)
 
 
 @check("throughput-flat-over-max-num-seqs", "max-num-seqs", run("paged_attention", "sweep max-num-seqs"))
@@ -155,9 +162,9 @@ def _while_full(cell: Row) -> float:
 @check("throughput-flat-over-block-size", "block-size", run("paged_attention", "sweep block-size"))
 def throughput_flat_over_block_size(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     rates = [(row["gpu"], row["throughput_tok_s"], None) for row in tables.published.table(claim)]
+    yield from refused_sizes(claim)
     yield from over_ceilings(claim, rates)
     yield from flat(claim, tables, like_sharegpt)
-    yield from refused_sizes(claim)
 
 
 @check("kv-blocks-control-throughput", "max-num-seqs", run("paged_attention", "sweep max-num-seqs"))

@@ -56,6 +56,8 @@ def test_verdicts_that_formulas_and_published_numbers_alone_come_to():
     assert list(found) == [claim.id for claim in PUBLISHED.claims]
     assert {claim_id: said for claim_id, said in found.items() if said != NOT_TESTABLE} == {
         "h200-over-l40s": CONTRADICTED,
+        "hf-generate-on-a100": CONTRADICTED,
+        "vllm-over-hf-on-a100": CONTRADICTED,
         "empty-slots-per-sequence": SUPPORTED,
         "contiguous-allocation-example": SUPPORTED,
         "kv-of-llama-3-70b": CONTRADICTED,
