@@ -14,7 +14,7 @@ export PATH := $(abspath $(BIN)):$(PATH):$(abspath .venv-linters/bin)
 # Modules stay compiled between commands, which halves their start time, even if the machine's default differs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help gpu-report variation demo test test-all test-measure test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-sessions bench-report bench-predict bench-external bench-faults bench-hostile bench-replay bench-statistics bench-variance pictures mutants clean-env
+.PHONY: help gpu-report variation demo test test-all test-measure test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-sessions bench-report bench-predict bench-external bench-faults bench-hostile bench-statistics bench-variance pictures mutants clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -129,9 +129,6 @@ bench-variance: $(VENV)/cpu.installed ## measure how much rates vary within star
 
 bench-plan: $(VENV)/cpu.installed ## measure what planning costs, and how it grows with the number of cells
 	$(BIN)/python -m benchmarks.plan $(ARGS)
-
-bench-replay: $(VENV)/cpu.installed ## replay complete grids with only the chosen cells measured, and compare with the whole grids
-	$(BIN)/python -m benchmarks.replay $(ARGS)
 
 SEED ?= 1
 FAULTS ?= 200

@@ -10,18 +10,13 @@ between two bounds, from which each differs by a lognormal factor. The truth is 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
 from workflow_scripts.common.command import run_command
-from workflow_scripts.predict.prediction_record import FIELDS
-from workflow_scripts.questions.choose.estimates import estimate
-from workflow_scripts.questions.choose.open_questions import DEVICES, ask
 from workflow_scripts.questions.devices.table import NEAR_PCT, p_near
 from workflow_scripts.questions.serving.table import tail
 from workflow_scripts.statistics.comparisons import (
@@ -39,7 +34,6 @@ from workflow_scripts.statistics.comparisons import (
 from workflow_scripts.statistics.samples import IntArray, Samples
 from workflow_scripts.statistics.start_spread import FloatArray, mean_of
 from workflow_scripts.statistics.variation import known_elsewhere
-from workflow_scripts.tables.measurements import FRAME_COLUMNS
 
 LEAST_COVERED, MOST_FALSE, ROUND_SD, MARGIN_PCT = 0.93, 0.05, 0.01, 5.0
 # Half widths of ratios of two GPUs that intervals should not exceed, by starts: the smallest that is the same in every
@@ -212,48 +206,6 @@ def many(rng: np.random.Generator) -> Iterator[Row]:
         )
 
 
-def measure(rng: np.random.Generator) -> Iterator[Row]:
-    """Wrong answers of a study that measures what matters: the ratio of two devices with 24 cells each in two rounds,
-    of which one device had one on a node that is 12 % slower; by a plan whose costs are right within some per cent."""
-    for nodes, slower in (("alike", 0.0), ("one 12 % slower", np.log(0.88))):
-        wrong = []
-        for _ in range(LARGE_STUDIES):
-            plan, cells = _two_devices(rng, slower)
-            (question,) = ask(estimate(plan, cells, ()), plan, cells, MARGIN_PCT, decide=[DEVICES])
-            wrong.append(question.is_answered and abs(question.values.mean()) > log_margin(MARGIN_PCT))
-        yield false(f"wrong ratios of devices by `measure`, nodes {nodes}", LARGE_STUDIES, float(np.mean(wrong)))
-
-
-def _two_devices(rng: np.random.Generator, slower: float) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """A plan of two devices that are equally fast, and the cells table: starts of 0.5 %, rounds of 1 %."""
-    grid = product(("h200", "h100-sxm"), (1, 2, 4, 8, 16, 32, 64, 128), (16, 32, 64))
-    plan = pd.DataFrame(list(grid), columns=["gpu", "knob_max_num_seqs", "knob_block_size"])
-    plan = plan.assign(engine="vllm", model="opt-125m", workload="chat", gpus=1.0, cell_s=100.0, preemptions=0.0)
-    plan["knobs"] = "bs" + plan["knob_block_size"].astype(str) + "-seqs" + plan["knob_max_num_seqs"].astype(str)
-    plan["cell_id"] = plan["gpu"] + "/vllm/opt-125m/chat/" + plan["knobs"]
-    true, is_a = 100.0 * plan["knob_max_num_seqs"] ** 0.8, plan["gpu"].eq("h200").to_numpy()
-    planned = true * np.exp(np.where(is_a, *rng.normal(0, 0.03, 2)))
-    rates = {f"output_tokens_per_s{end}": planned * by for end, by in {"": 1.0, "_low": 0.9, "_high": 1.1}.items()}
-    starts = []
-    for number in (1, 2):
-        effect = np.where(is_a, *rng.normal(0, ROUND_SD, 2)) + rng.normal(0, 0.005, len(plan))
-        measured = true * np.exp(effect + slower * (is_a & (number == 1)))
-        starts.append(plan.assign(start=number, round=number, output_tokens_per_s=measured))
-    cells = pd.concat(starts, ignore_index=True).assign(
-        **{
-            "study": "made up",
-            "source": "measured",
-            "outcome": "ok",
-            "comparable": True,
-            "repeat": 0,
-            "num_requests": 1,
-        },
-        max_concurrency_allowed=lambda of: of["knob_max_num_seqs"],
-    )
-    cells = cells.reindex(columns=[*FRAME_COLUMNS, "knob_block_size", "knob_max_num_seqs"])
-    return plan.assign(**rates).reindex(columns=list(FIELDS)), cells
-
-
 def explained(rng: np.random.Generator) -> Iterator[Row]:
     """False explanations of ratios of two GPUs by three candidates that are just too far from them."""
     for pairs, studies in ((25, STUDIES), (700, LARGE_STUDIES)):
@@ -293,7 +245,7 @@ def first_tokens_p99_s(
 
 
 ROWS: dict[str, Callable[[np.random.Generator], Iterator[Row]]] = {
-    of.__name__: of for of in (gpus, one_device, sessions, noisy, many, measure, explained, tails)
+    of.__name__: of for of in (gpus, one_device, sessions, noisy, many, explained, tails)
 }
 
 

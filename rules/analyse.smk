@@ -102,12 +102,6 @@ if any(getattr(workload, "answers", None) == "real" for workload in STUDY.worklo
     TABLE_RULES["conversations"] = TableRule("What users of conversations see, by turn.", READS_CELLS | READS_PARSED)
 if any(cell.environment for cell in CELLS.values()):
     TABLE_RULES["environments"] = TableRule("What differs between environments though the study asks for the same.")
-if STUDY.measure:
-    TABLE_RULES["estimates"] = TableRule(
-        "What is measured and what is predicted of every cell, and which questions are answered.",
-        READS_CELLS | {"plan": PATHS.plan / "plan.parquet"},
-        also={"questions": "questions"},
-    )
 if any(workload.keep_answers for workload in STUDY.workloads.values()):
     TABLE_RULES["answers"] = TableRule(
         "How many requests get the same greedy tokens under two engines or settings.",
@@ -125,7 +119,7 @@ if STUDY.claims:
             "published": PUBLISHED,
         },
     )
-if STUDY.starts.at_most > 1 and not STUDY.measure:
+if STUDY.starts.at_most > 1:
     TABLE_RULES["drift"] = TableRule(
         "How much the first cell of each round changed until its end.",
         {"ended": expand(PATHS.ended("{gpu}"), gpu=GPUS)},

@@ -22,7 +22,7 @@ from workflow_scripts.study.definition import (
     workload_key,
 )
 from workflow_scripts.study.grid import expand as expand_study
-from workflow_scripts.study.calibrations import calibrations_of, check_calibrations
+from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.outcome import is_outcome_of
 from workflow_scripts.study.paths import CELL_PATTERN, StudyPaths, usable
 from workflow_scripts.study.progress import may_grow
@@ -64,7 +64,6 @@ try:
     CELLS = {cell.id: cell for cell in expand_study(STUDY)}
     MODELS = resolved_models(STUDY)
     CALIBRATIONS = calibrations_of(STUDY, CELLS.values())
-    check_calibrations(STUDY, CALIBRATIONS)
     # Of runs that were measured elsewhere: the files that their mapping file names.
     RUNS = usable(config["runs"], "runs") if "runs" in config else None
     RUN_FILES = [usable(file, f"{RUNS}, a file") for file in files_of(RUNS)] if RUNS else []
@@ -137,7 +136,7 @@ class Measuring(NamedTuple):
 
 
 # Settings of the study besides its cells that tables and pages read; an edit of them makes these again.
-SETTINGS = STUDY.model_dump_json(include={"question", "equivalence_margin_pct", "slo", "claims", "measure"})
+SETTINGS = STUDY.model_dump_json(include={"question", "equivalence_margin_pct", "slo", "claims"})
 
 GPUS = tuple(dict.fromkeys(cell.gpu for cell in CELLS.values()))
 
@@ -213,8 +212,7 @@ def all_measured(gpu):
 
 def is_complete():
     """Whether all measurements of the study have ended."""
-    at_least = 0 if STUDY.measure else STUDY.starts.at_least
-    return all(len(PATHS.outcomes(id)) >= at_least for id in CELLS) and not may_grow(STUDY, PATHS)
+    return all(len(PATHS.outcomes(id)) >= STUDY.starts.at_least for id in CELLS) and not may_grow(STUDY, PATHS)
 
 
 def now_if_unfinished(wildcards):
@@ -231,12 +229,8 @@ def device_records(gpus=GPUS):
 
 
 def rates_to_predict_with():
-    """What is new when devices' rates are: the lists of what has ended, which come after them. With `measure`, cells
-    follow from the plan, so it has the rates that are there before it. A plan alone waits for no list."""
-    plan = PATHS.plan / "plan.parquet"
-    if STUDY.measure:
-        made = plan.stat().st_mtime if plan.exists() else None
-        return [path for path in device_records() if not (made and path.exists() and path.stat().st_mtime > made)]
+    """What is new when devices' rates are: the lists of what has ended, which come after them. A plan alone
+    waits for no list."""
     is_plan = set(workflow.dag_settings.targets) == {"plan"}
     return [PATHS.ended(gpu) for gpu in GPUS if PATHS.ended(gpu).exists() or not is_plan]
 
@@ -260,11 +254,7 @@ def runs_to_import():
 
 
 def calibration_records():
-    """Records of the calibrations that `snakemake calibrate` made; with `measure` the marks that they were made, because
-    they are made before the first round."""
-    if STUDY.measure:
-        marks = [PATHS.calibrated("+".join(gpus)) for gpus in MEASURING.calibrated] if measures() else []
-        return marks or sorted(PATHS.calibrated("any").parent.glob("*.done"))
+    """Records of the calibrations that `snakemake calibrate` made."""
     records = (PATHS.calibration(name) for name in CALIBRATIONS)
     return [record for record in records if record.exists()]
 

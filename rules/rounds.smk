@@ -47,9 +47,7 @@ def ended():
 
 
 def is_measured(cell):
-    """Whether a cell has as many starts as every cell gets; with `measure`, whether its device has measured any."""
-    if STUDY.measure:
-        return any(starts for id, starts in ended().items() if CELLS[id].gpu == CELLS[cell].gpu)
+    """Whether a cell has as many starts as every cell gets."""
     return len(ended()[cell]) >= STUDY.starts.at_least
 
 
@@ -185,8 +183,6 @@ if STUDY.is_adaptive:
         """Decide which cells the next round measures, or that measuring has ended."""
         input:
             needed_by_decision,
-            # Nothing is known before the first round but what is predicted.
-            plan=[PATHS.plan / "plan.parquet"] if STUDY.measure else [],
             devices=lambda wildcards: device_records(),
         output:
             PATHS.round_plan("{round}"),
@@ -203,7 +199,6 @@ if STUDY.is_adaptive:
             batches=lambda wildcards, input: [Path(one).with_suffix(".json") for one in input if one.endswith(".done")],
             first=lambda wildcards: "--first" if int(wildcards.round) == MEASURING.decided else "",
             devices=PATHS.device("any").parent,
-            plan=lambda wildcards, input: [f"--plan {quote(str(path))}" for path in input.plan],
             # A separate folder, because other jobs write the tables of the report.
             folder=PATHS.round_plan("").parent,
         shell:
@@ -216,5 +211,5 @@ if STUDY.is_adaptive:
             " --devices {params.devices:q} --out {params.folder:q}/tables;"
             ' python -m workflow_scripts next-round --study "$STUDY" --results "$RESULTS" --number {wildcards.round:q}'
             " --gpus {params.gpus:q} --tables {params.folder:q}/tables"
-            " --batches {params.batches:q} {params.first} {params.plan} --out {output:q})"
+            " --batches {params.batches:q} {params.first} --out {output:q})"
             " > {log:q} 2>&1"

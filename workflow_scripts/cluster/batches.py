@@ -135,7 +135,7 @@ def known_sha256(study: Study, paths: StudyPaths, gpus: Iterable[str]) -> str:
     """A hash of all that the decision on a further round of the cells on `gpus` depends on."""
     names = sorted({*gpus})
     ended: dict[str, JsonValue] = {**ended_cells([cell for cell in expand(study) if cell.gpu in names], paths)}
-    asked: dict[str, JsonValue] = study.model_dump(mode="json", include={"starts", "measure"})
+    asked: dict[str, JsonValue] = study.model_dump(mode="json", include={"starts"})
     return json_sha256({"gpus": [*names], "ended": ended, **asked, "margin": study.equivalence_margin_pct})
 
 
@@ -151,9 +151,7 @@ class Pending:
 def pending(study: Study, paths: StudyPaths, ended: EndedStarts, cells: Sequence[str], now_s: float) -> Pending:
     """What a call that can measure `cells` measures, at the Unix time `now_s`."""
     present = present_round(ended, now_s, last_seen_s(ended, paths))
-    # With `measure` nothing is known in advance but the rest of an interrupted round.
-    at_least = 0 if study.measure else study.starts.at_least
-    rounds = rounds_to_measure(ended, last_plan(paths), cells, at_least, present)
+    rounds = rounds_to_measure(ended, last_plan(paths), cells, study.starts.at_least, present)
     if not study.is_adaptive or not cells:
         return Pending(rounds, None)
     if not rounds:

@@ -82,15 +82,14 @@ def main(args: Namespace) -> int:
     study = load_study(args.study)
     paths = StudyPaths(args.results, study.name)
     batch, attempt = read_batch(args.batch), Attempt(args.attempt, args.attempts)
-    in_rounds = study.starts.at_most > 1 or study.measure is not None
+    in_rounds = study.starts.at_most > 1
     failed = measure_batch(study, args.study, paths, batch, attempt)
     measured = [start for start in batch.starts if start not in failed]
     if failed:
         print(f"{len(failed)} of {len(batch.starts)} cells have no outcome", file=sys.stderr)
         if not (in_rounds and attempt.last):
             return 1
-    # Rounds that are decided on have few cells, so their first one is not measured once more.
-    if in_rounds and not study.measure and len(measured) > 1:
+    if in_rounds and len(measured) > 1:
         # To show drift; nothing depends on it.
         first, position = measured[0], batch.first_position + len(batch.starts)
         print(f"[once more, for drift] {first.cell}", flush=True)

@@ -37,7 +37,6 @@ from workflow_scripts.questions.knobs import section as other_settings
 from workflow_scripts.questions.knobs.sequence_limit import WORK
 from workflow_scripts.questions.limits.section import RATES
 from workflow_scripts.questions.predictions import section as predicted_and_measured
-from workflow_scripts.questions.predictions.measured_or_predicted import predicted_in_words
 from workflow_scripts.questions.recommendations.table import TESTS_ONLY
 from workflow_scripts.questions.trust.where_measured import SLOW_FIRST, host_load, steadiness, without_first
 from workflow_scripts.study.definition import resolved_models
@@ -259,10 +258,7 @@ def _cells(report: Report) -> Iterator[str]:
     for outcome in ("infeasible", "timeout", "engine_error", "invalid"):
         if count := outcomes.eq(outcome).sum():
             yield f"{count} {outcome_words(outcome)}"
-    estimates = report.tables.get("estimates")
-    if len(estimates):
-        yield from predicted_in_words(estimates)
-    elif missing := outcomes.eq("missing").sum():
+    if missing := outcomes.eq("missing").sum():
         yield f"{missing} not run yet"
     if elsewhere.any():
         yield f"{elsewhere.sum()} imported from runs elsewhere"

@@ -15,7 +15,6 @@ from workflow_scripts.questions.knobs import section as other_settings
 from workflow_scripts.questions.limits import section as hardware_limits
 from workflow_scripts.questions.memory import block_tables_by_step, kv_block_size
 from workflow_scripts.questions.memory import section as memory_pressure
-from workflow_scripts.questions.predictions import measured_or_predicted
 from workflow_scripts.questions.predictions import section as predicted_and_measured
 from workflow_scripts.questions.recommendations import section as settings_to_serve
 from workflow_scripts.questions.serving import section as servers_under_load
@@ -29,7 +28,6 @@ schemas()  # imports every module that makes a table, so that each table is chec
 # The sections of the page, then what it folds at its end.
 _SECTIONS = (
     *(
-        measured_or_predicted,
         environments_compared,
         sequence_limit,
         device_ratios,

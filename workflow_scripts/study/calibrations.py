@@ -18,7 +18,7 @@ from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.engines.engine import Effective
 from workflow_scripts.engines.knobs import Knobs
-from workflow_scripts.engines.registry import get_engine, load_engines
+from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.engines.vllm.knobs import why_block_size_is_refused
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.study.definition import (
@@ -32,7 +32,7 @@ from workflow_scripts.study.definition import (
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import is_outcome_of
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study import Study, StudyError
+from workflow_scripts.study.study import Study
 from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.workload_kinds import SyntheticWorkload
 
@@ -169,16 +169,6 @@ def calibrations_of(study: Study, cells: Iterable[Cell]) -> dict[str, Calibratio
     return {name: replace(calibration_of(study, group), starts=starts[name]) for name, group in groups.items()}
 
 
-def check_calibrations(study: Study, calibrations: Collection[str]) -> None:
-    """Raise StudyError if a study that measures only what matters has no calibration, and so no predictions."""
-    if study.measure and not calibrations:
-        able = ", ".join(sorted(name for name, engine in load_engines().items() if engine.predicted))
-        raise StudyError(
-            f"study {study.name!r}: measure: none of its cells is calibrated, so none is predicted; allowed: at least"
-            f" one cell of {able} on one device, without drafts and users. Without `measure`, every cell is measured"
-        )
-
-
 def calibration_of(study: Study, group: Sequence[Cell]) -> Calibration:
     """The calibration of cells that share one: of the first that allows most, if its block size is accepted."""
 
@@ -213,9 +203,9 @@ def calibrated_definition(study: Study, cell: Cell) -> Definition:
 def left_to_sessions(study: Study, gpus: Collection[str], paths: StudyPaths) -> dict[str, Calibration]:
     """The calibrations of devices that cost no start of their own, by `session_key`: the first session with these
     settings begins with it. It has a single start and no record, and there is a cell with these settings that has no
-    outcome. None if the study chooses cells by their predictions, which need the calibrations before."""
+    outcome."""
     cells, models = [cell for cell in expand(study) if cell.gpu in gpus], resolved_models(study)
-    definitions = ((cell, cell_definition(study, cell, models)) for cell in cells if not study.measure)
+    definitions = ((cell, cell_definition(study, cell, models)) for cell in cells)
     to_measure = {
         session_key(definition)
         for cell, definition in definitions

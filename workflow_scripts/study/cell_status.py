@@ -1,7 +1,7 @@
 """The status of every start of every cell of a study, from their files."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,9 +12,6 @@ from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Outcome, is_of, never_ran
 from workflow_scripts.study.paths import ENGINE_LOG, MEASURE_LOG, OUTCOME, RAW, StudyPaths, within
 from workflow_scripts.study.study import Study
-
-# The state of a cell that a study with `measure` has not measured.
-PREDICTED = "predicted"
 
 
 class Run(NamedTuple):
@@ -45,16 +42,13 @@ class CellStatus:
 
 
 def status_of_starts(study: Study, paths: StudyPaths) -> dict[Cell, list[CellStatus]]:
-    """The starts that the study asks for and those tried beyond, by number, for every cell of the grid in its order. A
-    cell that a study with `measure` has not started has one that is `predicted`."""
+    """The starts that the study asks for and those tried beyond, by number, for every cell of the grid in its order."""
     definitions = definitions_sha256(study)
     by_cell = {}
     for cell in expand(study):
         asked = study.starts.at_least
         numbers = [*range(1, asked + 1), *paths.tried_beyond(cell, asked)]
         starts = [_status_of_start(study, cell, paths, definitions[cell.id], start) for start in numbers]
-        if study.measure and all(status.state == "missing" and status.log is None for status in starts):
-            starts = [replace(starts[0], state=PREDICTED)]
         by_cell[cell] = starts
     return by_cell
 

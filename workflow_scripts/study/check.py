@@ -22,7 +22,6 @@ from workflow_scripts.common.wording import listed, plural
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.physics.model_facts import vocabulary_and_context
-from workflow_scripts.study.calibrations import calibrations_of, check_calibrations
 from workflow_scripts.study.definition import ResolvedModel, resolved_models
 from workflow_scripts.study.gpus_here import unmeasurable
 from workflow_scripts.study.grid import Cell, expand
@@ -111,7 +110,6 @@ def _vocabulary(model: ResolvedModel, config: Mapping[str, Any]) -> Vocabulary:
 def main(args: Namespace) -> None:
     study = load_study(args.study)
     cells = expand(study)
-    check_calibrations(study, calibrations_of(study, cells))
     notes = [*without_tokenizer(study), *missing_files(study), *doubts(study, cells), unmeasurable(study, cells)]
     check_requests(study, cells)
     print(f"{args.study}: {plural(len(cells), 'cell')} on {', '.join(sorted({c.gpu for c in cells}))}")

@@ -122,8 +122,7 @@ def progress(study: Study, paths: StudyPaths, starts: Mapping[Cell, Sequence[Cel
     plan = last_plan(paths) if study.is_adaptive else None
     by_id = {cell.id: ended for cell, ended in runs.items()}
     due = Counter(cell for cell, start in (plan.starts if plan else ()) if start not in by_id.get(cell, ()))
-    every = 0 if study.measure else study.starts.at_least
-    missing = {cell: max(every - len(ended), due[cell.id]) for cell, ended in runs.items()}
+    missing = {cell: max(study.starts.at_least - len(ended), due[cell.id]) for cell, ended in runs.items()}
     ended = sum(map(len, runs.values()))
     running = sorted(_running(paths, runs, study.cell_time_limit_s, now_s), key=lambda start: start.for_s)
     ends = [run.ended_s for of_cell in runs.values() for run in of_cell.values()]

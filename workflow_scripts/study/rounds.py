@@ -68,27 +68,13 @@ class OpenComparison(Record):
     given_up: str | None = None
 
 
-class OpenQuestion(Record):
-    """A question of a study with `measure` that is not answered. `answer`: the likeliest one; `probability`: of it."""
-
-    kind: str
-    place: str
-    subject: str
-    answer: str
-    probability: float
-
-    def in_words(self) -> str:
-        return f"{self.kind}, {self.place}: {self.subject}: {self.answer} (probability {self.probability:.2f})"
-
-
 class RoundPlan(Record):
     """What was decided after a round: the starts of the next one, in their order, or why measuring `ended`.
 
     `undecided` comparisons are measured again, those that are `not_decidable` are not; `decided` is the number of the
     others. `spent_s`: device seconds that all starts took; `left_s`: those that the undecided comparisons will take.
     `failed`: cells that have no outcome of a start that was due, and are not measured again by this call. `known`: a
-    hash of all that the decision depends on. `asked`: how many questions a study with `measure` has, of which
-    `questions` are open; its `left_s` are the device seconds of the starts that are known to follow.
+    hash of all that the decision depends on.
     """
 
     round: int
@@ -101,14 +87,10 @@ class RoundPlan(Record):
     ended: str | None
     failed: tuple[str, ...] = ()
     known: str
-    asked: int | None = None
-    questions: tuple[OpenQuestion, ...] = ()
 
     def in_words(self) -> str:
         opens = len(self.undecided) + len(self.not_decidable)
         decided = f"{self.decided} of {self.decided + opens} comparisons decided"
-        if self.asked is not None:
-            decided = f"{self.asked - len(self.questions)} of {self.asked} questions answered"
         follows = f"round {self.round} measures {len(self.starts)} cells; about {_hours(self.left_s)} are left"
         if self.ended:
             follows = f"{self.ended}. All starts, with those that show drift, took {_hours(self.spent_s)}"

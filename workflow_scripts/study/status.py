@@ -6,8 +6,7 @@ says how far an unfinished study is, counts cells by GPU, engine, model and work
 that is not `ok`, with the reason in one line and the path of its log; those with the same reason are grouped. A cell
 counts in the state of its first start that is not `ok`; a start beyond those that every cell gets counts only if it has
 ended. Cells that have not ended are `missing`; those of an older protocol or another definition are `outdated`;
-`snakemake` measures both again. In a study with `measure`, cells that were not started are `predicted`. Undecided
-comparisons and open questions are listed last.
+`snakemake` measures both again. Undecided comparisons are listed last.
 
 Starts that were timed while others used more than 5 % of the CPU are named. `--remeasure-loaded` sets their outcomes
 aside, as `loaded.json`, so that the next call of snakemake measures them again.
@@ -31,7 +30,7 @@ from rich.text import Text
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, positive
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.device.device_record import NOISY_PCT
-from workflow_scripts.study.cell_status import PREDICTED, CellStatus, status_of_cell, status_of_starts
+from workflow_scripts.study.cell_status import CellStatus, status_of_cell, status_of_starts
 from workflow_scripts.study.outcome import OutcomeKind
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.progress import progress
@@ -39,10 +38,10 @@ from workflow_scripts.study.rounds import last_plan
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 
-STATES = (*get_args(OutcomeKind), "outdated", "missing", PREDICTED)
+STATES = (*get_args(OutcomeKind), "outdated", "missing")
 # Seconds between two updates of `--watch`, which spends at most this share of its time on them.
 WATCH_S, WATCH_SHARE = 5, 0.1
-_STYLES = {"ok": "green", "infeasible": "yellow", "missing": "dim", PREDICTED: "dim", "outdated": "cyan"}
+_STYLES = {"ok": "green", "infeasible": "yellow", "missing": "dim", "outdated": "cyan"}
 
 
 def counts(statuses: Iterable[CellStatus]) -> Table:
@@ -88,23 +87,20 @@ def loaded(statuses: Iterable[CellStatus]) -> list[CellStatus]:
 
 
 def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:
-    """How many comparisons or questions are decided, and those that are open with what they would take."""
+    """How many comparisons are decided, and those that are open with what they would take."""
     plan = last_plan(paths) if study.is_adaptive else None
     if plan is None:
         return
     hours = study.device_hours
     left = "" if hours is None or plan.ended else f"; {hours - plan.spent_s / 3600:.2g} of {hours:g} hours are left"
     yield plan.in_words() + left
-    # In a study with `measure`, questions decide, and not all comparisons.
-    opened = [*plan.undecided, *plan.not_decidable] if plan.asked is None else []
+    opened = [*plan.undecided, *plan.not_decidable]
     opened.sort(key=lambda pair: pair.given_up or "")
     for given_up, alike in groupby(opened, key=lambda pair: pair.given_up):
         yield f"Not decided, {given_up}:" if given_up else "Not decided yet:"
         for pair in alike:
             count = pair.further_starts or "an unknown number of"
             yield f"    {pair.knob}: {count} further starts of each  {'  '.join(pair.cells)}"
-    for question in plan.questions:
-        yield f"Open: {question.in_words()}"
 
 
 def _watch(study: Study, paths: StudyPaths, every_s: float) -> None:

@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Collection, Iterable, Mapping
 from functools import reduce
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -172,19 +172,6 @@ class Starts(StrictRecord):
 ONE_START = Starts(at_least=1, at_most=1)
 
 
-Decided = Literal["recommendation", "knobs", "devices", "memory"]
-
-
-class Measure(StrictRecord):
-    """Measure only cells that can change an answer, after a calibration of every device; the others are predicted."""
-
-    decide: list[Decided] = Field([*get_args(Decided)], min_length=1, description="which questions are to be answered")
-    device_hours: DeviceHours = None
-    check_pct: float = Field(
-        10.0, gt=0, le=100, description="share of the feasible cells that are measured only to check predictions"
-    )
-
-
 class Study(StrictRecord):
     """The file under config/studies/; its grid is the union of its sweeps."""
 
@@ -200,11 +187,6 @@ class Study(StrictRecord):
         True,
         description="one start of an engine per round serves all cells that differ only in their workload or load",
         exclude_if=bool,
-    )
-    measure: Measure | None = Field(
-        None,
-        description="measure only cells that can change an answer; if left out, every cell is measured",
-        exclude_if=is_unset,
     )
     cell_time_limit_s: float = Field(1800, gt=0, description="a cell that runs longer ends as `timeout`")
     equivalence_margin_pct: float = Field(2.0, gt=0, le=50, description="within this margin, a knob is `flat`")
@@ -229,7 +211,7 @@ class Study(StrictRecord):
     @property
     def device_hours(self) -> float | None:
         """Time on all devices after which no further round begins; None if there is no limit."""
-        return (self.measure or self.starts).device_hours or self.starts.device_hours
+        return self.starts.device_hours
 
     @property
     def most_repeats(self) -> int:
@@ -239,12 +221,10 @@ class Study(StrictRecord):
     @property
     def is_adaptive(self) -> bool:
         """Whether what is measured depends on what was measured before."""
-        return self.measure is not None or self.starts.is_adaptive
+        return self.starts.is_adaptive
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Study":
-        if self.measure and self.measure.device_hours and self.starts.device_hours:
-            raise ValueError("device_hours: give measure.device_hours or starts.device_hours, not both")
         if self.most_repeats < self.repeats:
             raise ValueError(f"starts.repeats_at_most is {self.most_repeats}, below repeats, which is {self.repeats}")
         seen: dict[str, str] = {}

@@ -85,21 +85,6 @@ def test_a_decision_holds_for_the_devices_that_its_call_could_measure(called):
     assert called.pending("h200") == called.pending("l40s") == Pending([], None)
 
 
-def test_with_measure_nothing_is_known_in_advance_but_the_rest_of_an_interrupted_round(tmp_path):
-    called = Called(tmp_path, measure={}, starts={"at_least": 2, "at_most": 2})
-    first, second, *_ = called.on("h200")
-    assert called.pending("h200") == Pending([], 1)
-    called.end(first)
-    # One start of a cell, and none of the others: what is due is decided with the choice of further cells.
-    assert called.pending("h200") == Pending([], 2)
-    called.decide(1, ["h200"], starts=[[first, 1], [second, 1]], ended=None)
-    assert called.pending("h200", now_s=60.0) == Pending([Round(1, (CellStart(second, 1),), (first,))], 2)
-    called.decide(2, ["h200"])
-    assert called.pending("h200") == Pending([], None)
-    hours = Called(tmp_path, measure={"device_hours": 1}, starts={"at_least": 2, "at_most": 2})
-    assert hours.pending("h200") == Pending([], 2)
-
-
 def test_places_in_a_round_are_counted_for_each_gpu_type(called):
     h200, l40s = called.on("h200"), called.on("l40s")
     of = Round(3, tuple(CellStart(name, 2) for name in [*l40s[1:], *h200]), done=(l40s[0],))

@@ -8,7 +8,7 @@ import pandas as pd
 
 from tests.unit.made_studies import end_cell, fixed, write_study
 from tests.unit.questions.synthetic_cells import cell, starts_table
-from workflow_scripts.questions.choose.decide_round import decide_round
+from workflow_scripts.questions.knobs.decide_round import decide_round
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import RoundPlan
@@ -20,8 +20,6 @@ SECONDS = 90.0
 
 class MeasuredStudy:
     """A study of one workload; `rate` gives the output tokens/s of a cell in its start of this number."""
-
-    predicted: pd.DataFrame | None = None
 
     def __init__(
         self,
@@ -57,4 +55,4 @@ class MeasuredStudy:
         return starts_table(*rows)
 
     def decide(self, number: int, before: RoundPlan | None = None, gpus: Collection[str] = ("h200",)) -> RoundPlan:
-        return decide_round(self.study, self.paths, self.table(), number, gpus, before, predicted=self.predicted)
+        return decide_round(self.study, self.paths, self.table(), number, gpus, before)

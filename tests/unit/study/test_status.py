@@ -1,7 +1,6 @@
 """The status of cells, and how far their study is, from only their files."""
 
 import os
-import re
 import shutil
 import time
 from datetime import UTC, datetime
@@ -16,7 +15,7 @@ from workflow_scripts.study.cell_status import status_of_starts
 from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.paths import PARTIAL
 from workflow_scripts.study.progress import Progress, progress
-from workflow_scripts.study.rounds import OpenComparison, OpenQuestion
+from workflow_scripts.study.rounds import OpenComparison
 from workflow_scripts.study.status import main
 
 # The present.
@@ -122,20 +121,6 @@ def test_a_cell_is_ok_when_all_its_starts_are(tmp_path, capsys):
     assert (totals.split(), reason) == (["all", "2", "10"], "timeout: not done after 60 s")
     logs = [f"    {of} start {n}  {seen.paths.cell(of)}/start-{n}/measure.log" for of, n in ((both, 3), (one, 2))]
     assert [first, second] == logs
-
-
-def test_cells_that_a_study_need_not_measure_are_predicted_and_open_questions_are_listed(tmp_path, capsys):
-    seen = Seen(tmp_path, measure={"device_hours": 1})
-    seen.end(cell("h200", 8))
-    write_text(seen.paths.log(cell("h200", 16)), "killed by signal 9\n")
-    question = OpenQuestion(kind="knobs", place="h200, vllm", subject="block_size", answer="flat", probability=0.8125)
-    plan = round_plan(2, (cell("h200", 16), 1), spent_s=900, left_s=360, asked=5, questions=(question,))
-    plan.write(seen.paths.round_plan(2))
-    printed = seen.printed(capsys)
-    assert re.search(r"^GPU .* workload +ok +missing +predicted$", printed, re.MULTILINE)
-    assert re.search(r"^all +1 +1 +10$", printed, re.MULTILINE)
-    for number in ("4 of 5", "1 cells", "0.1 h", "0.75 of 1", "block_size: flat (probability 0.81)"):
-        assert number in printed
 
 
 def test_what_is_not_decided_is_shown_with_what_it_would_take(tmp_path, capsys):
@@ -295,16 +280,4 @@ def test_a_round_that_was_decided_on_counts_and_more_may_follow(tmp_path):
     assert (of(seen).ended, of(seen).wanted) == (25, 27)
     assert list(of(seen).in_words())[-1].endswith("; further rounds may follow.")
     plan.model_copy(update={"round": 4, "starts": (), "ended": "all is said"}).write(seen.paths.round_plan(4))
-    assert of(seen).is_complete
-
-
-def test_a_study_that_measures_only_what_matters_wants_what_its_rounds_have_decided(tmp_path):
-    seen = Seen(tmp_path, starts={"at_least": 2, "at_most": 2}, measure={})
-    assert (of(seen).ended, of(seen).wanted, of(seen).may_grow) == (0, 0, True)
-    first, second, *_ = seen.cells
-    plan = round_plan(1, (first, 1), (second, 1))
-    plan.write(seen.paths.round_plan(1))
-    seen.end(first, ended_s=NOW - 5)
-    assert (of(seen).ended, of(seen).wanted) == (1, 2)
-    plan.model_copy(update={"round": 2, "starts": (), "ended": "all is said"}).write(seen.paths.round_plan(2))
     assert of(seen).is_complete

@@ -22,7 +22,7 @@ from workflow_scripts.study.check import main
 from workflow_scripts.study.definition import definitions_sha256, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study import Measure, StudyError
+from workflow_scripts.study.study import StudyError
 from workflow_scripts.study.study_file import check_config, load_study, store_configs, study_file, without_tokenizer
 
 GOOD = study_content(
@@ -63,22 +63,6 @@ def test_starts_are_one_number_or_as_many_as_comparisons_need(tmp_path):
     assert not fixed_number.is_adaptive
     as_needed = load_study(written(tmp_path, starts=STARTS)).starts
     assert (as_needed.is_adaptive, as_needed.model_dump()) == (True, STARTS)
-
-
-def test_what_is_measured_may_depend_on_what_it_decides(tmp_path):
-    assert load_study(written(tmp_path)).measure is None
-    study = load_study(written(tmp_path, measure={}, starts={"at_least": 2, "at_most": 2}))
-    assert study.measure == Measure(decide=["recommendation", "knobs", "devices", "memory"], check_pct=10.0)
-    assert (study.is_adaptive, study.starts.is_adaptive, study.device_hours) == (True, False, None)
-    for hours in ({"measure": {"device_hours": 2}}, {"measure": {}, "starts": STARTS}):
-        assert load_study(written(tmp_path, **hours)).device_hours == 2
-
-
-def test_a_study_of_which_nothing_is_calibrated_must_measure_every_cell(tmp_path, capsys):
-    server = sweep(engine="vllm-serve", knobs={"block_size": 32, "users": [1, 4]})
-    assert main([str(written(tmp_path, sweeps=server))]) == 0
-    assert main([str(written(tmp_path, sweeps=server, measure={}))]) == 2
-    assert "'good': measure: " in capsys.readouterr().err
 
 
 def test_a_good_study_is_the_union_of_its_cross_products_with_engine_defaults(tmp_path):
@@ -140,8 +124,6 @@ def test_a_good_study_is_the_union_of_its_cross_products_with_engine_defaults(tm
         ({"starts": STARTS | {"at_least": 1}}, ["starts: at_least is 1; it takes 2 to see what starts vary, and so"]),
         ({"starts": STARTS | {"at_most": 2}}, ["starts: device_hours limits further rounds"]),
         ({"starts": STARTS | {"repeats_at_most": 1}}, ["starts.repeats_at_most is 1, below repeats, which is 3"]),
-        ({"measure": {"decide": ["latency"]}}, ["measure.decide.0: ", "recommendation", "memory", "latency"]),
-        ({"measure": {"device_hours": 2}, "starts": STARTS}, ["measure.device_hours", "starts.device_hours"]),
         (
             {"sweeps": sweep(engine=["hf-static", "hf-continuous"], knobs={})},
             [

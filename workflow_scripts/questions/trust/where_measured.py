@@ -145,7 +145,7 @@ def rounds(report: Report) -> Iterator[Block]:
     plan = last_plan(StudyPaths(report.cells.parent.parent, report.study.name))
     if plan is None or not report.study.is_adaptive:
         return
-    is_open = plan.questions if plan.asked is not None else plan.undecided or plan.not_decidable
+    is_open = plan.undecided or plan.not_decidable
     verdict, tone = (NOT_DECIDED, "bad") if is_open else ("decided", "good")
     yield Findings([Finding(verdict, f"{plan.in_words()}.", tone)])
     rows = [

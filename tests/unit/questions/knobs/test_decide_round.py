@@ -9,7 +9,7 @@ import pytest
 from tests.unit.questions.measured_study import SECONDS, MeasuredStudy
 from tests.unit.questions.synthetic_cells import cell, starts_table
 from workflow_scripts.cluster.batches import Batch, known_sha256, write_batch
-from workflow_scripts.questions.choose.decide_round import (
+from workflow_scripts.questions.knobs.decide_round import (
     ALL_DECIDED,
     NO_START,
     NONE_DECIDABLE,

@@ -21,8 +21,6 @@ import pandas as pd
 from workflow_scripts.cluster.batches import known_sha256, read_batch, without_outcome
 from workflow_scripts.common.command import RESULTS, STUDY, TABLES, command, option, out, positive
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.parquet import read_parquet
-from workflow_scripts.questions.choose.choose_cells import choose_round
 from workflow_scripts.questions.knobs.pairs import compared_pairs, looks_at
 from workflow_scripts.statistics.comparisons import NOT_DECIDED
 from workflow_scripts.statistics.further_starts import Looks
@@ -54,13 +52,11 @@ def decide_round(
     gpus: Collection[str],
     before: RoundPlan | None,
     tried: Collection[str] = (),
-    predicted: pd.DataFrame | None = None,
 ) -> RoundPlan:
     """The plan of round `number` for the cells on `gpus`, after all earlier rounds.
 
     `table` is the cells table; `before` is the plan of the last round, if this call of snakemake made it. `tried` are
-    cells that this call measured without an outcome. `predicted`: the prediction of every cell, which a study with
-    `measure` chooses by.
+    cells that this call measured without an outcome.
     """
     cells = [cell for cell in expand(study) if cell.gpu in gpus]
     definitions = definitions_sha256(study)
@@ -72,8 +68,7 @@ def decide_round(
     spent_s = sum(map(sum, [*seconds.values(), drift]))
     budget_s = inf if study.device_hours is None else 3600 * study.device_hours - spent_s
     table = table[table["source"].ne(SIMULATED)]
-    at_least = 0 if study.measure else study.starts.at_least
-    failed = {cell for cell, starts in ended.items() if len(starts) < at_least} | {*tried}
+    failed = {cell for cell, starts in ended.items() if len(starts) < study.starts.at_least} | {*tried}
     if before is not None:  # a start that an earlier round should have measured has no outcome
         failed |= {*before.failed, *(cell for cell, start in before.starts if start not in ended.get(cell, {}))}
     opened, decided, left_s = open_comparisons(
@@ -85,9 +80,11 @@ def decide_round(
         failed | {cell for cell, starts in ended.items() if len(starts) >= study.starts.at_most},
     )
     undecided = tuple(pair for pair in opened if not pair.given_up)
-    plan = RoundPlan(
+    chosen = {cell for pair in undecided for cell in pair.cells}
+    free = {cell: next(start for start in count(1) if start not in ended[cell]) for cell in chosen}
+    return RoundPlan(
         round=number,
-        starts=(),
+        starts=tuple(CellStart(cell, free[cell]) for cell in in_random_order(chosen, number)),
         undecided=undecided,
         not_decidable=tuple(pair for pair in opened if pair.given_up),
         decided=decided,
@@ -97,12 +94,6 @@ def decide_round(
         failed=tuple(sorted(failed)),
         known=known_sha256(study, paths, gpus),
     )
-    chosen = {cell for pair in undecided for cell in pair.cells}
-    if study.measure is not None and predicted is not None:
-        plan, chosen = choose_round(plan, study, study.measure, predicted, table, ended, budget_s)
-    free = {cell: next(start for start in count(1) if start not in ended[cell]) for cell in chosen}
-    starts = tuple(CellStart(cell, free[cell]) for cell in in_random_order(chosen, number))
-    return plan.model_copy(update={"starts": starts})
 
 
 def _device_seconds(cell: Cell, outcome: Path, study: Study) -> float:
@@ -173,7 +164,6 @@ def _further(pair: Row, at_least: int) -> float:
     option("--gpus", nargs="+", required=True, help="devices whose cells can be measured"),
     TABLES,
     option("--batches", type=Path, nargs="*", default=[], help="files of batches that this call of snakemake measured"),
-    option("--plan", type=Path, help="plan.parquet of the study, if it has `measure`"),
     option("--first", action="store_true", help="try cells again that failed in former calls"),
     out("the plan of the round, as JSON"),
 )
@@ -181,15 +171,12 @@ def main(args: Namespace) -> None:
     study = load_study(args.study)
     if not study.is_adaptive:
         raise InputError(f"{args.study}: starts: every cell gets {study.starts.at_least}; there is nothing to decide")
-    if study.measure and args.plan is None:
-        raise InputError(f"{args.study}: measure: cells are chosen by predictions; give --plan PLAN.parquet")
     paths = StudyPaths(args.results, study.name)
     last = paths.round_plan(args.number - 1)
     before = RoundPlan.read(last) if last.exists() and not args.first else None
     batches = map(read_batch, args.batches)
     tried = {start.cell for batch in batches for start in without_outcome(batch.starts, study, paths)}
     cells = read_measurements(args.tables)
-    predicted = None if args.plan is None else read_parquet(args.plan)
-    plan = decide_round(study, paths, cells, args.number, args.gpus, before, tried, predicted)
+    plan = decide_round(study, paths, cells, args.number, args.gpus, before, tried)
     plan.write(args.out)
     print(f"round {plan.round}: {plan.in_words()}")
