@@ -35,7 +35,7 @@ READS_PARSED = {"parsed": expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, ta
 READS_DEVICES = {"devices": []}  # what was parsed is newer
 # Inputs of which the command gets the folder, and inputs that it finds by itself.
 FOLDERS = {"parsed": PATHS.root / "parsed", "devices": PATHS.device("any").parent, "tables": PATHS.tables}
-FOUND = ("published", "ended")
+FOUND = ("published",)
 
 
 class TableRule(NamedTuple):
@@ -119,13 +119,6 @@ if STUDY.claims:
             "published": PUBLISHED,
         },
     )
-if STUDY.starts.at_most > 1:
-    TABLE_RULES["drift"] = TableRule(
-        "How much the first cell of each round changed until its end.",
-        {"ended": expand(PATHS.ended("{gpu}"), gpu=GPUS)},
-        options='--results "$RESULTS"',
-    )
-
 for made, of in TABLE_RULES.items():
 
     rule:

@@ -90,8 +90,6 @@ def batch_resources(gpu, key, attempt):
     avoid = [path.name for path in PATHS.wrong_nodes(gpu).glob("[!.]*")]
     tries = Attempt(attempt, SITE.attempts)
     wanted = [CELLS[cell] for cell in left or [one.cell for one in batch.starts]]
-    if STUDY.starts.at_most > 1:
-        wanted.append(wanted[0])  # the first cell is measured again at the end, for drift
     return job_resources(wanted, SITE, STUDY.cell_time_limit_s, tries, avoid, planned_limits_s())
 
 

@@ -65,7 +65,6 @@ STEPS = {
         "table-predictions": "questions.predictions.table",
         "table-answers": "questions.answers.table",
         "table-claims": "questions.claims.claims",
-        "table-drift": "questions.trust.drift",
         "table-provenance": "questions.trust.provenance",
         "promise": "questions.serving.make_promise",
         "digest": "questions.compare.study_digest",

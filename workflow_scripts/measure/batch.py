@@ -55,7 +55,7 @@ def _measure(study_file: Path, paths: StudyPaths, starts: Sequence[CellStart], w
     command += ["--cell", *(start.cell for start in starts), "--start", *(str(start.start) for start in starts)]
     command += ["--results", str(paths.results), "--attempt", str(attempt.number), "--attempts", str(attempt.of)]
     command += ["--round", str(where.round), "--position", str(where.position)]
-    command += ["--unless-done", "--with-logs", *(["--again"] if where.again else [])]
+    command += ["--unless-done", "--with-logs"]
     return subprocess.run(command).returncode
 
 
@@ -82,20 +82,11 @@ def main(args: Namespace) -> int:
     study = load_study(args.study)
     paths = StudyPaths(args.results, study.name)
     batch, attempt = read_batch(args.batch), Attempt(args.attempt, args.attempts)
-    in_rounds = study.starts.at_most > 1
     failed = measure_batch(study, args.study, paths, batch, attempt)
-    measured = [start for start in batch.starts if start not in failed]
     if failed:
         print(f"{len(failed)} of {len(batch.starts)} cells have no outcome", file=sys.stderr)
-        if not (in_rounds and attempt.last):
+        if study.starts.at_most == 1 or not attempt.last:
             return 1
-    if in_rounds and len(measured) > 1:
-        # To show drift; nothing depends on it.
-        first, position = measured[0], batch.first_position + len(batch.starts)
-        print(f"[once more, for drift] {first.cell}", flush=True)
-        where = Start(round=batch.round, position=position, again=True)
-        if status := _measure(args.study, paths, [first], where, attempt):
-            print(f"    no outcome (exit {status})", flush=True)
     if batch.gpu != HERE and not failed:
         measure_device(batch.gpu, paths.device(batch.gpu))
     return 0

@@ -87,7 +87,7 @@ class _Series:
     ) -> None:
         """Raises StudyError if the cell's model or workload was not prepared."""
         self.cell, self.start, self._paths, self._attempt = cell, start, paths, attempt
-        self.folder, draft = folder_of(paths, cell.id, start), definition.draft_model
+        self.folder, draft = paths.start(cell, start.start), definition.draft_model
         self._limit_s = attempt.time_limit_s(study.cell_time_limit_s)
         self.job = Job(
             definition=definition.model_copy(update={"repeats": _repeats(study, cell, paths, start)}),
@@ -206,10 +206,6 @@ def print_to(log: Path) -> None:
         os.dup2(file.fileno(), 2)
 
 
-def folder_of(paths: StudyPaths, cell: str, start: Start) -> Path:
-    return paths.again(cell, start.round) if start.again else paths.start(cell, start.start)
-
-
 @command(
     "measure-cell",
     STUDY,
@@ -220,7 +216,6 @@ def folder_of(paths: StudyPaths, cell: str, start: Start) -> Path:
     option("--start", nargs="+", type=positive, help="number of each cell's start of its engine (default: the next)"),
     option("--round", type=positive, help="the round of the study that it belongs to (default: by the present time)"),
     option("--position", type=positive, help="place of the first cell in the order of the round"),
-    option("--again", action="store_true", help="measure it once more in its round, into again-ROUND, to show drift"),
     option("--unless-done", action="store_true", help="leave out starts that already have their outcome"),
     option("--with-logs", action="store_true", help="print to the log in each cell's folder"),
 )
@@ -234,8 +229,7 @@ def main(args: Namespace) -> int:
     if len(numbers) != len(cells):
         raise StudyError(f"--start: {len(numbers)} numbers for {len(cells)} cells; allowed: one for each")
     if args.with_logs:
-        first = Start(start=numbers[0] or 1, round=args.round or 1, again=args.again)
-        print_to(folder_of(paths, cells[0].id, first) / MEASURE_LOG)
+        print_to(paths.log(cells[0].id, numbers[0] or 1))
     try:
         with ExitStack() as locks:
             # All processes take the locks in one order, so that no two wait for each other.
@@ -251,8 +245,8 @@ def main(args: Namespace) -> int:
                     (_, next_number), present = next_start(ended, cell.id, present)
                     number, round_number = number or next_number, round_number or present
                 position = args.position and args.position + index
-                start = Start(start=number, round=round_number, position=position, again=args.again)
-                outcome = folder_of(paths, cell.id, start) / OUTCOME
+                start = Start(start=number, round=round_number, position=position)
+                outcome = paths.outcome(cell, number)
                 if args.unless_done and is_outcome_of(outcome, definition_sha256(definition)):
                     print(f"{cell.id}, start {number}: it has its outcome already")
                 else:

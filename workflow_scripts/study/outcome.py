@@ -91,10 +91,10 @@ class Start(Record):
     `start` counts the cell's starts, `round` the rounds of the study in the order of time, both from 1; a round
     measures every cell that needs it once. `position`: place in the order of the round, from 1. `idle_before_s`: since
     another start of this user on this device of this host ended. `boot_id`: Linux's random id of the present boot of
-    the host. `again`: a measurement at the end of a round or batch that repeats its first cell and shows drift; it is
-    not a start of the cell. `planned`: how many starts the study then asked for, e.g. `2, or up to 8`; each such number
-    was a look at the study's data. `session`: an id common to the starts of all cells that one process of an engine
-    served; None: it served this start alone. `place_in_session`: place in the order in which it served them, from 1.
+    the host. `again`: of older evidence, a measurement that repeats the first cell of a round; nothing reads it.
+    `planned`: how many starts the study then asked for, e.g. `2, or up to 8`; each such number was a look at the
+    study's data. `session`: an id common to the starts of all cells that one process of an engine served; None: it
+    served this start alone. `place_in_session`: place in the order in which it served them, from 1.
     """
 
     start: int = 1

@@ -95,10 +95,6 @@ class StudyPaths:
         """Folder with the evidence of one engine start of a cell: the cell's own for the first, or one in it."""
         return self.cell(cell) if start == 1 else self.cell(cell) / start_folder(start)
 
-    def again(self, cell: Cell | str, number: int | str) -> Path:
-        """Folder of the measurement at the end of a round that repeats its first cell, to show drift."""
-        return self.cell(cell) / f"again-{number}"
-
     def tried_beyond(self, cell: Cell | str, start: int) -> list[int]:
         """The numbers above `start` of the starts of a cell that have a log or have ended, in order."""
         try:
@@ -107,9 +103,6 @@ class StudyPaths:
             return []
         beyond = [number for name in names if (number := start_number(Path(name))) > start]
         return sorted(n for n in beyond if self.log(cell, n).exists() or self.outcome(cell, n).exists())
-
-    def drift_outcomes(self, cell: Cell | str) -> list[Path]:
-        return sorted(self.cell(cell).glob(f"{self.again(cell, '*').name}/{OUTCOME}"))
 
     def log(self, cell: Cell | str, start: int = 1) -> Path:
         return self.start(cell, start) / MEASURE_LOG

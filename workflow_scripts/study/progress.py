@@ -16,7 +16,7 @@ from statistics import fmean, median
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.study.cell_status import CellStatus, Run
 from workflow_scripts.study.grid import Cell
-from workflow_scripts.study.paths import ENGINE_LOG, HERE, JOB, PARTIAL, TRACE, StudyPaths, start_number
+from workflow_scripts.study.paths import ENGINE_LOG, HERE, JOB, PARTIAL, START_FOLDER, TRACE, StudyPaths, start_number
 from workflow_scripts.study.rounds import last_plan
 from workflow_scripts.study.study import Study
 
@@ -34,12 +34,11 @@ Runs = Mapping[Cell, Mapping[int, Run]]
 
 @dataclass(frozen=True)
 class Running:
-    """A start of a cell that is being measured, and for how many seconds; `again`: once more, to show drift."""
+    """A start of a cell that is being measured, and for how many seconds."""
 
     cell: Cell
     start: int
     for_s: float
-    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Progress:
 
     def _running_in_words(self, name: Callable[[Cell], str]) -> Iterator[str]:
         for run in self.running[:MOST_NAMED]:
-            start = " once more, for drift" if run.again else f", start {run.start}" if run.start > 1 else ""
+            start = f", start {run.start}" if run.start > 1 else ""
             yield f"{name(run.cell)}{start} (for {_length(run.for_s)})"
         if len(self.running) > MOST_NAMED:
             yield f"and {len(self.running) - MOST_NAMED} more"
@@ -147,11 +146,10 @@ def progress(study: Study, paths: StudyPaths, starts: Mapping[Cell, Sequence[Cel
 def _running(paths: StudyPaths, cells: Iterable[Cell], limit_s: float, now_s: float) -> Iterator[Running]:
     for cell in cells:
         folder = paths.cell(cell)
-        for evidence in (folder / PARTIAL, *folder.glob(f"*/{PARTIAL}")):
+        for evidence in (folder / PARTIAL, *folder.glob(f"{START_FOLDER}*/{PARTIAL}")):
             for_s = _measured_for(evidence, limit_s, now_s)
             if for_s is not None:
-                of = evidence.parent
-                yield Running(cell, start_number(of), for_s, again=of != folder and start_number(of) == 1)
+                yield Running(cell, start_number(evidence.parent), for_s)
 
 
 def _measured_for(evidence: Path, limit_s: float, now_s: float) -> float | None:
@@ -196,7 +194,7 @@ def _left(
             at_once.setdefault(device(cell), 1)
     is_late = False
     for start in running:
-        if device(start.cell) in work and not start.again:
+        if device(start.cell) in work:
             in_all = expected(start.cell) or 0.0
             work[device(start.cell)] -= min(start.for_s, in_all)
             is_late |= start.for_s >= in_all

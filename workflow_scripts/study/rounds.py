@@ -93,7 +93,7 @@ class RoundPlan(Record):
         decided = f"{self.decided} of {self.decided + opens} comparisons decided"
         follows = f"round {self.round} measures {len(self.starts)} cells; about {_hours(self.left_s)} are left"
         if self.ended:
-            follows = f"{self.ended}. All starts, with those that show drift, took {_hours(self.spent_s)}"
+            follows = f"{self.ended}. All starts took {_hours(self.spent_s)}"
         return f"After round {self.round - 1}: {decided}; {follows} of device time"
 
 

@@ -146,7 +146,7 @@ def test_every_rule_depends_on_the_module_that_it_calls():
 
 
 # They read the study's cells, but not its question, margin, limits of latency or claims.
-ONLY_CELLS = {"cells", "drift"}
+ONLY_CELLS = {"cells"}
 
 
 @pytest.mark.parametrize("name", ["analyse", "present"])

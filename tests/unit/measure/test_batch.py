@@ -49,7 +49,7 @@ class Round:
             args.setdefault(word, []) if word.startswith("--") else args[[*args][-1]].append(word)
         cells = args["--cell"]
         assert args["--start"] == ["2"] * len(cells)
-        place = {"round": args["--round"][0], "position": args["--position"][0], "again": "--again" in args}
+        place = {"round": args["--round"][0], "position": args["--position"][0]}
         self.called.append({"cells": cells, **place})
         self.ended |= {cell for cell in cells if not self.codes[cell]}
         return SimpleNamespace(returncode=max(self.codes[cell] for cell in cells))
@@ -64,7 +64,7 @@ class Round:
 
     @property
     def sessions(self) -> list[list[str]]:
-        return [call["cells"] for call in self.called if not call["again"]]
+        return [call["cells"] for call in self.called]
 
 
 @pytest.fixture
@@ -72,13 +72,12 @@ def of_several(tmp_path, monkeypatch):
     return Round(tmp_path, monkeypatch, starts=3)
 
 
-def test_cells_that_differ_in_their_workload_share_a_start_and_the_first_is_measured_once_more(of_several):
+def test_cells_that_differ_in_their_workload_share_a_start(of_several):
     a, b, c, d = of_several.cells
     assert of_several.measure() == 0
     assert [tuple(call.values()) for call in of_several.called] == [
-        ([a, c], "4", "6", False),
-        ([b, d], "4", "8", False),
-        ([a], "4", "10", True),
+        ([a, c], "4", "6"),
+        ([b, d], "4", "8"),
     ]
 
 
@@ -86,13 +85,13 @@ def test_a_study_may_give_each_cell_a_start_of_its_own(tmp_path, monkeypatch):
     alone = Round(tmp_path, monkeypatch, starts=3, share_starts=False)
     assert alone.measure() == 0
     assert alone.sessions == [[cell] for cell in alone.cells]
-    assert [call["position"] for call in alone.called] == ["6", "7", "8", "9", "10"]
+    assert [call["position"] for call in alone.called] == ["6", "7", "8", "9"]
 
 
-def test_with_one_start_of_each_cell_nothing_is_measured_twice_and_a_failure_is_an_error(tmp_path, monkeypatch):
+def test_with_one_start_of_each_cell_a_failure_is_an_error(tmp_path, monkeypatch):
     only = Round(tmp_path, monkeypatch, starts=1)
     assert only.measure() == 0
-    assert len(only.called) == len(only.sessions) == 2
+    assert len(only.called) == 2
     only.ended.clear()
     only.codes[only.cells[1]] = 1
     assert only.measure() == 1
@@ -104,8 +103,6 @@ def test_a_cell_that_fails_stops_no_other_cell_and_no_later_round(of_several, ca
     assert of_several.measure("--attempts", "2") == 1  # another attempt follows
     assert of_several.sessions == [[a, c], [b, d]]
     assert of_several.measure("--attempt", "2", "--attempts", "2") == 0
-    # The first cell that was measured shows the drift of what was.
-    assert [(call["cells"], call["position"]) for call in of_several.called if call["again"]] == [([b], "10")]
     log = StudyPaths(of_several.folder / "results", of_several.study.name).log(a, 2)
     said = capsys.readouterr()
     assert str(log) in said.out
@@ -119,12 +116,8 @@ def test_on_a_node_with_the_wrong_device_no_further_cell_is_tried(of_several):
     assert len(of_several.called) == 1
 
 
-def test_a_device_that_this_machine_lacks_stops_no_cell_and_one_measured_cell_shows_no_drift(of_several):
+def test_a_device_that_this_machine_lacks_stops_no_cell(of_several):
     a, b, c, d = of_several.cells
     of_several.codes[a] = of_several.codes[c] = WRONG_DEVICE
     assert of_several.measure() == 0
     assert of_several.sessions == [[a, c], [b, d]]
-    of_several.ended.clear()
-    of_several.codes = dict.fromkeys(of_several.cells, 1) | {b: 0}
-    assert of_several.measure() == 0
-    assert len(of_several.called) == 2

@@ -191,8 +191,6 @@ def test_what_no_session_will_calibrate_is_calibrated_before(tmp_path):
     assert of.left() == [of.variant.name]  # the other rate has yet to be measured
     end_cell(of.study, of.paths, share[1])
     assert of.left() == []
-    # Cells are chosen by their predictions, so these come first.
-    assert Variants(tmp_path, name="chosen", measure={}).left() == []
 
 
 def test_cells_that_search_the_highest_load_are_calibrated_without_a_search(tmp_path):

@@ -170,13 +170,9 @@ def test_time_that_ran_out_while_the_command_was_suspended_is_no_timeout(tmp_pat
 
 def test_a_further_start_has_a_folder_of_its_own_and_leaves_the_first_as_it_is(tmp_path, monkeypatch):
     cell, paths = prepared(tmp_path)
-    let_measure(monkeypatch, {"outcome": "ok"}, {"outcome": "timeout"}, {"outcome": "ok"})
+    let_measure(monkeypatch, {"outcome": "ok"}, {"outcome": "timeout"})
     first, further = ["--start", "1"], ["--start", "2", "--round", "4", "--position", "7"]
     assert [call(tmp_path, cell, "--unless-done", *of) for of in (first, further, first, further)] == [0] * 4
-    assert call(tmp_path, cell, "--start", "2", "--round", "4", "--position", "9", "--again") == 0
-    # A measurement that shows drift is no start of its cell.
-    drift = Outcome.read(paths.again(cell, 4) / "outcome.json").start
-    assert (drift.round, drift.position, drift.again) == (4, 9, True)
     assert {start: path.relative_to(paths.cell(cell)).as_posix() for start, path in paths.outcomes(cell).items()} == {
         1: "outcome.json",
         2: "start-2/outcome.json",

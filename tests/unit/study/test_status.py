@@ -180,7 +180,7 @@ def of(seen: Seen) -> Progress:
 
 
 def running(seen: Seen) -> list[tuple[str, int, float, bool]]:
-    return [(one.cell.id, one.start, one.for_s, one.again) for one in of(seen).running]
+    return [(one.cell.id, one.start, one.for_s) for one in of(seen).running]
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_what_has_ended_what_runs_and_what_is_left_are_told(under_way):
     assert of(under_way).left_s == pytest.approx(2 * 100 - 30)
     # Cells that run at once share what is left.
     under_way.begin(cell("h200", 32, 2), NOW - 50, NOW)
-    assert running(under_way) == [(cell("h200", 32), 1, 30.0, False), (cell("h200", 32, 2), 1, 50.0, False)]
+    assert running(under_way) == [(cell("h200", 32), 1, 30.0), (cell("h200", 32, 2), 1, 50.0)]
     assert of(under_way).left_s == pytest.approx((200 - 30 - 50) / 2)
 
 
@@ -237,7 +237,7 @@ def test_a_cell_that_was_killed_does_not_run(under_way):
 def test_without_a_trace_a_log_within_the_time_limit_shows_that_a_cell_runs(under_way):
     for trace in under_way.paths.root.rglob("device_trace.jsonl"):
         trace.unlink()
-    assert running(under_way) == [(cell("h200", 32), 1, 30.0, False)]
+    assert running(under_way) == [(cell("h200", 32), 1, 30.0)]
     (log,) = under_way.paths.root.rglob("engine.log")
     os.utime(log, (NOW, NOW - under_way.study.cell_time_limit_s - 1))
     assert running(under_way) == []
@@ -262,10 +262,9 @@ def test_starts_are_counted_if_a_cell_has_several(tmp_path):
     former = cell_definition(seen.study, seen.cells[cell("h200", 32)], resolved_models(seen.study)).as_json()
     seen.end(cell("h200", 32), ended_s=NOW - 1000, definition=former | {"protocol": 0})
     seen.begin(cell("h200", 16), NOW - 5, NOW, start=2)
-    seen.begin(cell("h200", 8), NOW - 3, NOW, folder="again-1")
     found = of(seen)
     assert (found.ended, found.wanted, found.cells) == (3, 24, 12)
-    assert running(seen) == [(cell("h200", 8), 1, 3.0, True), (cell("h200", 16), 2, 5.0, False)]
+    assert running(seen) == [(cell("h200", 16), 2, 5.0)]
 
 
 def test_a_round_that_was_decided_on_counts_and_more_may_follow(tmp_path):

@@ -64,8 +64,7 @@ def decide_round(
     seconds = {
         cell.id: [_device_seconds(cell, paths.outcome(cell, n), study) for n in ended[cell.id]] for cell in cells
     }
-    drift = [_device_seconds(cell, path, study) for cell in cells for path in paths.drift_outcomes(cell)]
-    spent_s = sum(map(sum, [*seconds.values(), drift]))
+    spent_s = sum(map(sum, seconds.values()))
     budget_s = inf if study.device_hours is None else 3600 * study.device_hours - spent_s
     table = table[table["source"].ne(SIMULATED)]
     failed = {cell for cell, starts in ended.items() if len(starts) < study.starts.at_least} | {*tried}

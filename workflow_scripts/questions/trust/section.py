@@ -1,4 +1,4 @@
-"""What limits the numbers of a study: failures, load, unsteady cells, drift, and what intervals cover."""
+"""What limits the numbers of a study: failures, load, unsteady cells, and what intervals cover."""
 
 from workflow_scripts.common.columns import column
 from workflow_scripts.page.plot import Plot
@@ -9,10 +9,8 @@ from workflow_scripts.page.style import marks
 from workflow_scripts.questions.cells.section import unsuccessful
 from workflow_scripts.questions.trust.what_ran import native_types, not_understood, remote_code, simulated
 from workflow_scripts.questions.trust.where_measured import (
-    drift,
     load_warning,
     loaded_cells,
-    places,
     rounds,
     slowed_cells,
     slowed_gpus,
@@ -38,7 +36,7 @@ SUBJECT = Subject(
     id="trust",
     lines=0,
     title="How sure the numbers are",
-    parts=[FigurePart(spread), what_verdicts_cover, loaded_cells, slowed_cells, rounds, drift, places],
+    parts=[FigurePart(spread), what_verdicts_cover, loaded_cells, slowed_cells, rounds],
     findings=[
         *(simulated, unsuccessful, slowed_gpus, load_warning, unsteady_cells),
         *(remote_code, not_understood, native_types),

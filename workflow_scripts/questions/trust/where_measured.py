@@ -164,37 +164,6 @@ def rounds(report: Report) -> Iterator[Block]:
         yield Fold(f"{caption}: {len(rows)}", [table])
 
 
-drift = TablePart(
-    "drift",
-    {
-        "round": "Round",
-        "host": "Host",
-        "cell_id": "First cell",
-        "minutes": "Minutes until measured again",
-        "drift_pct": "Faster at the end",
-    },
-    "The first cell of each round, measured again at its end",
-    lambda rows: rows[rows["drift_pct"].notna()],
-    note="These measurements only show drift; no estimate uses them. A ratio within a round cancels part of the drift.",
-    optional=True,
-)
-
-places = TablePart(
-    "drift",
-    {
-        "gpu": "Device",
-        "cells": "Cells",
-        "place_pct": "Faster by one place later",
-        "place_low_pct": "At least",
-        "place_high_pct": "At most",
-    },
-    "Effect of the place in a session, beside those of the cell and of the session",
-    lambda rows: rows[rows["place_pct"].notna()],
-    note="The interval is one of 95 %. Sessions serve their cells in a random order.",
-    optional=True,
-)
-
-
 def _measured_where(cells: pd.DataFrame) -> Table:
     """Cells by device, host, engine, environment and lock, which shows what was merged or measured again."""
     numbers = cells.groupby(["gpu", "engine"])[RAN_IN].nunique()
