@@ -18,6 +18,12 @@ IMPORT_S = 85
 # A start may take this many times as long as measured: a slower disk, or other work on the machine.
 START_FACTOR = 3
 GIB = 2**30
+# Since then the ranks of an engine meet in a file.
+RANKS_IN_A_FILE = (0, 32)
+OPEN_PORT = (
+    "This version also listens on every address of the host, at a random port without a key, where its ranks meet:"
+    " outside of containers, keep others off all ports but the server's by a firewall."
+)
 
 
 @dataclass(frozen=True)
@@ -115,10 +121,12 @@ class Deployment:
     def head(self, what: str) -> str:
         """The first lines of each file: what it is, and from which measurement."""
         p, random = self.promise, "Random weights were measured; name a model and drop load-format to serve it."
+        release = tuple(map(int, re.findall(r"\d+", p.engine_release)[:2]))
         lines = [
             what,
             f"Study {p.study}, cell {p.cell_id}, measured with {p.engine_version}. {p.why}",
             *([] if self.of_hub else [random]),
+            *([OPEN_PORT] if release < RANKS_IN_A_FILE else []),
             "`snakemake export` writes this file; docs/production.md explains how to use all of them.",
         ]
         return "\n".join(f"# {printable(line)}" for line in lines)

@@ -58,6 +58,11 @@ def deployment_of(promise: Promise, study: Study, site: Site) -> Deployment:
             f"study {study.name} has no cell {promise.cell_id}; `snakemake export` writes the promise anew"
         )
     model, said = resolved_models(study)[cell.model], promise.serve.arguments
+    if int(said.get("data-parallel-size") or 1) > 1:
+        raise PromiseError(
+            f"{promise.cell_id}: `vllm serve` lets engines of data_parallel_size meet at a port without a key, on every"
+            " address of its host; pick a cell with one engine, and serve it several times"
+        )
     loaded = (promise.serve.model, *(said.get(name) for name in ("revision", "load-format", "trust-remote-code")))
     random = None if model.load_format == "auto" else "dummy"
     expected: tuple[str | bool | None, ...] = (promise.serve.model, None, random, None)

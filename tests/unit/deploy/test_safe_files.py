@@ -20,6 +20,7 @@ from workflow_scripts.common.command import BAD_INPUT
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_json, write_text
 from workflow_scripts.common.records import validated
+from workflow_scripts.deploy.deployment import OPEN_PORT
 from workflow_scripts.deploy.export import main, written
 from workflow_scripts.study.promise import Promise
 
@@ -170,3 +171,13 @@ def test_a_server_without_a_key_does_not_start(tmp_path):
     for key in ({}, {"VLLM_API_KEY": ""}):
         done = subprocess.run([sys.executable, "-c", "import require_key"], cwd=tmp_path, env=environment | key)
         assert done.returncode == 1
+
+
+def test_a_port_without_a_key_is_refused_or_named(tmp_path):
+    content = promise().model_dump(mode="json")
+    content["serve"]["arguments"]["data-parallel-size"] = 2
+    assert exported(tmp_path, content) == BAD_INPUT
+    made = deployment(tmp_path, promise())
+    for release, is_open in (("0.25.1", True), ("0.32.0", False)):
+        of = replace(made, promise=promise(engine_release=release))
+        assert {OPEN_PORT in written(file, of) for file in ("vllm.yaml", "serve.sbatch")} == {is_open}
