@@ -65,7 +65,7 @@ def read_results(text: str) -> list[BenchmarkResult] | None:
         content = parse_json(text.encode(errors="replace"), "")
     except InputError:
         # One object per line, or several lines per object.
-        objects = re.split(r"(?<=\})\s*\n\s*(?=\{)", text.strip(), maxsplit=MOST_RESULTS)
+        objects = re.split(r"(?<=\})[^\S\n]*+\n\s*+(?=\{)", text.strip(), maxsplit=MOST_RESULTS)
         try:
             content = [parse_json(part.encode(errors="replace"), "") for part in objects[:MOST_RESULTS]]
         except InputError:
