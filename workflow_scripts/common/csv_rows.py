@@ -8,6 +8,7 @@ from pathlib import Path
 
 from workflow_scripts.common.csv_text import as_written
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import bounded, read_text
 
 Value = bool | int | float | str | None
 Fields = dict[str, Value]
@@ -28,15 +29,16 @@ def read_rows(path: Path) -> tuple[list[str], list[Fields]]:
             `MOST_COLUMNS` allow.
     """
     try:
-        return _rows(path)
+        text = read_text(path)
     except OSError as e:
         raise InputError(f"{path}: {e.strerror}") from None
+    try:
+        return _rows(text)
     except (ValueError, csv.Error) as e:
         raise InputError(f"{path}: not a CSV table: {' '.join(str(e).split())}") from None
 
 
-def _rows(path: Path) -> tuple[list[str], list[Fields]]:
-    text = path.read_text(encoding="utf-8-sig")
+def _rows(text: str) -> tuple[list[str], list[Fields]]:
     lines = text.splitlines()
     # The line below the names, with or without strokes at its ends.
     rules = [i for i, line in enumerate(lines) if re.fullmatch(r"\s*\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?\s*)?", line)]
@@ -89,7 +91,7 @@ def _typed(texts: Sequence[str]) -> Sequence[Value]:
         return [text and text.lower() == "true" for text in given]
     for kind in (int, float):
         try:
-            return [None if text is None else kind(text) for text in given]
+            return [None if text is None else bounded(kind(text)) for text in given]
         except ValueError:
             continue
     return given

@@ -5,12 +5,13 @@ should be. The limits bound memory and time, whatever a file holds.
 """
 
 import base64
+import codecs
 import gzip
 import hashlib
 import json
-import math
 import os
 import re
+import stat
 import struct
 import zipfile
 import zlib
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeVar
 
 from pydantic_core import from_json
 
@@ -34,8 +35,12 @@ MOST_VALUES = 4_000_000
 MOST_LINES, MOST_LINES_BYTES, MOST_LINE_BYTES = 2**20, 256 * MIB, 8 * MIB
 # Of a log whose end is shown.
 MOST_END_BYTES = 64 * 1024
-# A number that a double does not hold has more digits, or a larger exponent.
-_PERHAPS_HUGE = re.compile(rb"[eE]\+?\d{3}|\d{300}")
+# A number that others write: sums, products and quotients of a few such numbers, and a column of such whole numbers, do
+# not overflow. A smaller one than the inverse is 0.
+MOST_NUMBER, MOST_INTEGER = 1e100, 2**63
+# Numbers in JSON that may be larger, or smaller, have a long exponent or many digits.
+_PERHAPS_EXTREME = re.compile(rb"[eE][+-]?\d{3}|(?<![.\d])-?\d{19}|0\.0{90}")
+Number = TypeVar("Number", int, float)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -65,15 +70,45 @@ def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     write_text(path, "".join(json.dumps(r, separators=(",", ":"), allow_nan=False) + "\n" for r in records))
 
 
+def bounded(number: Number) -> Number:
+    """A number that others wrote. Raises ValueError if it is not finite, or larger than any real one.
+
+    >>> bounded(2.5), bounded(1e-200)
+    (2.5, 0.0)
+    """
+    if isinstance(number, int):
+        if not -MOST_INTEGER <= number < MOST_INTEGER:
+            raise ValueError("a whole number of more than 64 bits")
+        return number
+    if not abs(number) <= MOST_NUMBER:
+        raise ValueError(f"{number} is no number up to {MOST_NUMBER:g}")
+    return number if abs(number) * MOST_NUMBER >= 1 else 0.0
+
+
+def opened(path: Path) -> BinaryIO:
+    """A regular file to read. Raises OSError if it cannot be opened, InputError if it is a pipe or a device, which may
+    have no end."""
+
+    def checked(name: str, flags: int) -> int:
+        descriptor = os.open(name, flags | os.O_NONBLOCK)
+        kind = os.fstat(descriptor).st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+            os.close(descriptor)
+            raise InputError(f"{path}: a pipe or a device, not a file")
+        return descriptor
+
+    return open(path, "rb", opener=checked)  # a Path takes no opener
+
+
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    with path.open("rb") as file:
+    with opened(path) as file:
         content = file.read(most + 1)
     return _at_most(content, most, str(path))
 
 
 def read_text(path: Path, most: int = MOST_BYTES) -> str:
-    """Text in UTF-8."""
-    return _decoded(read_bytes(path, most), str(path))
+    """Text in UTF-8, with or without a byte order mark."""
+    return _decoded(read_bytes(path, most).removeprefix(codecs.BOM_UTF8), str(path))
 
 
 def read_json(path: Path) -> Any:
@@ -88,7 +123,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 def numbered_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The same with the number of each line."""
     read = 0
-    with path.open("rb") as lines:
+    with opened(path) as lines:
         for number, line in enumerate(iter(lambda: lines.readline(MOST_LINE_BYTES + 1), b""), 1):
             read += len(_at_most(line, MOST_LINE_BYTES, f"{path}: line {number}"))
             if number > MOST_LINES or read > MOST_LINES_BYTES:
@@ -101,7 +136,7 @@ def numbered_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def parse_json(content: bytes, where: str) -> Any:
-    """The values of a JSON text in UTF-8, with at most 200 levels and finite numbers. Raises InputError, which begins
+    """The values of a JSON text in UTF-8, with at most 200 levels and bounded numbers. Raises InputError, which begins
     with `where`.
 
     >>> parse_json(b'{"a": [1, 2.5]}', "a.json")
@@ -111,8 +146,8 @@ def parse_json(content: bytes, where: str) -> Any:
         raise InputError(f"{where}: more than {MOST_VALUES:,} values")
     try:
         values = from_json(content, allow_inf_nan=False)
-        if _PERHAPS_HUGE.search(content):
-            json.loads(content, parse_float=_finite, parse_int=_finite)
+        if _PERHAPS_EXTREME.search(content):
+            values = json.loads(content, parse_float=_bounded_float, parse_int=_bounded_integer)
     except ValueError as e:
         raise InputError(f"{where}: not JSON: {e}") from None
     return values
@@ -129,10 +164,12 @@ def is_json_object(text: str) -> bool:
         return False
 
 
-def _finite(text: str) -> float:
-    if math.isinf(number := float(text)):
-        raise ValueError(f"{text[:20]}... is too large a number")
-    return number
+def _bounded_float(text: str) -> float:
+    return bounded(float(text))
+
+
+def _bounded_integer(text: str) -> int:
+    return bounded(int(text[:300]))
 
 
 def unpacked(text: str, where: str, most: int = MOST_BYTES) -> bytes:
@@ -147,7 +184,7 @@ def unpacked(text: str, where: str, most: int = MOST_BYTES) -> bytes:
 
 def read_zipped(archive: Path, pattern: str, most: int = MOST_BYTES) -> bytes | None:
     """The first file of a zip archive whose name matches a shell pattern; None if none does."""
-    with archive.open("rb") as file:
+    with opened(archive) as file:
         try:
             packed = zipfile.ZipFile(file)
             member = next((info for info in packed.infolist() if fnmatchcase(info.filename, pattern)), None)
@@ -184,11 +221,11 @@ def last_line(path: Path) -> str:
 
 def read_end(path: Path, most: int = MOST_END_BYTES) -> str:
     """The last bytes of a log as text; what is not UTF-8 is replaced."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - most))
         return file.read(most).decode(errors="replace")
 
 
 def sha256_of(path: Path) -> str:
-    with path.open("rb") as f:
+    with opened(path) as f:
         return hashlib.file_digest(f, "sha256").hexdigest()

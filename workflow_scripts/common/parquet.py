@@ -8,11 +8,13 @@ from os import strerror
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as arrow
 from pyarrow import parquet
 
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import MOST_NUMBER
 
 # As in pandas 3: columns are copied when they change, not whenever a table is derived; a fifth of the memory.
 pd.options.mode.copy_on_write = True
@@ -20,9 +22,10 @@ pd.options.mode.copy_on_write = True
 warnings.filterwarnings("ignore", category=pd.errors.PerformanceWarning)
 
 
-# Values of a table that is read, whatever the size of its file, or in each byte of it. They take about 9 bytes each in
-# memory. Tables of studies have up to 5 in a byte; a damaged or hostile file may claim billions.
-MOST_VALUES, MOST_VALUES_PER_BYTE = 2**25, 8
+# Values of a table that is read, and bytes of its texts before they are packed: whatever the size of its file, and for
+# each byte of it. Values take about 9 bytes each in memory. Tables of studies have up to 5 values in a byte; a damaged
+# or hostile file may claim billions.
+MOST_VALUES, MOST_VALUES_PER_BYTE, MOST_TEXT, MOST_TEXT_PER_BYTE = 2**21, 8, 2**26, 16
 
 
 def to_parquet(table: pd.DataFrame) -> bytes:
@@ -42,7 +45,12 @@ def read_parquet(path: Path, **options: Any) -> pd.DataFrame:
             for name in texts
             if name in table and name not in stored
         }
-        return table.assign(**as_objects).astype({name: of for name, of in stored.items() if name in table})
+        table = table.assign(**as_objects).astype({name: of for name, of in stored.items() if name in table})
+        for name, column in table.select_dtypes(["float", "Float32", "Float64"]).items():
+            values = column.to_numpy(dtype=float, na_value=np.nan)
+            if (np.abs(values[np.isfinite(values)]) > MOST_NUMBER).any():
+                raise ValueError(f"a number beyond {MOST_NUMBER:g} in column {name}")
+        return table
 
 
 def text_columns(path: Path) -> tuple[list[str], dict[str, str]]:
@@ -51,10 +59,12 @@ def text_columns(path: Path) -> tuple[list[str], dict[str, str]]:
     if not path.exists():
         raise FileNotFoundError(ENOENT, strerror(ENOENT), str(path))
     with readable(path), parquet.ParquetFile(path) as file:
-        groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
-        values = sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
-        if values > max(MOST_VALUES, MOST_VALUES_PER_BYTE * path.stat().st_size):
-            raise ValueError(f"{values:,} values in {path.stat().st_size:,} bytes")
+        size, groups = path.stat().st_size, map(file.metadata.row_group, range(file.metadata.num_row_groups))
+        chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+        values = sum(chunk.num_values for chunk in chunks)
+        text = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.physical_type == "BYTE_ARRAY")
+        if values > MOST_VALUES + MOST_VALUES_PER_BYTE * size or text > MOST_TEXT + MOST_TEXT_PER_BYTE * size:
+            raise ValueError(f"{values:,} values and {text:,} bytes of text in {size:,} bytes")
         texts = [field.name for field in file.schema_arrow if arrow.types.is_string(field.type)]
         written = file.schema_arrow.pandas_metadata or {"columns": []}
         types = {column["name"]: column["numpy_type"] for column in written["columns"]}

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict  # that of `typing` does not do for pyda
 from yaml.composer import Composer
 
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import parse_json, read_bytes, read_text, write_text
+from workflow_scripts.common.files import bounded, parse_json, read_bytes, read_text, write_text
 from workflow_scripts.common.wording import allowed_names
 
 Kind = TypeVar("Kind")
@@ -90,6 +90,7 @@ class _Loader(Composer, yaml.CSafeLoader):
     def __init__(self, text: str) -> None:
         yaml.CSafeLoader.__init__(self, text)
         Composer.__init__(self)
+        self._level = 0
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -110,13 +111,26 @@ class _Loader(Composer, yaml.CSafeLoader):
                 raise yaml.YAMLError(f"too large with its aliases written out; allowed: {most}")
         return node
 
-    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        if len(node.value) > MOST_YAML_DIGITS:
-            raise yaml.MarkedYAMLError(problem="too large a number", problem_mark=node.start_mark)
-        return super().construct_yaml_int(node)
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._level += 1
+        if self._level > MOST_YAML_LEVELS:
+            raise yaml.YAMLError(f"more than {MOST_YAML_LEVELS} levels")
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._level -= 1
+        return node
+
+    def construct_number(self, node: yaml.ScalarNode) -> float:
+        try:
+            if len(node.value) > MOST_YAML_DIGITS:
+                raise ValueError("too large a number")
+            number = (self.construct_yaml_int if node.tag.endswith("int") else self.construct_yaml_float)(node)
+            return bounded(number) if math.isfinite(number) else number
+        except ValueError as e:
+            raise yaml.MarkedYAMLError(problem=str(e), problem_mark=node.start_mark) from None
 
 
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
 
 
 def _expanded(node: yaml.Node, known: dict[int, tuple[float, float]]) -> tuple[float, float]:

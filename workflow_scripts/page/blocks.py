@@ -184,7 +184,7 @@ def shown(value: Any, column: str = "", largest: float = math.inf) -> str:
     if not isinstance(value, int | float | np.number):
         return str(value)
     scaled = float(value) * unit_of(column, largest)[1]
-    return f"{int(scaled):,}" if scaled == int(scaled) and abs(scaled) < 1e15 else number(scaled, DIGITS)
+    return f"{int(scaled):,}" if abs(scaled) < 1e15 and scaled == int(scaled) else number(scaled, DIGITS)
 
 
 def outcome_words(outcome: object) -> str:

@@ -11,6 +11,8 @@ from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import MOST_LINES_BYTES, read_text
 from workflow_scripts.common.records import StrictRecord, validated
 from workflow_scripts.workloads.random_prompts import synthetic
 from workflow_scripts.workloads.request import Messages, Request, RequestStream, Vocabulary, WorkloadError, checked_file
@@ -70,10 +72,10 @@ def read_prompts(path: Path) -> Iterator[_Line]:
     WorkloadError."""
     try:
         # Not splitlines(): it also breaks at separators such as U+2028, which a text or a JSON string may hold.
-        text = path.read_text(encoding="utf-8-sig").split("\n")
-        lines = [(number, line) for number, line in enumerate(text, 1) if line.strip()]
-    except UnicodeDecodeError as e:
-        raise WorkloadError(f"{path}: not UTF-8 text: {e}") from None
+        text = read_text(path, MOST_LINES_BYTES).split("\n")
+    except InputError as e:
+        raise WorkloadError(str(e)) from None
+    lines = [(number, line) for number, line in enumerate(text, 1) if line.strip()]
     if not lines:
         raise WorkloadError(f"{path}: there is no text in it")
     for number, line in lines:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import zipfile
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -62,6 +63,9 @@ def test_records_come_back_readable_and_not_a_number_is_refused(tmp_path):
         b"NaN",
         b"[-Infinity]",
         b"1e999",
+        b"1e101",
+        b"9223372036854775808",
+        b"[-12345678901234567890123]",
         b'{"a": ' + b"9" * 400 + b"}",
         b"9" * 5000,
         b'"\xff"',
@@ -78,9 +82,20 @@ def test_what_is_not_json_or_too_large_is_one_fault_of_its_file(tmp_path, conten
         assert len(str(raised.value).splitlines()) == 1
 
 
-def test_numbers_that_a_double_holds_are_read():
-    text = b'[1e308, -1.5E+2, 12345678901234567890123, 1e-999, "1e999", 0.' + b"0" * 400 + b"]"
+def test_numbers_of_any_real_size_are_read():
+    text = b'[1e100, -1.5E+2, -9223372036854775808, 0.1234567890123456789, 1764400000123456789, 1e-99, "1e999"]'
     assert parse_json(text, "") == json.loads(text)
+    assert parse_json(b"[5e-324, 1e-999, 0." + b"0" * 400 + b"1]", "") == [0, 0, 0]
+
+
+@pytest.mark.parametrize("read", [read_json, read_text, last_line, sha256_of, lambda path: read_zipped(path, "*")])
+def test_what_may_have_no_end_is_refused_at_once(tmp_path, read):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(InputError, match=f"{path}: a pipe or a device"):
+            read(path)
+    with pytest.raises(IsADirectoryError):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize("line", [b"[]", b"1", b"{", b" " * (MOST_LINE_BYTES + 1)])

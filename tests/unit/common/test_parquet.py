@@ -52,5 +52,26 @@ def test_what_is_no_table_is_refused(tmp_path, content):
 def test_a_small_file_with_billions_of_values_is_refused(tmp_path):
     same = arrow.array(np.zeros(10**6))
     parquet.write_table(arrow.table({f"{i}": same for i in range(50)}), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match="50,000,000 values in "):
+    with pytest.raises(InputError, match="50,000,000 values and "):
         read_parquet(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize(
+    ("column", "fault"),
+    [
+        (["x" * 2**20 + str(i) for i in range(70)], "bytes of text"),
+        (np.zeros(5 * 10**6), "5,000,000 values"),
+        ([1.0, -1e101], "beyond 1e"),
+    ],
+    ids=["texts", "equal rows", "a number"],
+)
+def test_a_small_file_that_needs_much_memory_or_overflows_is_refused(tmp_path, column, fault):
+    parquet.write_table(arrow.table({"a": column}), tmp_path / "a.parquet", compression="zstd")
+    assert (tmp_path / "a.parquet").stat().st_size < 10**5
+    with pytest.raises(InputError, match=fault):
+        read_parquet(tmp_path / "a.parquet")
+
+
+def test_infinity_is_a_number_of_tables(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(to_parquet(pd.DataFrame({"a": [1.0, -np.inf, np.nan]})))
+    assert read_parquet(tmp_path / "a.parquet")["a"].tolist()[:2] == [1.0, -np.inf]
