@@ -6,12 +6,9 @@ machine may listen on a UNIX socket.
 """
 
 import asyncio
-import http.client
 import json
 import socket
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -22,10 +19,11 @@ from workflow_scripts.engines.engine import RequestRecord
 from workflow_scripts.workloads.request import Prompt, Request
 from workflow_scripts.workloads.sampling import Sampling, settings_of_request
 
-# Seconds for one answer, so that a server that hangs ends as an error.
-ANSWER_LIMIT_S = 6 * 60 * 60.0
+# Seconds and bytes of one answer, so that a server that hangs, or never ends, is an error. A token takes up to 1 kB.
+ANSWER_LIMIT_S, MOST_ANSWER_BYTES = 6 * 60 * 60.0, 2**30
 MAX_ERROR_CHARACTERS = 300
-TIMEOUT_S = 10.0
+# The same for health, metrics and small commands.
+TIMEOUT_S, MOST_BYTES = 10.0, 2**26
 HEALTH_POLL_S = 0.1
 
 
@@ -37,22 +35,12 @@ class ServerTimeoutError(RuntimeError):
     """The server did not become healthy in time."""
 
 
-class _ThroughSocket(urllib.request.HTTPHandler):
-    """Sends requests for any host through a UNIX socket."""
+class StatusError(OSError):
+    """The server answered with an error, or with a redirect: none is followed, because the key would go with it."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__()
-        self._path = path
-
-    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        def connected(host: str, **options: Any) -> http.client.HTTPConnection:
-            connection = http.client.HTTPConnection(host, **options)
-            connection.sock = socket.socket(socket.AF_UNIX)
-            connection.sock.settimeout(connection.timeout)
-            connection.sock.connect(self._path)
-            return connection
-
-        return self.do_open(connected, request)
+    def __init__(self, status: int) -> None:
+        super().__init__(f"HTTP {status}")
+        self.status = status
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -80,20 +68,38 @@ class Address:
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
+    def session(self, limit_s: float) -> Any:
+        """An `aiohttp.ClientSession` for any number of requests at once."""
+        import aiohttp  # not every environment that reads records has it
+
+        connector = aiohttp.UnixConnector(self.socket_path, limit=0) if self.socket_path else None
+        limit = aiohttp.ClientTimeout(total=limit_s)
+        return aiohttp.ClientSession(connector=connector or aiohttp.TCPConnector(limit=0), timeout=limit)
+
     def call(self, path: str, body: Any = None, method: str | None = None) -> str:
-        """Send a request and return the text of the answer. Raises OSError if the server cannot be reached, or answers
-        with an error (`urllib.error.HTTPError`)."""
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.base_url + path, data=data, method=method, headers=self.headers)
-        if data is not None:
-            request.add_header("Content-Type", "application/json")
-        way = [_ThroughSocket(self.socket_path)] if self.socket_path else []
+        """Send a request and return the text of the answer. Raises OSError if the server cannot be reached or answers
+        with too much, StatusError if it answers with another status than success."""
+        import aiohttp
+
+        async def answered() -> bytes:
+            how, content = method or ("GET" if body is None else "POST"), bytearray()
+            asked = {"json": body, "headers": self.headers, "allow_redirects": False}
+            async with (
+                self.session(TIMEOUT_S) as session,
+                session.request(how, self.base_url + path, **asked) as answer,
+            ):
+                if not 200 <= answer.status < 300:
+                    raise StatusError(answer.status)
+                async for part in answer.content.iter_any():
+                    content += part
+                    if len(content) > MOST_BYTES:
+                        raise OSError(f"the answer is larger than {MOST_BYTES:,} bytes")
+            return bytes(content)
+
         try:
-            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), *way)
-            with opener.open(request, timeout=TIMEOUT_S) as answer:
-                text: str = answer.read().decode("utf-8", errors="replace")
-                return text
-        except http.client.HTTPException as e:  # an answer that is not HTTP, or that was cut off
+            with asyncio.Runner(loop_factory=_Loop) as runner:
+                return runner.run(answered()).decode("utf-8", errors="replace")
+        except aiohttp.ClientError as e:  # an answer that is not HTTP, or that was cut off
             raise OSError(f"{type(e).__name__}: {e}") from e
 
 
@@ -108,10 +114,8 @@ def wait_until_healthy(address: Address, path: str, ended: Callable[[], str | No
         try:
             address.call(path)
             return
-        except urllib.error.HTTPError as e:
-            last = f"HTTP {e.code}"
         except OSError as e:
-            last = str(getattr(e, "reason", e))
+            last = str(e) or type(e).__name__
         if time.monotonic() > deadline:
             raise ServerTimeoutError(f"the server was not healthy after {limit_s:g} s; {path} last said: {last}")
         time.sleep(HEALTH_POLL_S)
@@ -154,15 +158,11 @@ def send(
     target_asked = replace(target, keep_answers=True) if any(request.answers for request in requests) else target
 
     async def sent() -> list[RequestRecord]:
-        import aiohttp  # not every environment that reads records has it
-
-        free, path = asyncio.Semaphore(users or len(requests)), target.address.socket_path
+        free = asyncio.Semaphore(users or len(requests))
         due_at_s = [0.0] * len(requests)
         ended = False
         answered: dict[int, asyncio.Future[RequestRecord]] = {}
-        connector = aiohttp.UnixConnector(path, limit=0) if path else aiohttp.TCPConnector(limit=0)
-        limit = aiohttp.ClientTimeout(total=ANSWER_LIMIT_S)
-        async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:
+        async with target.address.session(ANSWER_LIMIT_S) as session:
 
             async def ask(index: int) -> RequestRecord:
                 request, prompt = requests[index], prompts[index]
@@ -248,7 +248,7 @@ async def stream_completion(
         **({"return_token_ids": True} if request.session is not None else {}),
         **target.extra_body,
     }
-    headers = {**target.address.headers, "x-request-id": request.request_id}
+    headers, read_bytes = {**target.address.headers, "x-request-id": request.request_id}, 0
     pieces_s: list[float] = []
     token_ids: list[int] = []
     text = reasoning = ""
@@ -259,11 +259,14 @@ async def stream_completion(
     error: str | None = None
     sent_s = time.monotonic()
     try:
-        async with session.post(url=url, json=body, headers=headers) as response:
+        async with session.post(url=url, json=body, headers=headers, allow_redirects=False) as response:
             if response.status != 200:
-                message = _words(await response.text())
+                message = _words((await response.content.read(2**16)).decode(errors="replace"))
                 raise ServerError(f"HTTP {response.status} {response.reason}" + (f": {message}" if message else ""))
             async for line in response.content:
+                read_bytes += len(line)
+                if read_bytes > MOST_ANSWER_BYTES:
+                    raise ServerError(f"the answer is larger than {MOST_ANSWER_BYTES:,} bytes")
                 event = _event(line)
                 if event is None:
                     continue

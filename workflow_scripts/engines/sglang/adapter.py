@@ -3,12 +3,11 @@
 import json
 import os
 import sys
-import urllib.error
 from pathlib import Path
 from typing import Any
 
 from workflow_scripts.engines.engine import Effective, EngineSetup, forget_prefixes
-from workflow_scripts.engines.serving.client import Target
+from workflow_scripts.engines.serving.client import StatusError, Target
 from workflow_scripts.engines.serving.processes import ServerProcess
 from workflow_scripts.engines.serving.server import SERVED_MODEL_NAME, Serving
 from workflow_scripts.engines.sglang.knobs import SglangServeKnobs
@@ -69,8 +68,8 @@ class SglangServe(Serving):
         def attempt() -> bool:
             try:
                 self._target.address.call("/flush_cache", method="POST")
-            except urllib.error.HTTPError as e:
-                if e.code != 400:  # a request is still running
+            except StatusError as e:
+                if e.status != 400:  # a request is still running
                     raise
                 return False
             return True

@@ -1,5 +1,6 @@
 """Waiting for a server and reading its metrics, with small test servers."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,18 @@ from tests.http_server import Handler, serving
 from tests.processes import wait_for
 from workflow_scripts.engines.engine import Step
 from workflow_scripts.engines.openai.adapter import free_port
-from workflow_scripts.engines.serving.client import Address, ServerTimeoutError, wait_until_healthy
+from workflow_scripts.engines.serving import client
+from workflow_scripts.engines.serving.client import (
+    Address,
+    ServerTimeoutError,
+    StatusError,
+    Target,
+    send,
+    wait_until_healthy,
+)
 from workflow_scripts.engines.serving.scrape import parse_metrics, queues, queues_noted, read_metrics
 from workflow_scripts.measure.failures import start_failure
+from workflow_scripts.workloads.request import Request
 
 METRICS = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="m"} 3.0
@@ -50,7 +60,7 @@ def test_a_server_is_waited_for_until_it_is_healthy_or_time_is_out(serve):
     with pytest.raises(ServerTimeoutError, match=r"not healthy after 0.3 s; .* HTTP 503") as raised:
         wait_until_healthy(serve(*[503] * 100), "/health", lambda: None, limit_s=0.3)
     nothing = Address(f"http://127.0.0.1:{free_port()}")
-    with pytest.raises(ServerTimeoutError, match="Connection refused"):
+    with pytest.raises(ServerTimeoutError, match="Cannot connect"):
         wait_until_healthy(nothing, "/health", lambda: None, limit_s=0.1)
     assert start_failure(raised.value, Path("no log"))[0] == "timeout"
 
@@ -59,6 +69,39 @@ def test_the_key_is_sent_and_in_no_text(serve):
     address = serve(key="secret-key")
     assert address.call("/key") == "Bearer secret-key"
     assert "secret-key" not in repr(address)
+
+
+class Elsewhere(Handler):
+    """Sends every request to another server, or answers without an end."""
+
+    to: str | None
+    asked_for: list[str]
+
+    def get(self) -> None:
+        self.asked_for.append(str(self.headers.get("Authorization")))
+        if self.to:
+            return self.answer(302, headers={"Location": f"{self.to}/key"})
+        self.answer(200)
+        with suppress(OSError):
+            while True:
+                self.wfile.write(b"data: {}" * 2**13)
+
+    post = get
+
+
+def test_a_key_follows_no_redirect_and_an_answer_has_a_limit(monkeypatch):
+    monkeypatch.setattr(client, "MOST_BYTES", 10**6)
+    monkeypatch.setattr(client, "MOST_ANSWER_BYTES", 10**6)
+    with serving(Elsewhere) as start:
+        others: list[str] = []
+        other = start(to=None, asked_for=others)
+        address = Address(start(to=other, asked_for=[]), "secret-key")
+        with pytest.raises(StatusError, match="HTTP 302"):
+            address.call("/health")
+        (record,) = send(Target(address, "m"), [Request([1], 1)], [[1]], [0.0], None)
+        assert (record.error, others) == ("HTTP 302 Found", [])
+        with pytest.raises(OSError, match="larger than 1,000,000 bytes"):
+            Address(other).call("/health")
 
 
 def test_a_server_on_a_socket_is_waited_for_and_asked(tmp_path):
@@ -91,7 +134,7 @@ def test_an_answer_that_is_not_http_counts_as_no_answer():
     with serving(NotHttp) as start:
         address = Address(start())
         assert read_metrics(address) == {}
-        with pytest.raises(ServerTimeoutError, match="BadStatusLine: SSH-2"):
+        with pytest.raises(ServerTimeoutError, match="Expected HTTP"):
             wait_until_healthy(address, "/health", lambda: None, limit_s=0.1)
 
 
