@@ -17,9 +17,9 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from io import BytesIO
+from io import BufferedReader, BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from pydantic_core import from_json
 
@@ -85,7 +85,7 @@ def bounded(number: Number) -> Number:
     return number if abs(number) * MOST_NUMBER >= 1 else 0.0
 
 
-def opened(path: Path) -> BinaryIO:
+def opened(path: Path) -> BufferedReader:
     """A regular file to read. Raises OSError if it cannot be opened, InputError if it is a pipe or a device, which may
     have no end."""
 
