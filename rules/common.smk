@@ -11,7 +11,7 @@ from typing import NamedTuple
 from workflow_scripts.__main__ import COMMANDS
 from workflow_scripts.catalog.environments import is_installed
 from workflow_scripts.catalog.gpus_and_models import load_gpus
-from workflow_scripts.engines.registry import load_engines
+from workflow_scripts.engines.registry import load_engines, modules_that_predict
 from workflow_scripts.study.runs_file import files_of
 from workflow_scripts.study.definition import (
     cell_definition,

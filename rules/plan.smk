@@ -8,7 +8,7 @@ rule predict_cells:
         calibrations=lambda wildcards: calibration_records(),
         project_files=sorted(map(str, [HOME / "config/endpoints.yaml", *HOME.glob("config/calibration/**/*.[jy]*")])),
         published=PUBLISHED,
-        code=sources("predict.plan"),
+        code=sources("predict.plan", *modules_that_predict()),
     output:
         PATHS.plan / "plan.parquet",
         PATHS.plan / "plan.csv",

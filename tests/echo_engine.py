@@ -95,7 +95,6 @@ ECHO = EngineDescription(
     library="json",
     packages=("pydantic",),
     counters={"prefix_cache_hits": "echo:tokens"},
-    predicted=True,
-    adapter=Echo,
-    steps=echo_steps,
+    adapter="tests.echo_engine:Echo",
+    steps="tests.echo_engine:echo_steps",
 )

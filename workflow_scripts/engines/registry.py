@@ -9,15 +9,24 @@ from collections.abc import Mapping
 from functools import cache
 from pkgutil import resolve_name
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from workflow_scripts.catalog.gpus_and_models import CatalogError
+from workflow_scripts.catalog.environments import version_of
+from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.common.wording import allowed_names
-from workflow_scripts.engines.description import EngineDescription
+from workflow_scripts.engines.description import EngineDescription, UnpredictableError
 from workflow_scripts.engines.hf.knobs import HF_CONTINUOUS, HF_STATIC
 from workflow_scripts.engines.openai.knobs import OPENAI
 from workflow_scripts.engines.sglang.knobs import SGLANG_SERVE
 from workflow_scripts.engines.vllm.knobs import VLLM, VLLM_SERVE
+
+if TYPE_CHECKING:
+    from workflow_scripts.engines.capacity import Capacity
+    from workflow_scripts.engines.engine import Engine, EngineSetup
+    from workflow_scripts.engines.knobs import Knobs
+    from workflow_scripts.engines.steps import EngineSteps
+    from workflow_scripts.physics.model_facts import ModelFacts
 
 VARIABLE = "KVSWEEP_ENGINES"
 BUILT_IN = (VLLM, VLLM_SERVE, SGLANG_SERVE, OPENAI, HF_STATIC, HF_CONTINUOUS)
@@ -44,6 +53,47 @@ def get_engine(name: str) -> EngineDescription:
     if name not in engines:
         raise CatalogError(f"unknown engine {name!r}; {allowed_names(name, engines)}")
     return engines[name]
+
+
+def make_engine(name: str, setup: "EngineSetup") -> "Engine":
+    """The engine with that name, not started yet. An adapter imports its library only when it starts, because those of
+    other engines may be absent."""
+    engine: Engine = _named(get_engine(name).adapter)(setup)
+    return engine
+
+
+def steps_of(
+    engine: EngineDescription, knobs: "Knobs", gpu: Gpu, facts: "ModelFacts", environment: str
+) -> "EngineSteps":
+    """How an engine forms steps; `environment` says its version, and is empty for the default one. Raises
+    UnpredictableError or ModelFactsError for such settings or layers that are not modelled."""
+    if not engine.predicted:
+        raise UnpredictableError(f"{engine.name}: there is no schedule of this engine")
+    steps: EngineSteps = _named(engine.steps)(knobs, gpu, facts, version_of(environment))
+    return steps
+
+
+def capacity_of(
+    engine: EngineDescription, knobs: "Knobs", gpu: Gpu, facts: "ModelFacts", environment: str
+) -> "Capacity | None":
+    """What an engine's KV cache holds; None if it is not paged. Raises ModelFactsError."""
+    if not engine.capacity:
+        return None
+    capacity: Capacity = _named(engine.capacity)(knobs, gpu, facts, version_of(environment))
+    return capacity
+
+
+def modules_that_predict() -> list[str]:
+    """Modules of this package that predictions import by name, as `common.sources` takes them."""
+    names = {name for engine in BUILT_IN for name in (engine.steps, engine.capacity) if name}
+    return sorted({name.partition(":")[0].removeprefix("workflow_scripts.") for name in names})
+
+
+def _named(place: str) -> Any:
+    try:
+        return resolve_name(place)
+    except (ImportError, AttributeError, ValueError) as e:
+        raise CatalogError(f"{place!r} is not module:NAME of a part of an engine: {e}") from e
 
 
 def every_knob() -> Mapping[str, Knob]:

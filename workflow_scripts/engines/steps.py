@@ -21,10 +21,6 @@ MODES = {
 }
 
 
-class UnpredictableError(Exception):
-    """A cell, or settings, without a prediction; the message says why."""
-
-
 @dataclass(frozen=True)
 class SchedulerSettings:
     """Settings of the engine's scheduler, by vLLM's argument names.

@@ -26,8 +26,8 @@ from workflow_scripts.device.device_check import WrongDeviceError, found_device,
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.device.host_load import load_by_others
 from workflow_scripts.device.processor import dtype_on
-from workflow_scripts.engines.adapters import make_engine
 from workflow_scripts.engines.engine import SCRATCH, Effective, Engine, EngineSetup, ExpertsTouched, RequestRecord
+from workflow_scripts.engines.registry import make_engine
 from workflow_scripts.measure.failures import Failure, request_failures, run_failure, start_failure
 from workflow_scripts.measure.search import search_load
 from workflow_scripts.measure.session import LOOK_S, MEASURED, Job

@@ -20,8 +20,8 @@ from workflow_scripts.common.files import sha256_of
 from workflow_scripts.common.records import Record
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.device.device_record import Device
+from workflow_scripts.engines.description import UnpredictableError
 from workflow_scripts.engines.registry import get_engine, load_engines
-from workflow_scripts.engines.steps import UnpredictableError
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.physics.step_time import COMPUTING, READING, LaunchCosts, StepCosts

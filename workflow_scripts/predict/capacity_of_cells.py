@@ -17,8 +17,7 @@ from workflow_scripts.common.records import validated
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.engines.capacity import Capacity
 from workflow_scripts.engines.knobs import Knobs
-from workflow_scripts.engines.predictions import capacity_of, keeps_blocks
-from workflow_scripts.engines.registry import get_engine
+from workflow_scripts.engines.registry import capacity_of, get_engine
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.engines.vllm.predictions import vllm_capacity
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
@@ -37,13 +36,13 @@ def predict_study(cells: Iterable[Cell]) -> Iterator[Capacity]:
     def predicted(engine: str, gpu: str, model: str, knobs: Knobs, environment: str) -> Capacity:
         try:
             facts = facts_of(model, gpu, knobs.quantized_as)
-            capacity = capacity_of(get_engine(engine), knobs, gpus[gpu], facts, environment)
+            capacity = capacity_of(get_engine(engine), knobs, gpus[gpu], facts, environment) or Capacity({})
             return replace(capacity, dtype=facts.dtype)
         except ModelFactsError as e:
             return Capacity({}, unknown=str(e))
 
     for cell in cells:
-        if keeps_blocks(get_engine(cell.engine)):
+        if get_engine(cell.engine).capacity:
             capacity = predicted(cell.engine, cell.gpu, cell.model, cell.knobs, cell.environment)
             yield replace(capacity, cell_id=cell.id)
 

@@ -1,13 +1,13 @@
-"""Ask the installed engines whether they accept the settings of a study.
+"""Ask the installed vLLM whether it accepts the settings of a study.
 
     kvsweep check-engines --study config/studies/paged_attention.yaml
 
-Needs no GPU, weights or network. Each distinct setting goes through vLLM's own argument parser and config classes, or
-those of transformers, with the model's configuration from config/models/. Before that, the installed versions are
-compared with those that the pipeline can measure. It takes about 15 s for each kind of device and environment,
-nearly all of it for imports, so only `snakemake check_study` does it, not a dry run. It prints one line per fault:
-sweep, setting, and the reason in the engine's words. A cell predicted to end as `infeasible` is a result, not a fault;
-it is listed as a note. Cells in another environment are checked by its own Python, if it is installed.
+Needs no GPU, weights or network. Each distinct setting goes through vLLM's own argument parser and config classes, with
+the model's configuration from config/models/; other engines say what they refuse when they start. Before that, the
+installed versions are compared with those that the pipeline can measure. It takes about 15 s for each kind of device
+and environment, nearly all of it for imports, so only `snakemake check_study` does it, not a dry run. It prints one
+line per fault: sweep, settings, and the reason in vLLM's words. A cell predicted to end as `infeasible` is a result,
+not a fault; it is listed as a note. Cells in another environment are checked by its own Python, if it is installed.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,48 +26,28 @@ from workflow_scripts.common.command import STUDY, command, option
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.processor import dtype_on
-from workflow_scripts.engines.check import EngineSetting, Fault
-from workflow_scripts.engines.description import EngineDescription
-from workflow_scripts.engines.hf.check import hf_faults
-from workflow_scripts.engines.registry import get_engine, load_engines
-from workflow_scripts.engines.sglang.check import sglang_faults
-from workflow_scripts.engines.vllm.check import vllm_faults
+from workflow_scripts.engines.registry import get_engine
+from workflow_scripts.engines.vllm.check import Fault, Setting, vllm_faults
+from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.predict.capacity_of_cells import predict_study
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.study_file import load_study
 
-# The fault of each setting that an engine refuses, else None, in the order of the settings.
-Check = Callable[[Sequence[EngineSetting]], list[Fault | None]]
-CHECKS: dict[str, Check] = {
-    "vllm": vllm_faults,
-    "vllm-serve": vllm_faults,
-    "sglang-serve": sglang_faults,
-    "hf-static": hf_faults,
-    "hf-continuous": hf_faults,
-}
 
-
-def _check_of(engine: EngineDescription) -> Check | None:
-    return engine.check or CHECKS.get(engine.name)
-
-
-def check_cells(cells: Sequence[Cell]) -> Iterator[tuple[list[Cell], Fault]]:
+def check_cells(cells: Iterable[Cell]) -> Iterator[tuple[list[Cell], Fault]]:
     """Every fault with the cells that have it; settings that differ only in the workload are checked once."""
     alike: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in cells:
-        alike.setdefault((cell.engine, cell.gpu, cell.model, cell.knobs), []).append(cell)
-    by_check: dict[Check, list[list[Cell]]] = {}
-    for group in alike.values():
-        if check := _check_of(get_engine(group[0].engine)):
-            by_check.setdefault(check, []).append(group)
-    for check, groups in by_check.items():
-        faults = check([_setting(group[0]) for group in groups])
-        yield from ((group, fault) for group, fault in zip(groups, faults, strict=True) if fault is not None)
+        if get_engine(cell.engine).library == VLLM.library:
+            alike.setdefault((cell.engine, cell.gpu, cell.model, cell.knobs), []).append(cell)
+    groups = list(alike.values())
+    faults = vllm_faults([_setting(group[0]) for group in groups])
+    yield from ((group, fault) for group, fault in zip(groups, faults, strict=True) if fault is not None)
 
 
-def _setting(cell: Cell) -> EngineSetting:
+def _setting(cell: Cell) -> Setting:
     models, gpu, draft = load_models(), load_gpus()[cell.gpu], cell.knobs.draft_model
-    return EngineSetting(
+    return Setting(
         gpu=gpu,
         model_dir=models[cell.model].config.parent,
         dtype=dtype_on(models[cell.model].dtype, gpu, cpu_here(gpu)),
@@ -82,7 +62,7 @@ def fault_lines(study: Path, faults: Iterable[tuple[list[Cell], Fault]]) -> list
     gpus: dict[tuple[str, str], list[str]] = {}
     for cells, fault in faults:
         values, first = cells[0].knobs.set_values(), cells[0]
-        setting = ", ".join(f"{name}={values[name]}" for name in fault.knobs or values)
+        setting = ", ".join(f"{name}={value}" for name, value in values.items())
         sweeps = ", ".join(dict.fromkeys(sweep for cell in cells for sweep in cell.sweeps))
         where = f"{study}: sweep {sweeps}: {first.engine_at} with {first.model} on"
         gpus.setdefault((where, f"{setting}: {fault.words}"), []).extend(cell.gpu for cell in cells)
@@ -109,12 +89,9 @@ def unsupported(cells: Iterable[Cell]) -> Iterator[str]:
 
 def check_here(study: Path, cells: Sequence[Cell]) -> None:
     """Check cells with the engines of this Python, and print notes. Raises InputError with one line per fault."""
-    used = {cell.engine for cell in cells}
-    engines = [engine for engine in load_engines().values() if engine.name in used and _check_of(engine)]
-    libraries = {engine.library: engine for engine in engines}
-    for library in libraries:
-        if importlib.util.find_spec(library) is None:
-            raise InputError(f"{library} is not installed here; run this in the environment that measures")
+    asked = VLLM.library in {get_engine(cell.engine).library for cell in cells}
+    if asked and importlib.util.find_spec(VLLM.library) is None:
+        raise InputError("vllm is not installed here; run this in the environment that measures")
     if wrong := list(unsupported(cells)):
         raise InputError("\n".join(wrong))
     cell_faults = list(check_cells(cells))
@@ -125,8 +102,8 @@ def check_here(study: Path, cells: Sequence[Cell]) -> None:
         print(note)
     if faults := fault_lines(study, (pair for pair in cell_faults if not (pair[1].only_here or pair[1].lacks))):
         raise InputError("\n".join(faults))
-    asked = " and ".join(" ".join(e.installed() or [name]) for name, e in libraries.items()) or "no engine"
-    print(f"{study}: {len(cells)} cells, no setting refused; checked with {asked}")
+    by = " ".join(VLLM.installed() or [VLLM.name]) if asked else "no engine, because vLLM alone can be asked"
+    print(f"{study}: {len(cells)} cells, no setting refused; checked with {by}")
 
 
 def check_elsewhere(study: Path, environment: str, kind: str, count: int) -> bool:

@@ -18,9 +18,10 @@ from workflow_scripts.common.command import option
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.device.device_record import Device
-from workflow_scripts.engines.predictions import capacity_of, steps_of
-from workflow_scripts.engines.registry import get_engine
-from workflow_scripts.engines.steps import EngineSteps, StaticBatches, UnpredictableError
+from workflow_scripts.engines.capacity import Capacity
+from workflow_scripts.engines.description import UnpredictableError
+from workflow_scripts.engines.registry import capacity_of, get_engine, steps_of
+from workflow_scripts.engines.steps import EngineSteps, StaticBatches
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.engines.vllm.memory import EngineSettings
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
@@ -157,7 +158,7 @@ class _Inputs:
         try:
             facts = self.facts(cell.gpu, cell.model, knobs.quantized_as)
             asked = (get_engine(cell.engine), knobs, gpu, facts, cell.environment)
-            capacity = capacity_of(*asked)
+            capacity = capacity_of(*asked) or Capacity({})
             blocks = capacity.value("num_blocks")
             profiled = capacity.gpu_memory_utilization is not None and gpu.kind != "cpu"
             record = replace(

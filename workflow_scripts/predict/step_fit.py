@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from workflow_scripts.catalog.gpus_and_models import get_gpu
-from workflow_scripts.engines.predictions import steps_of
-from workflow_scripts.engines.registry import get_engine
+from workflow_scripts.engines.registry import get_engine, steps_of
 from workflow_scripts.engines.steps import EngineSteps, StaticBatches
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import KIND, KINDS, LAUNCHED, FloatArray, StepCosts, StepWork, single_steps

@@ -11,11 +11,11 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from workflow_scripts.engines.adapters import make_engine
 from workflow_scripts.engines.engine import EngineSetup
 from workflow_scripts.engines.hf import continuous as hf_continuous
 from workflow_scripts.engines.hf import static as hf_static
 from workflow_scripts.engines.hf.memory_room import NoRoomError, peak_bytes
+from workflow_scripts.engines.registry import make_engine
 from workflow_scripts.engines.steps import StaticBatches
 from workflow_scripts.measure.failures import run_failure, start_failure
 from workflow_scripts.physics.model_facts import read_model_facts

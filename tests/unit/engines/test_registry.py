@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pandas as pd
 import pytest
@@ -11,12 +12,11 @@ from tests import echo_engine
 from tests.echo_engine import ECHO
 from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.catalog.gpus_and_models import CatalogError
-from workflow_scripts.engines.adapters import ADAPTERS
-from workflow_scripts.engines.predictions import CAPACITIES, STEPS
-from workflow_scripts.engines.registry import BUILT_IN, VARIABLE, get_engine
+from workflow_scripts.engines.engine import Engine, EngineSetup
+from workflow_scripts.engines.registry import BUILT_IN, VARIABLE, get_engine, make_engine, modules_that_predict
 from workflow_scripts.measure import cell as cell_command
 from workflow_scripts.parse import cell_tables
-from workflow_scripts.predict.check_study import CHECKS, check_cells
+from workflow_scripts.predict.check_study import check_cells
 from workflow_scripts.predict.predictions import predict_cells
 from workflow_scripts.prepare import model as model_command
 from workflow_scripts.prepare import workload as workload_command
@@ -47,11 +47,11 @@ def study_file(tmp_path, monkeypatch):
     return path
 
 
-def test_each_map_of_engines_has_those_that_are_described():
-    names = {engine.name for engine in BUILT_IN}
-    assert ADAPTERS.keys() == names
-    assert STEPS.keys() == {engine.name for engine in BUILT_IN if engine.predicted}
-    assert CAPACITIES.keys() | CHECKS.keys() <= names
+def test_each_part_that_a_description_names_is_there():
+    for engine in BUILT_IN:
+        assert issubclass(resolve_name(engine.adapter), Engine)
+        assert all(callable(resolve_name(place)) for place in (engine.steps, engine.capacity) if place)
+    assert modules_that_predict() == ["engines.hf.predictions", "engines.vllm.predictions"]
     assert all(Path("envs", lock).is_file() for engine in BUILT_IN for lock in engine.locks.values())
 
 
@@ -98,7 +98,7 @@ def test_an_engine_of_ones_own_is_measured_from_study_file_to_tables(study_file,
 
 
 def test_without_a_word_on_its_steps_an_engine_is_measured_but_not_predicted(study_file, monkeypatch):
-    monkeypatch.setattr(echo_engine, "SILENT", replace(ECHO, name="silent", predicted=False), raising=False)
+    monkeypatch.setattr(echo_engine, "SILENT", replace(ECHO, name="silent", steps=""), raising=False)
     monkeypatch.setenv(VARIABLE, "tests.echo_engine:SILENT")
     study_file.write_text(study_file.read_text(encoding="utf-8").replace("echo\n", "silent\n"), encoding="utf-8")
     study = load_study(study_file)
@@ -119,6 +119,15 @@ def test_without_the_variable_it_is_unknown(study_file, monkeypatch):
         load_study(study_file)
     with pytest.raises(CatalogError, match="unknown engine 'echo'; allowed: vllm, "):
         get_engine("echo")
+
+
+def test_an_adapter_that_is_not_there_is_named(study_file, monkeypatch):
+    monkeypatch.setattr(
+        echo_engine, "LOST", replace(ECHO, name="lost", adapter="tests.echo_engine:Lost"), raising=False
+    )
+    monkeypatch.setenv(VARIABLE, "tests.echo_engine:LOST")
+    with pytest.raises(CatalogError, match=r"'tests\.echo_engine:Lost' is not module:NAME"):
+        make_engine("lost", EngineSetup(Path(), "dummy", "float32", 0, {"at_once": 1}, "cpu"))
 
 
 @pytest.mark.parametrize(

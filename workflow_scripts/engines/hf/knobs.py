@@ -81,7 +81,8 @@ HF_STATIC = EngineDescription(
     peaks={"torch_memory_bytes_max": "torch_max_memory_allocated_bytes"},
     random_weights="transformers",
     sampling=SETTINGS - {THINKING},
-    predicted=True,
+    adapter="workflow_scripts.engines.hf.static:HfStatic",
+    steps="workflow_scripts.engines.hf.predictions:hf_static_steps",
 )
 HF_CONTINUOUS = replace(
     HF_STATIC,
@@ -92,4 +93,7 @@ HF_CONTINUOUS = replace(
     bounds_sequences=False,
     # It drops the processor of a repetition penalty with no more than a warning.
     sampling=SETTINGS - {"repetition_penalty", THINKING},
+    adapter="workflow_scripts.engines.hf.continuous:HfContinuous",
+    steps="workflow_scripts.engines.hf.predictions:hf_continuous_steps",
+    capacity="workflow_scripts.engines.hf.predictions:hf_continuous_capacity",
 )

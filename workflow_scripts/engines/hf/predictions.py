@@ -2,9 +2,10 @@
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.engines.capacity import Capacity, Term
+from workflow_scripts.engines.description import UnpredictableError
 from workflow_scripts.engines.hf.knobs import HfContinuousKnobs, HfStaticKnobs
 from workflow_scripts.engines.hf.paged_cache import why_paged_cache_is_refused
-from workflow_scripts.engines.steps import EngineSteps, Graphs, SchedulerSettings, StaticBatches, UnpredictableError
+from workflow_scripts.engines.steps import EngineSteps, Graphs, SchedulerSettings, StaticBatches
 from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import ModelFacts
 

@@ -33,4 +33,5 @@ OPENAI = EngineDescription(
     # Of all servers that an endpoint can name, only that of transformers is in this environment.
     packages=PACKAGES,
     preload=("transformers.cli.transformers", "transformers.modeling_utils"),
+    adapter="workflow_scripts.engines.openai.adapter:OpenAiEndpoint",
 )

@@ -103,4 +103,5 @@ SGLANG_SERVE = EngineDescription(
     },
     random_weights="sglang",
     sampling=SETTINGS - {THINKING},
+    adapter="workflow_scripts.engines.sglang.adapter:SglangServe",
 )

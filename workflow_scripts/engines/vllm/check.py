@@ -11,7 +11,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +21,7 @@ from pydantic import ValidationError
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.common.files import read_json
-from workflow_scripts.engines.check import EngineSetting, Fault, at_fault
+from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.vllm import versions as vllm_versions
 from workflow_scripts.engines.vllm.knobs import VllmKnobs, command_line
 
@@ -50,7 +51,29 @@ _ENVIRONMENT = {
 }
 
 
-def vllm_faults(settings: Sequence[EngineSetting]) -> list[Fault | None]:
+@dataclass(frozen=True)
+class Setting:
+    """What vLLM would be started with; of a model's folder only `config.json` is needed."""
+
+    gpu: Gpu
+    model_dir: Path
+    dtype: str
+    knobs: Knobs
+    draft_dir: Path | None = None
+    serves: bool = False
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What vLLM refuses, in its own words. `only_here`: this installation could not look at the model, which is no
+    fault of the study. `lacks`: this version does not have the knobs, with which the cell ends as infeasible."""
+
+    words: str
+    only_here: bool = False
+    lacks: bool = False
+
+
+def vllm_faults(settings: Sequence[Setting]) -> list[Fault | None]:
     """The fault of each setting that vLLM refuses, else None, in the order of `settings`. vLLM keeps one platform for
     the life of a process, so each kind of device is checked in its own process."""
     on_cuda = [setting.gpu.kind == "cuda" for setting in settings]
@@ -62,7 +85,7 @@ def vllm_faults(settings: Sequence[EngineSetting]) -> list[Fault | None]:
     return [next(faults[kind]) for kind in on_cuda]
 
 
-def _faults_of_one_platform(settings: Sequence[EngineSetting]) -> list[Fault | None]:
+def _faults_of_one_platform(settings: Sequence[Setting]) -> list[Fault | None]:
     os.environ |= _ENVIRONMENT
     quiet = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # anything that libraries print while they are imported
@@ -73,7 +96,7 @@ def _faults_of_one_platform(settings: Sequence[EngineSetting]) -> list[Fault | N
 
     parser = EngineArgs.add_cli_args(vllm_versions.argument_parser())
 
-    def refusal(setting: EngineSetting, knobs: VllmKnobs) -> str | None:
+    def refusal(setting: Setting, knobs: VllmKnobs) -> str | None:
         choose_gpu(setting.gpu)
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
         os.environ |= knobs.environment()
@@ -87,7 +110,7 @@ def _faults_of_one_platform(settings: Sequence[EngineSetting]) -> list[Fault | N
             return _words(e)
         return None
 
-    def fault(setting: EngineSetting) -> Fault | None:
+    def fault(setting: Setting) -> Fault | None:
         # A server has further knobs besides vLLM's arguments.
         values = setting.knobs.set_values()
         asked = VllmKnobs.model_validate({name: values[name] for name in VllmKnobs.model_fields if name in values})
@@ -95,15 +118,13 @@ def _faults_of_one_platform(settings: Sequence[EngineSetting]) -> list[Fault | N
         try:
             vllm_versions.check_arguments(arguments)
         except ValueError as e:
-            lacks, described = arguments.keys() - vllm_versions.accepted(arguments).keys(), asked.described()
-            names = [name for name in asked.set_values() if (described[name].argument or name).split(".")[0] in lacks]
-            return Fault(tuple(names), str(e), lacks=True)
+            return Fault(str(e), lacks=True)
         words = refusal(setting, asked)
         if words is None:
             return None
         if _NOT_LOADED in words:
-            return Fault((), _why_not_loaded(setting.model_dir), only_here=True)
-        return Fault(at_fault(asked, partial(refusal, setting)), words)
+            return Fault(_why_not_loaded(setting.model_dir), only_here=True)
+        return Fault(words)
 
     return [fault(setting) for setting in settings]
 

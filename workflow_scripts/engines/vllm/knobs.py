@@ -273,6 +273,15 @@ VLLM = EngineDescription(
     random_weights="vllm",
     sampling=SETTINGS - {THINKING},
     own_blocks=1,  # stands for "no block" in the tables of blocks
-    predicted=True,
+    adapter="workflow_scripts.engines.vllm.adapter:VllmOffline",
+    steps="workflow_scripts.engines.vllm.predictions:vllm_steps",
+    capacity="workflow_scripts.engines.vllm.predictions:vllm_capacity",
 )
-VLLM_SERVE = replace(VLLM, name="vllm-serve", knobs=VllmServeKnobs, sampling=SETTINGS, tells_tokens=True)
+VLLM_SERVE = replace(
+    VLLM,
+    name="vllm-serve",
+    knobs=VllmServeKnobs,
+    sampling=SETTINGS,
+    tells_tokens=True,
+    adapter="workflow_scripts.engines.vllm.adapter:VllmServe",
+)

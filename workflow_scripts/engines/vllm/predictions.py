@@ -6,7 +6,8 @@ from typing import Any
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.engines.capacity import Capacity, Term
-from workflow_scripts.engines.steps import EngineSteps, Graphs, SchedulerSettings, UnpredictableError
+from workflow_scripts.engines.description import UnpredictableError
+from workflow_scripts.engines.steps import EngineSteps, Graphs, SchedulerSettings
 from workflow_scripts.engines.vllm.capacity import predict_capacity
 from workflow_scripts.engines.vllm.knobs import DEFAULT_BLOCK_SIZE, VllmKnobs, VllmServeKnobs, why_block_size_is_refused
 from workflow_scripts.engines.vllm.kv_groups import kv_pool

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.made_models import shape
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
-from workflow_scripts.engines.steps import UnpredictableError
+from workflow_scripts.engines.description import UnpredictableError
 from workflow_scripts.engines.vllm.capacity import predict_capacity
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.engines.vllm.kv_groups import kv_pool
