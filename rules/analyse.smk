@@ -102,12 +102,6 @@ if any(getattr(workload, "answers", None) == "real" for workload in STUDY.worklo
     TABLE_RULES["conversations"] = TableRule("What users of conversations see, by turn.", READS_CELLS | READS_PARSED)
 if any(cell.environment for cell in CELLS.values()):
     TABLE_RULES["environments"] = TableRule("What differs between environments though the study asks for the same.")
-if any(workload.keep_answers for workload in STUDY.workloads.values()):
-    TABLE_RULES["answers"] = TableRule(
-        "How many requests get the same greedy tokens under two engines or settings.",
-        READS_CELLS | {"parsed": expand(PATHS.parsed("{gpu}") / "requests.parquet", gpu=GPUS)},
-    )
-
 if STUDY.claims:
     TABLE_RULES["claims"] = TableRule(
         "Verdicts on published claims, from limits, formulas and this study.",

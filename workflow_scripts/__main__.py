@@ -63,7 +63,6 @@ STEPS = {
         "table-recommendations": "questions.recommendations.table",
         "table-memory": "questions.memory.capacity",
         "table-predictions": "questions.predictions.table",
-        "table-answers": "questions.answers.table",
         "table-claims": "questions.claims.claims",
         "table-provenance": "questions.trust.provenance",
         "promise": "questions.serving.make_promise",

@@ -212,18 +212,12 @@ def test_a_turn_holds_the_servers_answers_finds_them_in_the_cache_and_begins_aft
     ]
 
 
-def test_answers_are_kept_and_compared_as_far_as_servers_tell_them(results):
+def test_answers_are_kept_as_far_as_servers_tell_them(results):
     for r in raw(results, f"{SERVE}-users4", "requests"):
         assert len(r["token_ids"]) == r["output_tokens"]  # type: ignore[arg-type]
         assert r["text"]
     plain = raw(results, OPENAI.format("transformers-serve"), "requests")
     assert all(r["text"] and r["token_ids"] is None for r in plain)
-    answers = pd.read_parquet(results / "tables" / "answers.parquet")
-    assert (answers.loc[answers["differs_in"] == "again", "requests"] == 16).all()
-    # Each of the two kinds of server makes up its own weights.
-    assert set(answers["differs_in"]) == {"again", "request_rate_per_s", "data_parallel_size"}
-    assert set(answers.loc[answers["cell_id"].str.contains("/openai/"), "compared_by"]) == {"text"}
-    assert "Same answers" in (results / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_tables_put_servers_side_by_side(results):

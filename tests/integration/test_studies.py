@@ -29,7 +29,6 @@ Results = Callable[[str], pd.DataFrame]
 CUTS = sorted(path.stem for path in (CHECKOUT / "config" / "studies" / "tiny").glob("*.yaml"))
 # Cells that the cuts' comments and docs/environments.md expect to be refused, some of them by some processors only.
 REFUSED = {
-    "answers": "-(?:kv|quant)fp8-",
     "architectures": "/hf-continuous/tiny-(?:latent|states)-|/vllm/tiny-(?:experts|windows|latent|states)-",
     "kv_capacity": "-kvfp8-",
     "published_claims": "/bs4-",

@@ -104,7 +104,7 @@ def test_all_studies_expect_the_sharegpt_file_that_the_page_names_and_the_rule_f
 # `make test-studies` runs every cut; other tests plan the demo and draw two_gpus. Planned here are the other studies
 # without a cut, and a cut of each way through the rules: most engines, weights that are made, endpoints, and a second
 # model.
-CUTS = ("answers", "quantization", "serving", "speculative")
+CUTS = ("quantization", "serving", "speculative")
 PLANNED = [*(f"tiny/{name}" for name in CUTS), "paged_attention", "what_if"]
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from workflow_scripts.page.report import Subject
-from workflow_scripts.questions.answers import section as answers_compared
 from workflow_scripts.questions.cells import section as every_cell
 from workflow_scripts.questions.cells import workload_requests
 from workflow_scripts.questions.devices import section as device_ratios
@@ -36,7 +35,7 @@ _SECTIONS = (
         host_waiting,
         energy,
     ),
-    *(vllm_against_hf, prefix_caching, kv_block_size, memory_pressure, other_settings, speculation, answers_compared),
+    *(vllm_against_hf, prefix_caching, kv_block_size, memory_pressure, other_settings, speculation),
     *(predicted_and_measured, servers_under_load, how_sure),
 )
 _APPENDIX = (

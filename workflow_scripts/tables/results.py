@@ -32,7 +32,6 @@ RAN_IN = "environment_number"
 
 # The meaning of a table without rows.
 EMPTY = {
-    "answers": "no two cells with the same weights kept answers to the same requests",
     "blocks": "no cell has both a predicted schedule and a predicted size of the KV cache",
     "knobs": "no two measured cells differ in one setting alone",
     "engines": "no vLLM and no HuggingFace cell have the same device, model and workload",

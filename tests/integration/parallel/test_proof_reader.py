@@ -36,7 +36,7 @@ WAITING = re.compile(r"(\d+) %\s+([^:]+: [^:]+): the GPU waits for its host")
 VERDICTS = {
     *("flat", "not decided", "changes", "possible", "impossible", "infeasible", "timeout", "engine error", "invalid"),
     *("failed start", "flagged", "kept up", "kept up, slow client", "saturated", "predicted", "quiet host", "busy GPU"),
-    *("limited by server", "limited by client and server", "not steady", "same answers"),
+    *("limited by server", "limited by client and server", "not steady"),
     *("block size", "decided", "simulated", "published", "remote code", "by itself", "ramp", "cannot show", "missed"),
     *("loaded host", "slowed GPU", "not compared", "holds", "failed"),
 }

@@ -18,7 +18,6 @@ from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.predict.block_trace import trace_blocks
 from workflow_scripts.predict.predictions import lengths_of
 from workflow_scripts.present import figures, page
-from workflow_scripts.questions.answers import table as answers
 from workflow_scripts.questions.compare import study_digest
 from workflow_scripts.questions.devices.table import device_ratios
 from workflow_scripts.questions.engines.table import engine_tables
@@ -302,16 +301,6 @@ def serving_tables(cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     return table.reindex(columns=columns_of("serving")), summary.reindex(columns=columns_of("serving_summary"))
 
 
-def answers_of(cells: pd.DataFrame) -> pd.DataFrame:
-    """The table `answers`: two cells of which a half of the answers are the same."""
-    found = cells[cells["workload"] == "system-prompt"].drop_duplicates("cell_id")
-    row = found[["study", "source", "gpu", "model", "workload", "cell_id"]].iloc[:1]
-    row = row.assign(differs_in="enable_prefix_caching", value="true", baseline="false", compared_by="tokens")
-    row = row.assign(baseline_cell_id=found["cell_id"].iloc[1], requests=64, same=32, same_share=0.5)
-    row = row.assign(first_difference_min=3.0, first_difference_median=9.0)
-    return row.reindex(columns=list(answers.SCHEMA.columns))
-
-
 def waiting_table(cells: pd.DataFrame) -> pd.DataFrame:
     """The table `waiting`: vLLM waits for a tenth of the time; of HuggingFace only the driver tells."""
     rows = cells[(cells["outcome"] == "ok") & cells["engine"].isin(["vllm", "hf-static"])].reset_index(drop=True)
@@ -335,7 +324,7 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     write(knobs=knob_effects(cells, 2.0), intervals=cell_intervals(cells))
     write(engines=engines, engine_decomposition=decomposition, serving=serving, serving_summary=summary)
     write(recommendations=recommendations(cells, 2.0, {}).assign(command=f"vllm serve {SCRIPT}"))
-    write(answers=answers_of(cells), latencies=latency_effects(cells, summary, 2.0), limits=limits_table(cells))
+    write(latencies=latency_effects(cells, summary, 2.0), limits=limits_table(cells))
     write(waiting=waiting_table(cells), fragmentation=waste_table(cells), memory=capacity_table(cells))
     # A flat line that someone published for the first device.
     place = ("vllm", str(cells["model"].iloc[0]), next(iter(SPEED)))

@@ -177,7 +177,7 @@ def test_what_is_missing_is_shown_as_missing(results, tmp_path, cells):
     assert {section.id for section in there} <= set(page.ids())
     empty = [attributes["id"] for tag, attributes in page.elements if tag == "p" and "id" in attributes]
     lacking = "devices limits waiting engines knobs speculation predictions serving recommendations"
-    undrawn = ["over-time", "block-tables"]
+    undrawn = ["block-tables"]
     assert empty == [*lacking.split(), *undrawn]
     text = " ".join(page.text["p"])
     named = re.findall(r"figure ([\w ]+)", ", ".join(re.findall(r"the figures were not drawn \(([^)]*)\)", text)))
@@ -185,7 +185,7 @@ def test_what_is_missing_is_shown_as_missing(results, tmp_path, cells):
     firsts = [section.figures[0].name for section in there if section.id in undrawn]
     others = [figure.name for section in there if section.id not in empty for figure in section.figures]
     assert sorted(named) == sorted(name.replace("_", " ") for name in (*others, *firsts))
-    once = "devices limits waiting engines predictions serving_summary recommendations memory fragmentation answers"
+    once = "devices limits waiting engines predictions serving_summary recommendations memory fragmentation"
     tables = Counter(re.findall(r"there is no table (\w+) ", text))
     assert tables == Counter(once.split()) + Counter({"knobs": 6, "claims": 3})
 
