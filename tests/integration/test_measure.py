@@ -38,11 +38,9 @@ from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.step_fit import scheduled
 from workflow_scripts.study.calibrations import CalibrationRecord
-from workflow_scripts.study.cell_status import status_of_starts
 from workflow_scripts.study.definition import Definition
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.progress import progress
 from workflow_scripts.study.rounds import RoundPlan, last_plan
 from workflow_scripts.study.study_file import load_study
 
@@ -379,7 +377,6 @@ def test_a_core_killed_in_mid_run_fails_its_job_and_leaves_nothing(inputs, envir
     command = start_cell(study, results, ENDLESS, environment | {LAYOUT: "1"})
     engine = engine_process(results, sign="Successfully reset prefix cache")
     session = os.getsid(engine.pid)
-    assert measured_now(study, results) == [ENDLESS]
     log = outcome_of(results, ENDLESS).parent / "raw.partial/engine.log"
     core = re.search(r"\(EngineCore pid=(\d+)\)", log.read_text(encoding="utf-8"))
     assert core is not None
@@ -390,14 +387,6 @@ def test_a_core_killed_in_mid_run_fails_its_job_and_leaves_nothing(inputs, envir
     assert "EngineDeadError" in output
     assert session_is_gone(session)
     assert list(outcome_of(results, ENDLESS).parent.iterdir()) == []
-    assert measured_now(study, results) == []
-
-
-def measured_now(study: Path, results: Path) -> list[str]:
-    """The cells of which the files say that they are being measured."""
-    asked = load_study(study)
-    paths = StudyPaths(results, asked.name)
-    return [one.cell.id for one in progress(asked, paths, status_of_starts(asked, paths), time.time()).running]
 
 
 # --- faults ------------------------------------------------------------------------------------------------------

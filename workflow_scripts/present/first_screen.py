@@ -103,7 +103,7 @@ def first_screen(report: Report) -> FirstScreen:
         answers = [_without_comparison(report)]
     unfinished = None
     if seen := report.progress:
-        words = [*seen.in_words(lambda cell: report.names.get(cell.id, cell.id)), f"As of {clock(seen.at_s)}."]
+        words = [*seen.in_words(), f"As of {clock(seen.at_s)}."]
         unfinished = Unfinished(seen.ended, seen.wanted, words)
     return FirstScreen(unfinished, answers, list(_trust(report)), best_settings(report))
 

@@ -1,7 +1,5 @@
 """The status of cells, and how far their study is, from only their files."""
 
-import os
-import shutil
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,10 +8,9 @@ from typing import Any
 import pytest
 
 from tests.unit.made_studies import MadeStudy, fixed, round_plan
-from workflow_scripts.common.files import write_json, write_jsonl, write_text
+from workflow_scripts.common.files import write_text
 from workflow_scripts.study.cell_status import status_of_starts
 from workflow_scripts.study.definition import cell_definition, resolved_models
-from workflow_scripts.study.paths import PARTIAL
 from workflow_scripts.study.progress import Progress, progress
 from workflow_scripts.study.rounds import OpenComparison
 from workflow_scripts.study.status import main
@@ -36,16 +33,6 @@ class Seen(MadeStudy):
         took = {"phases_s": TOOK} if outcome == "ok" else {}
         super().end(self.cells[cell], **took | changes, outcome=outcome, reason=reason, provenance=ran)
         self.paths.log(cell, changes.get("start", 1)).write_text("measuring\n")
-
-    def begin(self, cell: str, began_s: float, seen_s: float, start: int = 1, folder: str = "") -> Path:
-        """The evidence of a start that began then, and of which something was seen last then (Unix times)."""
-        evidence = (self.paths.cell(cell) / folder if folder else self.paths.start(cell, start)) / PARTIAL
-        trace = [{"schema": "device_trace/1"}, {"time_unix_s": began_s}, {"time_unix_s": seen_s}]
-        write_jsonl(evidence / "device_trace.jsonl", trace)
-        for name in ("job.json", "engine.log", "device_trace.jsonl"):
-            (evidence / name).touch()
-            os.utime(evidence / name, (seen_s, began_s if name == "job.json" else seen_s))
-        return evidence
 
     def printed(self, capsys: pytest.CaptureFixture[str]) -> str:
         assert main(self.options) == 0
@@ -140,18 +127,16 @@ def test_what_is_not_decided_is_shown_with_what_it_would_take(tmp_path, capsys):
     assert all(part in seen.printed(capsys) for part in ("4 of 5", "all is said", "0.25 h"))
 
 
-def test_watching_shows_what_runs_and_ends_with_the_study(tmp_path, capsys, monkeypatch):
+def test_watching_shows_the_counts_and_ends_with_the_study(tmp_path, capsys, monkeypatch):
     seen, slept = Seen(tmp_path), []
     *others, last = seen.cells
     for ended in others:
         seen.end(ended, "ok", phases_s={"start": 5.0}, ended_s=time.time() - 20)
-    seen.begin(last, time.time() - 10, time.time())
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
         said = seen.printed(capsys)
         assert said.startswith("11 of 12 cells ")
-        assert f" {last} (for 1" in said
         seen.end(last)
 
     monkeypatch.setattr("workflow_scripts.study.status.time.sleep", sleep)
@@ -179,81 +164,6 @@ def of(seen: Seen) -> Progress:
     return progress(seen.study, seen.paths, status_of_starts(seen.study, seen.paths), NOW)
 
 
-def running(seen: Seen) -> list[tuple[str, int, float, bool]]:
-    return [(one.cell.id, one.start, one.for_s) for one in of(seen).running]
-
-
-@pytest.fixture
-def under_way(tmp_path):
-    """Four of the six cells of an h200 have ended, one every 100 s, and the next one has run for 30 s."""
-    seen = Seen(tmp_path)
-    h200 = [name for name in seen.cells if name.startswith("h200")]
-    for place, name in enumerate(h200[:4]):
-        seen.end(name, ended_s=NOW - 340 + 100 * place)
-    seen.begin(h200[4], NOW - 30, NOW - 1)
-    return seen
-
-
-def test_what_has_ended_what_runs_and_what_is_left_are_told(under_way):
-    assert list(of(under_way).in_words()) == [
-        "4 of 12 cells have ended.",
-        f"Being measured: {cell('h200', 32)} (for 30 s).",
-        "About 2.8 min left, until 2027-01-15 08:02 UTC, without the cells of l40s, which wait.",
-    ]
-    assert of(under_way).left_s == pytest.approx(2 * 100 - 30)
-    # Cells that run at once share what is left.
-    under_way.begin(cell("h200", 32, 2), NOW - 50, NOW)
-    assert running(under_way) == [(cell("h200", 32), 1, 30.0), (cell("h200", 32, 2), 1, 50.0)]
-    assert of(under_way).left_s == pytest.approx((200 - 30 - 50) / 2)
-
-
-def test_a_cell_that_takes_longer_than_those_like_it_is_said_to(under_way):
-    under_way.begin(cell("h200", 32, 2), NOW - 150, NOW)
-    assert "At least 35 s left" in list(of(under_way).in_words())[-1]
-    shutil.rmtree(under_way.paths.cell(cell("h200", 32)))
-    under_way.end(cell("h200", 32), ended_s=NOW - 5)
-    assert (of(under_way).left_s, of(under_way).is_late) == (0, True)
-
-
-def test_on_one_machine_the_cells_of_all_devices_follow_each_other(under_way):
-    batch = under_way.paths.batch("here", "0123abcd")
-    write_json(batch, {})
-    assert (of(under_way).left_s, of(under_way).waiting) == (pytest.approx(8 * 100 - 30), [])
-    batch.with_suffix(".done").touch()
-    assert of(under_way).waiting == ["l40s"]
-
-
-def test_a_cell_that_was_killed_does_not_run(under_way):
-    for trace in under_way.paths.root.rglob("device_trace.jsonl"):
-        os.utime(trace, (NOW, NOW - 200))
-    found = of(under_way)
-    assert (found.running, found.last_end_s) == ([], NOW - 40)
-    # Another cell may have begun since, so something is still being measured.
-    assert found.left_s == 200
-    later = progress(under_way.study, under_way.paths, status_of_starts(under_way.study, under_way.paths), NOW + 1000)
-    assert "17 min ago" in list(later.in_words())[-1]
-
-
-def test_without_a_trace_a_log_within_the_time_limit_shows_that_a_cell_runs(under_way):
-    for trace in under_way.paths.root.rglob("device_trace.jsonl"):
-        trace.unlink()
-    assert running(under_way) == [(cell("h200", 32), 1, 30.0)]
-    (log,) = under_way.paths.root.rglob("engine.log")
-    os.utime(log, (NOW, NOW - under_way.study.cell_time_limit_s - 1))
-    assert running(under_way) == []
-    log.unlink()  # as while a start waits for its device
-    assert running(under_way) == []
-
-
-def test_a_cell_takes_as_long_as_those_like_it(tmp_path):
-    seen = Seen(tmp_path)
-    # A cell that was killed at its time limit has no phases.
-    seen.end(cell("h200", 8), "timeout", ended_s=NOW - 10)
-    seen.end(cell("l40s", 8), ended_s=NOW - 10, host="node-2")
-    limit_s = seen.study.cell_time_limit_s
-    assert of(seen).left_s == max(5 * limit_s, 5 * 90)
-
-
 def test_starts_are_counted_if_a_cell_has_several(tmp_path):
     seen = Seen(tmp_path, starts=2)
     for start in (1, 2):
@@ -261,10 +171,10 @@ def test_starts_are_counted_if_a_cell_has_several(tmp_path):
     seen.end(cell("h200", 16), ended_s=NOW - 1000)
     former = cell_definition(seen.study, seen.cells[cell("h200", 32)], resolved_models(seen.study)).as_json()
     seen.end(cell("h200", 32), ended_s=NOW - 1000, definition=former | {"protocol": 0})
-    seen.begin(cell("h200", 16), NOW - 5, NOW, start=2)
     found = of(seen)
     assert (found.ended, found.wanted, found.cells) == (3, 24, 12)
-    assert running(seen) == [(cell("h200", 16), 2, 5.0)]
+    assert found.last_end_s == NOW - 1000
+    assert list(found.in_words()) == ["3 of 24 starts of 12 cells have ended.", "The last one ended 17 min ago."]
 
 
 def test_a_round_that_was_decided_on_counts_and_more_may_follow(tmp_path):
@@ -277,6 +187,5 @@ def test_a_round_that_was_decided_on_counts_and_more_may_follow(tmp_path):
     plan.write(seen.paths.round_plan(3))
     seen.end(plan.starts[0].cell, start=3, ended_s=NOW - 5)
     assert (of(seen).ended, of(seen).wanted) == (25, 27)
-    assert list(of(seen).in_words())[-1].endswith("; further rounds may follow.")
     plan.model_copy(update={"round": 4, "starts": (), "ended": "all is said"}).write(seen.paths.round_plan(4))
     assert of(seen).is_complete
