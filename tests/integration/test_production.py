@@ -19,7 +19,6 @@ import pytest
 import yaml
 
 from tests.integration.conftest import CHECKOUT
-from workflow_scripts.deploy.dashboard import DASHBOARD_FILE
 from workflow_scripts.deploy.queries import ANSWERED, WAITING
 from workflow_scripts.study.promise import Promise
 
@@ -202,7 +201,7 @@ def test_at_twice_the_sustained_load_the_alert_fires_and_every_panel_has_data(
     with load(server, promise, served, environment, promise.max_num_seqs, 2, 90) as process:
         wait_for(lambda: bool(query(prometheus, f"{WAITING} > 1")), process, limit_s=120)
         wait_for(lambda: "QueueGrows" in fired(prometheus), process, limit_s=60)
-        panels = json.loads((deploy / DASHBOARD_FILE).read_text())["panels"]
+        panels = json.loads((deploy / "grafana/dashboards/kvsweep.json").read_text())["panels"]
         empty = [target["expr"] for p in panels for target in p["targets"] if not numbers(prometheus, target["expr"])]
     assert len(panels) == 8
     assert empty == []

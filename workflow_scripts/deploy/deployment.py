@@ -73,6 +73,18 @@ class Deployment:
         """How long a server may take to become healthy."""
         return math.ceil(START_FACTOR * (self.promise.start_s + IMPORT_S))
 
+    def measured(self, measure: str, limit: str = "", of_slo: str = "") -> dict[str, float | None]:
+        """The lines of a measure in the dashboard, by name: what the study measured, between which values one further
+        start is expected, and the study's `slo` under the name `limit`."""
+        lines: dict[str, float | None] = {}
+        if interval := self.promise.measured.get(measure):
+            lines = {
+                "study": interval.value,
+                "study, after a restart at least": interval.low,
+                "study, after a restart at most": interval.high,
+            }
+        return lines | ({limit: self.promise.slo.get(of_slo)} if limit else {})
+
     @property
     def start_limit_source(self) -> str:
         return (

@@ -21,10 +21,9 @@ import jinja2
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.cluster.site import SITE, Attempt, Site, job_resources, load_site, needs_of, sbatch_options
 from workflow_scripts.common.command import STUDY, command, option, out, positive
-from workflow_scripts.common.files import write_json, write_text
+from workflow_scripts.common.files import write_text
 from workflow_scripts.common.printable import printable
 from workflow_scripts.deploy import queries
-from workflow_scripts.deploy.dashboard import DASHBOARD_FILE, dashboard
 from workflow_scripts.deploy.deployment import GIB, PORT, Deployment
 from workflow_scripts.deploy.queries import Watch
 from workflow_scripts.engines.vllm.knobs import SERVE_COMMAND
@@ -116,7 +115,6 @@ def written(file: str, deployment: Deployment, watch: Watch | None = None) -> st
 def write_deployment(deployment: Deployment, watch: Watch, folder: Path) -> None:
     for file in FILES:
         write_text(folder / file, written(file, deployment, watch))
-    write_json(folder / DASHBOARD_FILE, dashboard(deployment, watch))
 
 
 def _address(text: str) -> str:

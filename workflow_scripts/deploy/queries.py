@@ -57,6 +57,10 @@ class Watch:
         """Share of the KV blocks in use, of the fullest engine of a server."""
         return f"max by (instance) (max_over_time({KV_USAGE}[{self.window_s}s]))"
 
-    def quantile(self, share: float, histogram: str) -> str:
+    def latency(self, histogram: str) -> dict[str, str]:
+        """Queries of the median and the 99th percentile, by the names of their lines."""
         buckets = f"sum by (instance, le) (rate({histogram}_bucket[{self.window_s}s]))"
-        return f"histogram_quantile({share:g}, {buckets})"
+        shares = {"0.5": "median", "0.99": "99th percentile"}
+        return {
+            f"now, {name} {{{{instance}}}}": f"histogram_quantile({share}, {buckets})" for share, name in shares.items()
+        }

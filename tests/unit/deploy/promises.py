@@ -1,6 +1,5 @@
 """A promise with made-up numbers, deployments of it, and what their files hold."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,8 @@ from compose_spec import PyCompose
 from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.catalog.gpus_and_models import load_models
 from workflow_scripts.cluster.site import load_site
-from workflow_scripts.deploy.dashboard import dashboard
 from workflow_scripts.deploy.deployment import Deployment
 from workflow_scripts.deploy.export import FILES, deployment_of, written
-from workflow_scripts.deploy.queries import Watch
 from workflow_scripts.study.promise import Promise, Promised
 from workflow_scripts.study.serve_command import ServeSettings
 from workflow_scripts.study.study_file import load_study
@@ -124,13 +121,16 @@ HOSTILE = (
 )
 
 
+YAML = (".yml", ".yaml", ".json")  # JSON is YAML too
+
+
 def shapes(of: Deployment) -> dict[str, Any]:
     """What the files of a deployment hold, without their values: keys, lengths, and the number of lines."""
     texts = {file: written(file, of) for file in FILES}
     assert all(line.isprintable() for text in texts.values() for line in text.split("\n"))
-    held = {file: list(yaml.safe_load_all(text)) for file, text in texts.items() if file.endswith((".yml", ".yaml"))}
+    held = {file: list(yaml.safe_load_all(text)) for file, text in texts.items() if Path(file).suffix in YAML}
     lines = {file: text.count("\n") for file, text in texts.items()}
-    return shape(held) | lines | {"dashboard": shape(json.loads(json.dumps(dashboard(of, Watch()))))}
+    return shape(held) | lines
 
 
 def shape(held: object) -> Any:

@@ -12,7 +12,6 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from tests.unit.deploy.promises import deployment, on_cpu, promise
-from workflow_scripts.deploy.dashboard import dashboard
 from workflow_scripts.deploy.deployment import Deployment
 from workflow_scripts.deploy.export import FILES, main, written
 from workflow_scripts.deploy.queries import (
@@ -123,7 +122,7 @@ def test_what_the_study_did_not_measure_has_no_alert(tmp_path):
 
 
 def test_grafana_knows_every_field_of_the_dashboard_with_its_lines(hub):
-    made = dashboard(hub, Watch())
+    made = json.loads(written("grafana/dashboards/kvsweep.json", hub))
     read = json.loads(JSONEncoder().encode(Dashboard.from_json(made)))
     assert missing(made, read) == []
     assert missing({"panels": [{"id": 1, "tytle": "a"}]}, {"panels": [{"id": 1, "title": "a"}]}) == [".panels.0.tytle"]
@@ -157,6 +156,6 @@ def test_the_command_writes_every_file(tmp_path):
     words = ["--study", str(study), "--promise", str(tmp_path / "promise.json"), "--out", str(tmp_path / "deploy")]
     assert main([*words, "--window-s", "20", "--target", "127.0.0.1:9"]) == 0
     files = {str(p.relative_to(tmp_path / "deploy")) for p in (tmp_path / "deploy").rglob("*") if p.is_file()}
-    assert files == {*FILES, "grafana/dashboards/kvsweep.json"}
+    assert files == {*FILES}
     assert "[20s]" in (tmp_path / "deploy/alerts.yml").read_text()
     assert "127.0.0.1:9" in (tmp_path / "deploy/prometheus.yml").read_text()
