@@ -34,31 +34,16 @@ class Cost:
 def commands(study: Path) -> dict[str, list[str]]:
     """The commands of the rooms analyse and present, by name, in the order of the rules."""
     root = study.parent / "results" / study.stem
-    tables, parsed, prepared = root / "tables", root / "parsed", root / "prepared"
-    devices = ["--devices", str(prepared / "devices")]
-    common = ["--study", str(study)]
+    tables, results = root / "tables", str(root.parent)
+    common, of_parsed = ["--study", str(study)], ["--parsed", str(root / "parsed")]
 
     def kvsweep(name: str, *options: str) -> list[str]:
         return ["workflow_scripts", name, *common, *options]
 
-    def analyse(table: str, *options: str) -> list[str]:
-        out = str(tables / f"{table}.parquet")
-        return kvsweep(f"table-{table}", "--tables", str(tables), *options, "--out", out)
-
-    of_parsed = ["--parsed", str(parsed)]
-    decomposition = ["--decomposition-out", str(tables / "engine_decomposition.parquet")]
-    predictions = str(root / "plan/capacity.jsonl")
     figures = str(root / "figures")
     return {
-        "plan": kvsweep("plan", "--results", str(root.parent), "--quiet"),
-        "cells": kvsweep("table-cells", *of_parsed, *devices, "--out", str(tables)),
-        "fragmentation": analyse("fragmentation", *of_parsed),
-        "devices": analyse("devices", *devices),
-        "knobs": analyse("knobs"),
-        "intervals": analyse("intervals"),
-        "engines": analyse("engines", *decomposition),
-        "recommendations": analyse("recommendations"),
-        "memory": analyse("memory", "--predictions", predictions),
+        "plan": kvsweep("plan", "--results", results, "--quiet"),
+        "tables": kvsweep("tables", "--results", results),
         "figures": kvsweep("figures", "--tables", str(tables), *of_parsed, "--out", figures),
         "page": kvsweep(
             *("report", "--tables", str(tables), "--figures", figures),

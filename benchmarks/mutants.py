@@ -103,7 +103,7 @@ def main() -> int:
     survey = Survey(f"workflow_scripts.{args.module}", args.sample)
     path = Path(*args.module.split("."))
     own = Path("tests/unit", path.parent, f"test_{TESTED_IN.get(path.name, path.name)}.py")
-    files = [own, Path("workflow_scripts", path).with_suffix(".py"), Path("tests/unit/tables/test_table_command.py")]
+    files = [own, Path("workflow_scripts", path).with_suffix(".py")]
     settings.register_profile("mutants", deadline=None, derandomize=True, database=None, phases=[Phase.generate])
     options = ["-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants"]
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):

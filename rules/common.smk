@@ -8,10 +8,10 @@ from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
-from workflow_scripts.__main__ import COMMANDS
 from workflow_scripts.catalog.environments import is_installed
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.engines.registry import load_engines, modules_that_predict
+from workflow_scripts.questions.all_tables import TABLE_MODULES, TABLES
 from workflow_scripts.study.runs_file import files_of
 from workflow_scripts.study.definition import (
     cell_definition,
@@ -50,8 +50,6 @@ CONFIG_KEYS = (
 )
 CONFIG_KEYS += ("workload", "host", "image", "partial", "rerun")
 ENGINE_ENVIRONMENT = f"../envs/{config['engine_environment']}.conda.yaml"
-# Tables of the report, each as Parquet and as CSV; `written` adds those that the rules make.
-TABLES = []
 PARSED = ("starts.parquet", "repeats.parquet", "requests.parquet", "steps.parquet", "trace.parquet")
 
 try:
@@ -272,9 +270,3 @@ def calibrations_sha256(gpus):
 
 def table(name):
     return PATHS.tables / f"{name}.parquet"
-
-
-def written(name, of=""):
-    """Both files of a table of the report, as outputs `table` and `csv`; `of` distinguishes two tables of one rule."""
-    TABLES.append(name)
-    return {f"{of}table": table(name), f"{of}csv": table(name).with_suffix(".csv")}

@@ -198,7 +198,6 @@ if STUDY.is_adaptive:
             cells=PATHS.root / "cells",
             batches=lambda wildcards, input: [Path(one).with_suffix(".json") for one in input if one.endswith(".done")],
             first=lambda wildcards: "--first" if int(wildcards.round) == MEASURING.decided else "",
-            devices=PATHS.device("any").parent,
             # A separate folder, because other jobs write the tables of the report.
             folder=PATHS.round_plan("").parent,
         shell:
@@ -207,8 +206,8 @@ if STUDY.is_adaptive:
             " python -m workflow_scripts parse-cells --cells {params.cells:q} --gpu $gpu --processes {threads}"
             " --out {params.folder:q}/parsed/$gpu;"
             " done;"
-            ' python -m workflow_scripts table-cells --study "$STUDY" --parsed {params.folder:q}/parsed'
-            " --devices {params.devices:q} --out {params.folder:q}/tables;"
+            ' python -m workflow_scripts tables --study "$STUDY" --results "$RESULTS" --only cells'
+            " --parsed {params.folder:q}/parsed --out {params.folder:q}/tables;"
             ' python -m workflow_scripts next-round --study "$STUDY" --results "$RESULTS" --number {wildcards.round:q}'
             " --gpus {params.gpus:q} --tables {params.folder:q}/tables"
             " --batches {params.batches:q} {params.first} --out {output:q})"

@@ -51,14 +51,16 @@ class Base:
     def calls(self) -> dict[str, Call]:
         """The commands that make everything else, by name, in their order."""
         made = {name: (words[1], words[2:]) for name, words in commands(self.study).items() if name != "figures"}
-        of_study, parsed = ["--study", str(self.study)], ["--parsed", str(self.root / "parsed")]
+        of_study = ["--study", str(self.study), "--results", str(self.root.parent)]
         parses = {gpu: ("parse-cells", self.parsed(gpu)) for gpu in ("h200", "h100-sxm")}
-        waiting = ["--tables", str(self.tables), "--out", str(self.tables / "waiting.parquet")]
-        waiting += ["--devices", str(self.root / "prepared/devices")]
-        made["waiting"] = ("table-waiting", [*of_study, *parsed, *waiting])
         digest = ["--tables", str(self.tables), "--out", str(self.tables / "digest.json")]
-        after = {"digest": ("digest", [*of_study, *digest]), "page": made.pop("page")}
-        return parses | made | after | {"status": ("status", [*of_study, "--results", str(self.root.parent)])}
+        after = {"digest": ("digest", [*of_study[:2], *digest]), "page": made.pop("page")}
+        return parses | made | after | {"status": ("status", of_study)}
+
+    def tables_call(self, *names: str) -> Call:
+        """The command that makes these tables, or all."""
+        words = ["--study", str(self.study), "--results", str(self.root.parent)]
+        return "tables", [*words, *(["--only", *names] if names else [])]
 
     def parsed(self, gpu: str) -> list[str]:
         folders = ["--cells", str(self.root / "cells"), "--out", str(self.root / "parsed" / gpu)]
@@ -112,7 +114,7 @@ def evidence(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     calls = of.calls()
     gpu = cell.relative_to(of.root / "cells").parts[0]
     last = rnd.choice(("knobs", "fragmentation", "waiting", "devices", "intervals", "page", "status"))
-    return [calls[name] for name in (gpu, "cells", last)]
+    return [calls[gpu], of.tables_call("cells"), calls.get(last) or of.tables_call(last)]
 
 
 def archives(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
@@ -149,10 +151,9 @@ def imports(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     mutated = {"a.log": mutations.text_file, "a.csv": mutations.csv_file, "runs.yaml": mutations.yaml_file}
     name = rnd.choice(["runs.yaml", *mutated])
     changed(folder / name, mutated[name], rnd)
-    made = ["--parsed", str(base.root / "parsed"), "--devices", str(base.root / "prepared/devices")]
-    made += ["--imported", "imported.jsonl", "--out", "tables"]
-    read = ("read-imported", ["--runs", "runs.yaml", "--out", "imported.jsonl"])
-    return [read, ("table-cells", ["--study", str(base.study), *made])]
+    of = base.copy(folder)
+    read = ("read-imported", ["--runs", "runs.yaml", "--out", str(of.root / "imported.jsonl")])
+    return [read, of.tables_call("cells")]
 
 
 def logs(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
@@ -175,9 +176,9 @@ def tables(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     is_parsed = of.tables not in path.parents
     of_tables = ("knobs", "devices", "engines", "intervals", "recommendations", "digest")
     names = ("fragmentation", "waiting") if is_parsed else of_tables
-    calls = of.calls()
+    name, calls = rnd.choice(("page", rnd.choice(names))), of.calls()
     # The page reads every table, and the others few.
-    return [*([calls["cells"]] if is_parsed else []), calls[rnd.choice(("page", rnd.choice(names)))]]
+    return [*([of.tables_call("cells")] if is_parsed else []), calls.get(name) or of.tables_call(name)]
 
 
 def _other_table(path: Path, rnd: Random) -> bytes:
@@ -200,18 +201,17 @@ def _other_table(path: Path, rnd: Random) -> bytes:
 def records(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     """Records in a study's results apart from its cells, a model's config, and what `kvsweep log` prints."""
     of, how = base.copy(folder), rnd.randrange(5)
-    calls = of.calls()
     if how == 0:
         changed(of.root / "plan/capacity.jsonl", mutations.jsonl_file, rnd)
-        return [calls["memory"]]
+        return [of.tables_call("memory")]
     if how == 1:
         changed(rnd.choice(sorted(of.root.glob("prepared/devices/*.json"))), mutations.json_file, rnd)
-        return [calls[rnd.choice(("cells", "devices", "waiting"))]]
+        return [of.tables_call(rnd.choice(("cells", "devices", "waiting")))]
     if how == 2:
         job = {"job": "7", "cluster": "c", "state": "COMPLETED", "nodes": "n1", "queued_s": 1.5, "elapsed_s": 60}
         job |= {"memory_bytes": 5, "energy_j": None}
         put(of.root / "jobs/c/7.json", mutations.json_file(json.dumps(job).encode(), rnd))
-        return [calls["status"]]
+        return [of.calls()["status"]]
     log = {"available_kv_cache_gib": 20.5, "num_gpu_blocks": 1000, "engine_version": "0.32.0"}
     of_log = ["--from-log", put(folder / "log.json", mutations.json_file(json.dumps(log).encode(), rnd))]
     put(folder / "model/config.json", mutations.json_file(MODEL.read_bytes(), rnd))

@@ -24,8 +24,7 @@ def test_only_the_terminal_for_texts_of_others_is_used():
 
 
 # Words that the workflow itself chooses, options that are quoted where they are made, and commands of the site file.
-UNQUOTED = {"command", "options", "weights", "first", "attempts"} | {"imported", "reads", "also", "plan"}
-UNQUOTED |= {"setup", "launcher"}
+UNQUOTED = {"weights", "first", "attempts", "plan", "setup", "launcher"}
 
 
 def test_every_path_in_a_rules_command_is_quoted():

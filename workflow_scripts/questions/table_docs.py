@@ -5,7 +5,6 @@
 Each schema holds the meaning and unit of its columns.
 """
 
-import importlib
 import re
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
@@ -13,10 +12,10 @@ from pathlib import Path
 
 import pandera.pandas as pa
 
-from workflow_scripts.__main__ import COMMANDS
 from workflow_scripts.common.columns import COLUMNS
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_text
+from workflow_scripts.questions.all_tables import makers
 from workflow_scripts.statistics.comparisons import ANOTHER_RUN
 from workflow_scripts.tables.typed_tables import KNOBS
 
@@ -25,9 +24,10 @@ HEAD = """<!-- Written by `kvsweep write-table-docs` from the schemas of the tab
 
 # Tables
 
-Every table lies in `results/{study}/tables/` as Parquet, which keeps the types, and as CSV. Names end in their unit;
-`_pct` is per cent, a share lies between 0 and 1. `_p50`, `_p90` and `_p99` are percentiles. An unknown value is null,
-never zero. `source` is `measured`, `imported` (measured elsewhere), `predicted`, `published` or `simulated`.
+Every table lies in `results/{study}/tables/` as Parquet, which keeps the types, and as CSV; `kvsweep tables` writes
+them. Names end in their unit; `_pct` is per cent, a share lies between 0 and 1. `_p50`, `_p90` and `_p99` are
+percentiles. An unknown value is null, never zero. `source` is `measured`, `imported` (measured elsewhere), `predicted`,
+`published` or `simulated`. A table that a study does not need has no rows.
 
 Not listed, unless described otherwise: `{x}_low` and `{x}_high`, the 95 % interval of `{x}`; and `{x}_again_low` and
 `{x}_again_high`, between which 95 % of further runs with as many starts measure `{x}` (verdicts do not use them).
@@ -41,11 +41,8 @@ The page, its figures and the comparisons show these columns under one name, in 
 
 
 def schemas() -> list[pa.DataFrameSchema]:
-    """The schemas of all tables, in the order of the commands `table-NAME` that make them."""
-    places = [place for name, place in COMMANDS.items() if name.startswith("table-")]
-    modules = [importlib.import_module(f"workflow_scripts.{place}") for place in places]
-    found = [value for module in modules for value in vars(module).values() if isinstance(value, pa.DataFrameSchema)]
-    return list({schema.name: schema for schema in found}.values())  # a module may read another's table
+    """The schemas of all tables, in the order in which they are made."""
+    return [schema for maker in makers() for schema in maker.schemas]
 
 
 def meanings(table: str) -> dict[str, str]:

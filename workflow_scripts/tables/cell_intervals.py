@@ -1,13 +1,8 @@
 """The value of each measure of each cell over its repeats and starts, with its 95 % interval.
 
-    kvsweep table-intervals --study config/studies/demo.yaml \\
-        --tables results/demo/tables --out results/demo/tables/intervals.parquet
-
 All that states a measure of a whole cell reads it from this table. Whether two cells differ is in other tables:
 intervals of two cells may overlap although the cells differ.
 """
-
-from argparse import Namespace
 
 import numpy as np
 import pandas as pd
@@ -24,9 +19,8 @@ from workflow_scripts.statistics.summary import (
     numbers,
     summarise,
 )
-from workflow_scripts.study.study import Study
 from workflow_scripts.tables.measurements import FRAME_COLUMNS
-from workflow_scripts.tables.table_command import table_command
+from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, table_schema
 
 SCHEMA = table_schema(
@@ -90,6 +84,6 @@ def _of_mean(cells: pd.DataFrame, column: Column) -> pd.DataFrame:
     return rows.assign(measure=measure)
 
 
-@table_command("intervals")
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
-    return cell_intervals(cells)
+@makes(SCHEMA)
+def make_tables(inputs: TableInputs) -> pd.DataFrame:
+    return cell_intervals(inputs.cells)

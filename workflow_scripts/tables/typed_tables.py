@@ -83,8 +83,10 @@ def table_schema(
     return TABLE_SCHEMAS[table]
 
 
-def write_table(frame: pd.DataFrame, path: Path, table: str | None = None) -> None:
-    """Write a table as Parquet to `path` and as CSV beside it; each file is written completely or not at all.
+def write_table(frame: pd.DataFrame, path: Path, table: str | None = None) -> pd.DataFrame:
+    """Write a table as Parquet to `path` and as CSV beside it, and return it as `read_table` would.
+
+    Each file is written completely or not at all.
 
     The schema is that of `table`, or of the file's name. Types are converted if no value is lost.
 
@@ -97,6 +99,7 @@ def write_table(frame: pd.DataFrame, path: Path, table: str | None = None) -> No
     csv.write_csv(arrow.Table.from_pandas(with_texts(checked), preserve_index=False), buffer)
     write_bytes(path.with_suffix(".csv"), buffer.getvalue())
     write_bytes(path, to_parquet(checked))
+    return checked
 
 
 def read_table(path: Path, table: str | None = None) -> pd.DataFrame:

@@ -157,7 +157,6 @@ run_command(lambda: print("done") or print("said", file=sys.stderr) or {status})
         (f" log {300 * 'x'}", "File name too long"),
         # A module that is run instead of its command names the command.
         (f".parse.engine_log {LOG}", " `kvsweep log`"),
-        (f".questions.cells.table {LOG}", " `kvsweep table-cells`"),
     ],
 )
 def test_a_command_that_cannot_run_ends_with_2_and_the_reason(words, said):

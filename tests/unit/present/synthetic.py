@@ -35,7 +35,7 @@ from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.cell_intervals import cell_intervals
 from workflow_scripts.tables.measurements import FRAME_COLUMNS, read_measurements, write_measurements
-from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS, write_table
+from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS, read_table, write_table
 
 schemas()  # imports every module that makes a table, so that each table has its schema here
 
@@ -332,7 +332,7 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     write(
         predictions=predictions_table(cells, cell_intervals(cells), plan_table(cells), published), claims=claims_table()
     )
-    write(devices=device_ratios(cells, predictions=tables / "predictions.parquet"))
+    write(devices=device_ratios(cells, predictions=read_table(tables / "predictions.parquet")))
 
 
 def arguments(**options: Path) -> list[str]:

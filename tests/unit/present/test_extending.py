@@ -1,17 +1,16 @@
 """The recipe for a figure with its table in docs/extending.md, followed as it stands."""
 
-import re
 import sys
 from types import ModuleType
 
 import pytest
 
 from tests.recipes import blocks, recipe
-from workflow_scripts.__main__ import COMMANDS, main
-from workflow_scripts.common.checkout import CHECKOUT
+from tests.unit.questions.made import made
 from workflow_scripts.page.report import Subject
 from workflow_scripts.present import page
 from workflow_scripts.present.figures import draw_figures
+from workflow_scripts.questions import all_tables
 from workflow_scripts.questions.sections import SECTIONS
 from workflow_scripts.questions.table_docs import documentation
 from workflow_scripts.tables import typed_tables as tables
@@ -57,18 +56,12 @@ def test_the_recipe_for_a_figure_with_its_table_works(results, subject, tmp_path
     assert "wait longest" in str(block)
 
 
-def test_the_recipe_for_a_table_works(results, monkeypatch, tmp_path):
-    _, code, rule = blocks(recipe("A figure with its table"), "python")
+def test_the_recipe_for_a_table_works(results, monkeypatch):
+    _, code, listed = blocks(recipe("A figure with its table"), "python")
     monkeypatch.setattr(tables, "TABLE_SCHEMAS", dict(tables.TABLE_SCHEMAS))
-    monkeypatch.setitem(COMMANDS, "table-waits", "questions.longest_waits.table")
+    monkeypatch.setattr(all_tables, "_MAKERS", all_tables._MAKERS | eval(f"{{{listed}}}"))
     module_of("workflow_scripts.questions.longest_waits.table", code, monkeypatch)
-    folder, waits = results.root / "tables", tmp_path / "waits.parquet"
-    assert main(["table-waits", "--study", str(results.study), "--tables", str(folder), "--out", str(waits)]) == 0
-    found = tables.read_table(waits)
+    folder = results.root / "tables"
+    found = made(results.study, folder, "waits")
     assert found["longest_wait_s"].max() == tables.read_table(folder / "repeats.parquet")["ttft_s_p99"].max()
     assert "## waits\n\nOne row per cell that was measured.\n" in documentation()
-    # The entry has the form of the other rules of tables.
-    known = (CHECKOUT / "rules" / "analyse.smk").read_text(encoding="utf-8").splitlines()
-    form = r'    "\w+": TableRule\("[\w ,]+\."\),'
-    assert any(re.fullmatch(form, line) for line in known)
-    assert re.fullmatch(form, rule.rstrip("\n"))

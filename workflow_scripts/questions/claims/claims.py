@@ -1,20 +1,14 @@
 """Judge the published claims that a study names, with the evidence for each verdict.
 
-    kvsweep table-claims --study config/studies/paged_attention.yaml \\
-        --tables results/paged_attention/tables --out results/paged_attention/tables/claims.parquet
-
 Evidence comes from formulas, from the published numbers themselves and from the study's tables; a missing table gives
 no evidence. docs/claims.md explains the verdicts, docs/tables.md documents every column.
 """
 
-from argparse import Namespace
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.catalog.published import CLAIMS, PUBLISHED, Claim, Published, PublishedError
-from workflow_scripts.common.command import STUDY, TABLES, command, option, out
+from workflow_scripts.catalog.published import CLAIMS, Claim, Published, PublishedError
 from workflow_scripts.questions.claims import (
     on_engines,  # noqa: F401  # they register their checks
     on_memory,  # noqa: F401  # they register their checks
@@ -23,8 +17,8 @@ from workflow_scripts.questions.claims import (
 from workflow_scripts.questions.claims.evidence import CHECKS, NOT_TESTABLE, Evidence, verdict
 from workflow_scripts.questions.claims.study_tables import StudyTables, read_tables
 from workflow_scripts.study.study import Study
-from workflow_scripts.study.study_file import load_study
-from workflow_scripts.tables.typed_tables import TEXT, table_schema, write_table
+from workflow_scripts.tables.table_maker import TableInputs, makes
+from workflow_scripts.tables.typed_tables import TEXT, table_schema
 
 # Most pieces of evidence of one kind that are written out: of those that bear on a claim, and of the others. All
 # further ones are counted.
@@ -117,13 +111,6 @@ def _ids(kinds: Iterable[Sequence[Evidence]], most: int) -> list[str]:
     return [name for kind in kinds for each in kind[:most] for name in each.ids[:MOST_IDS]]
 
 
-@command(
-    "table-claims",
-    STUDY,
-    TABLES,
-    option("--published", type=Path, default=PUBLISHED, help="folder with claims.yaml and its tables (%(default)s)"),
-    out("claims.parquet; claims.csv is written beside it"),
-)
-def main(args: Namespace) -> None:
-    tables = StudyTables(read_tables(args.tables), Published(args.published))
-    write_table(claims_table(load_study(args.study), tables), args.out, "claims")
+@makes(SCHEMA, needed=lambda inputs: bool(inputs.study.claims))
+def make_tables(inputs: TableInputs) -> pd.DataFrame:
+    return claims_table(inputs.study, StudyTables(read_tables(inputs.folder), Published(inputs.published)))

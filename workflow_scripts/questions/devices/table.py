@@ -1,14 +1,9 @@
 """Compare devices: the observed speed-ups, beside the ratios of what the devices can do.
 
-    kvsweep table-devices --study config/studies/demo.yaml \\
-        --tables results/demo/tables --devices results/demo/prepared/devices \\
-        --out results/demo/tables/devices.parquet
-
 Two devices are compared on the same engine, model, workload and settings. docs/tables.md documents every column.
 """
 
 import math
-from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
@@ -19,13 +14,12 @@ import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus
 from workflow_scripts.common.columns import column
-from workflow_scripts.common.command import option
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.questions.knobs.pairs import WHILE_FULL, steady_ratios
 from workflow_scripts.questions.limits.ceilings import as_measured
 from workflow_scripts.questions.predictions.table import SHARES
-from workflow_scripts.questions.waiting.table import WAITING, WITHOUT_WAITING, with_device_ratio
+from workflow_scripts.questions.waiting.table import WITHOUT_WAITING, with_device_ratio
 from workflow_scripts.statistics.comparisons import (
     ANOTHER_RUN,
     EQUIVALENCE_ALPHA,
@@ -48,10 +42,9 @@ from workflow_scripts.statistics.summary import (
     numbers,
     records,
 )
-from workflow_scripts.study.study import Study
 from workflow_scripts.tables.parsed_facts import known_facts
-from workflow_scripts.tables.table_command import table_command
-from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, read_table, table_schema
+from workflow_scripts.tables.table_maker import TableInputs, makes
+from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, table_schema
 
 METRICS = ("output_tokens_per_s", "total_tokens_per_s")
 # Ratios that follow from rates that were measured on the devices.
@@ -134,9 +127,9 @@ SCHEMA = table_schema(
 
 
 def device_ratios(
-    cells: pd.DataFrame, rates: Mapping[str, DeviceRates] | None = None, predictions: Path | None = None
+    cells: pd.DataFrame, rates: Mapping[str, DeviceRates] | None = None, predictions: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """The ratios table; `rates` are the records of measured devices, `predictions` is a file."""
+    """The ratios table; `rates` are the records of measured devices, `predictions` is that table."""
     parts, comparisons = zip(*(_pairs(cells, metric) for metric in METRICS), strict=True)
     pairs = pd.concat(parts, ignore_index=True)
     if pairs.empty:
@@ -291,26 +284,19 @@ def device_records(folder: Path) -> dict[str, DeviceRates]:
     return {name: DeviceRates.read(file) for name, file in files.items() if file.is_file()}
 
 
-@table_command(
-    "devices",
-    option("--devices", type=Path, help="folder with NAME.json of each measured device"),
-    WAITING,
-    option("--predictions", type=Path, help="the study's predictions.parquet"),
-)
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
-    rates = device_records(args.devices) if args.devices else {}
-    ratios = device_ratios(cells, rates, args.predictions)
+@makes(SCHEMA)
+def make_tables(inputs: TableInputs) -> pd.DataFrame:
+    ratios = device_ratios(inputs.cells, device_records(inputs.devices), inputs.table("predictions"))
     a, b = (cell_ids(ratios, f"gpu_{side}") for side in "ab")
-    return with_device_ratio(ratios, a, b, args.waiting, study.equivalence_margin_pct)
+    return with_device_ratio(ratios, a, b, inputs.table("waiting"), inputs.study.equivalence_margin_pct)
 
 
-def _with_expectation(pairs: pd.DataFrame, predictions: Path | None) -> pd.DataFrame:
+def _with_expectation(pairs: pd.DataFrame, predictions: pd.DataFrame | None) -> pd.DataFrame:
     """The pairs with what their ratio was predicted to be, and where their time goes."""
     rates = ["predicted", "scaled_output_tokens_per_s"]
     predicted = pd.DataFrame(columns=[*rates, *SHARES, "speed_source"], dtype=float)
     if predictions is not None:
-        table = read_table(predictions, "predictions")
-        predicted = table[table["quantity"] == RATE].set_index("cell_id")[[*rates, *SHARES, "speed_source"]]
+        predicted = predictions[predictions["quantity"] == RATE].set_index("cell_id")[list(predicted)]
     sides = {side: predicted.reindex(cell_ids(pairs, f"gpu_{side}")) for side in "ab"}
     (own_a, scaled_a), (own_b, scaled_b) = (of[rates].to_numpy(dtype=float).T for of in sides.values())
     from_each = np.array([own_a / scaled_b, scaled_a / own_b])

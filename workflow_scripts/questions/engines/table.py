@@ -1,13 +1,7 @@
 """Compare vLLM with HuggingFace at equal work, and split the gain into batching and engine.
 
-    kvsweep table-engines --study config/studies/demo.yaml \\
-        --tables results/demo/tables --out results/demo/tables/engines.parquet \\
-        --decomposition-out results/demo/tables/engine_decomposition.parquet
-
 docs/tables.md documents every column of both tables.
 """
-
-from argparse import Namespace
 
 import numpy as np
 import pandas as pd
@@ -20,8 +14,7 @@ from workflow_scripts.statistics.comparisons import ANOTHER_RUN, FASTER, SCOPE_M
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
 from workflow_scripts.statistics.samples import Samples
 from workflow_scripts.statistics.summary import PLACE, RATE, Row, cell_ids, cell_summary, records
-from workflow_scripts.study.study import Study
-from workflow_scripts.tables.table_command import table_command
+from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 
 BATCH_1, STATIC_BATCH, CONTINUOUS = "batch 1", "static batch", "continuous batching"
@@ -242,6 +235,6 @@ def _fastest(cells: pd.DataFrame, samples: Samples) -> tuple[int, str | None]:
     return _first(cells), ", ".join(ties) or None
 
 
-@table_command("engines", decomposition="engine_decomposition")
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    return engine_tables(cells, looks_at(study.starts, cells))
+@makes(SCHEMA, DECOMPOSITION_SCHEMA)
+def make_tables(inputs: TableInputs) -> tuple[pd.DataFrame, pd.DataFrame]:
+    return engine_tables(inputs.cells, looks_at(inputs.study.starts, inputs.cells))

@@ -1,11 +1,6 @@
-"""Write what differs between environments, although the study asks for the same.
-
-    kvsweep table-environments --study config/studies/demo.yaml \\
-        --tables results/demo/tables --out results/demo/tables/environments.parquet
-"""
+"""Write what differs between environments, although the study asks for the same."""
 
 import json
-from argparse import Namespace
 from collections import defaultdict
 from statistics import median
 from typing import Any
@@ -14,9 +9,8 @@ import pandas as pd
 
 from workflow_scripts.questions.knobs.pairs import AT, by_environment, knob_groups
 from workflow_scripts.statistics.summary import Row, comparable_rows, knob_columns, records
-from workflow_scripts.study.study import Study
 from workflow_scripts.tables.differences import by_itself, value_text
-from workflow_scripts.tables.table_command import table_command
+from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import INTEGER, TEXT, table_schema
 
 SCHEMA = table_schema(
@@ -66,6 +60,6 @@ def _settings(cell: Row) -> dict[str, Any]:
     return settings | {name: cell[name] for name in _BESIDE_EFFECTIVE if not pd.isna(cell[name])}
 
 
-@table_command("environments")
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
-    return environment_changes(cells)
+@makes(SCHEMA, needed=lambda inputs: any(cell.environment for cell in inputs.grid))
+def make_tables(inputs: TableInputs) -> pd.DataFrame:
+    return environment_changes(inputs.cells)

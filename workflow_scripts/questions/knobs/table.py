@@ -1,14 +1,10 @@
 """Compare knobs, models and environments by throughput, and say whether they took effect.
 
-    kvsweep table-knobs --study config/studies/demo.yaml \\
-        --tables results/demo/tables --out results/demo/tables/knobs.parquet
-
 Compared cells differ in exactly one knob, in the model or in the environment. docs/tables.md documents every column,
 docs/statistics.md the tests.
 """
 
 import json
-from argparse import Namespace
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -28,12 +24,11 @@ from workflow_scripts.questions.knobs.pairs import (
     compared_pairs,
     looks_at,
 )
-from workflow_scripts.questions.waiting.table import WAITING, WITHOUT_WAITING, with_device_ratio
+from workflow_scripts.questions.waiting.table import WITHOUT_WAITING, with_device_ratio
 from workflow_scripts.statistics.comparisons import ANOTHER_RUN, CHANGES, FLAT, NOT_DECIDED, SCOPE_MEANING, log_margin
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
 from workflow_scripts.statistics.summary import RATE, knob_columns, knob_text, records
-from workflow_scripts.study.study import Study
-from workflow_scripts.tables.table_command import table_command
+from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 
 PAIR, OVERALL = "pair", "overall"
@@ -224,8 +219,9 @@ def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, margin_pct: float) -> pd.D
     )
 
 
-@table_command("knobs", WAITING)
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
-    margin_pct = study.equivalence_margin_pct
-    effects = knob_effects(cells, margin_pct, looks_at(study.starts, cells))
-    return with_device_ratio(effects, effects["cell_id"], effects["baseline_cell_id"], args.waiting, margin_pct)
+@makes(SCHEMA)
+def make_tables(inputs: TableInputs) -> pd.DataFrame:
+    cells, margin_pct = inputs.cells, inputs.study.equivalence_margin_pct
+    effects = knob_effects(cells, margin_pct, looks_at(inputs.study.starts, cells))
+    a, b = effects["cell_id"], effects["baseline_cell_id"]
+    return with_device_ratio(effects, a, b, inputs.table("waiting"), margin_pct)

@@ -1,14 +1,9 @@
 """Compare predicted KV capacity with the engine's: blocks, tokens, concurrency, memory.
 
-    kvsweep table-memory --study config/studies/demo.yaml \\
-        --tables results/demo/tables --predictions results/demo/plan/capacity.jsonl \\
-        --out results/demo/tables/memory.parquet
-
 One row per cell with a prediction, and one per published number of blocks. docs/capacity.md says how predictions are
 made, docs/tables.md documents every column.
 """
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +11,12 @@ import numpy as np
 import pandas as pd
 from pydantic import StrictFloat, StrictInt, StrictStr
 
-from workflow_scripts.common.command import option
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.common.records import mapping_of, validated
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.physics import formulas
 from workflow_scripts.statistics.summary import RAN, Row, as_applied, numbers, records
-from workflow_scripts.study.study import Study
-from workflow_scripts.tables.table_command import table_command
+from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import FLAG, NUMBER, TEXT, TableError, table_schema
 
 PUBLISHED = "published"
@@ -252,6 +245,6 @@ def read_predictions(path: Path) -> pd.DataFrame:
     return pd.DataFrame(predictions, columns=[*fields, "published"])
 
 
-@table_command("memory", option("--predictions", type=Path, required=True, help="capacity.jsonl of `kvsweep plan`"))
-def main(args: Namespace, _: Study, cells: pd.DataFrame) -> pd.DataFrame:
-    return capacity_table(cells, read_predictions(args.predictions))
+@makes(SCHEMA)
+def make_tables(inputs: TableInputs) -> pd.DataFrame:
+    return capacity_table(inputs.cells, read_predictions(inputs.paths.capacity))

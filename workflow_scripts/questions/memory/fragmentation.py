@@ -1,20 +1,14 @@
 """Compute how much reserved KV memory holds no token, in the engine's layout and in others.
 
-    kvsweep table-fragmentation --study config/studies/demo.yaml \\
-        --tables results/demo/tables --parsed results/demo/parsed \\
-        --out results/demo/tables/fragmentation.parquet
-
 One row per repeat and layout. docs/fragmentation.md says how the numbers are made.
 """
 
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.common.command import PARSED
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.physics import formulas
@@ -28,11 +22,10 @@ from workflow_scripts.questions.memory.layer_memory import (
 )
 from workflow_scripts.statistics.start_spread import FloatArray
 from workflow_scripts.statistics.summary import as_applied, dtypes, numbers, usable_blocks
-from workflow_scripts.study.study import Study
 from workflow_scripts.tables.measurements import MEASURED
 from workflow_scripts.tables.parsed_facts import REPEAT, known_facts, read_parsed
 from workflow_scripts.tables.request_lives import TIMES, Texts, by_repeat, paged, request_lives, shared_texts
-from workflow_scripts.tables.table_command import table_command
+from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, declared, table_schema
 
 PREDICTED = "predicted"
@@ -220,7 +213,8 @@ def caches_as_measured(cells: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-@table_command("fragmentation", PARSED)
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
+@makes(SCHEMA)
+def make_tables(inputs: TableInputs) -> pd.DataFrame:
+    study, cells = inputs.study, inputs.cells
     own = cells[cells["study"].eq(study.name) & cells["source"].eq(MEASURED)]
-    return waste_table(own, args.parsed, shared_texts(study))
+    return waste_table(own, inputs.parsed, shared_texts(study))

@@ -1,16 +1,9 @@
 """Compare the predicted and measured values of every cell, with the error.
 
-    kvsweep table-predictions --study config/studies/demo.yaml \\
-        --tables results/demo/tables --intervals results/demo/tables/intervals.parquet \\
-        --plan results/demo/plan/plan.parquet \\
-        --blocks results/demo/plan/blocks.parquet --out results/demo/tables/predictions.parquet \\
-        --blocks-out results/demo/tables/blocks.parquet
-
 One row per cell and quantity, and in `blocks` one row per event of a KV block. docs/plan.md says how predictions are
 made, docs/tables.md documents every column.
 """
 
-from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,8 +11,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import get_model, resolve
-from workflow_scripts.catalog.published import PUBLISHED, Published
-from workflow_scripts.common.command import option
+from workflow_scripts.catalog.published import Published
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.parquet import read_parquet
 from workflow_scripts.engines.vllm.knobs import VLLM
@@ -27,9 +19,8 @@ from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.rate_ceiling import judge_rate
 from workflow_scripts.statistics.summary import RAN, RATE
 from workflow_scripts.study.study import Study
-from workflow_scripts.tables.cell_intervals import SCHEMA as INTERVALS
-from workflow_scripts.tables.table_command import table_command
-from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, TableError, read_table, table_schema
+from workflow_scripts.tables.table_maker import TableInputs, makes
+from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, TableError, table_schema
 
 # A cell is flagged only if its rate is outside its band: latencies of single requests depend on the order within a
 # step, which no band covers. Whether they are in it is said too.
@@ -217,19 +208,12 @@ def published_rates(study: Study, published: Published) -> Rates:
     return rates
 
 
-@table_command(
-    "predictions",
-    option("--intervals", type=Path, required=True, help="the study's intervals.parquet"),
-    option("--plan", type=Path, required=True, help="plan.parquet of `kvsweep plan`"),
-    option("--blocks", type=Path, required=True, help="blocks.parquet of `kvsweep plan`"),
-    option("--published", type=Path, default=PUBLISHED, help="folder with claims.yaml and its tables (%(default)s)"),
-    blocks="blocks",
-)
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    plan, blocks = _of_plan(args.plan), _of_plan(args.blocks)
-    published = published_rates(study, Published(args.published))
-    own, intervals = cells[cells["study"].eq(study.name)], read_table(args.intervals, INTERVALS.name)
-    return predictions_table(own, intervals, plan, published), blocks
+@makes(SCHEMA, BLOCKS_SCHEMA)
+def make_tables(inputs: TableInputs) -> tuple[pd.DataFrame, pd.DataFrame]:
+    plan, blocks = (_of_plan(inputs.paths.plan / f"{name}.parquet") for name in ("plan", "blocks"))
+    published = published_rates(inputs.study, Published(inputs.published))
+    own = inputs.cells[inputs.cells["study"].eq(inputs.study.name)]
+    return predictions_table(own, inputs.table("intervals"), plan, published), blocks
 
 
 def _of_plan(path: Path) -> pd.DataFrame:

@@ -1,20 +1,15 @@
 """Recommend vLLM configurations to serve with: the fastest, and the smallest equally fast one.
 
-    kvsweep table-recommendations --study config/studies/demo.yaml --results results \\
-        --tables results/demo/tables --out results/demo/tables/recommendations.parquet
-
 Each comes with its interval, with the configurations that cannot be distinguished from it, and as a `vllm serve`
 command. docs/tables.md documents every column.
 """
 
-from argparse import Namespace
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from workflow_scripts.common.command import RESULTS
 from workflow_scripts.common.wording import number
 from workflow_scripts.engines.vllm.knobs import VLLM, VllmKnobs
 from workflow_scripts.questions.knobs.pairs import STEADY, WORK, compared_pairs, looks_at
@@ -37,7 +32,7 @@ from workflow_scripts.study.definition import model_key, resolved_models
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.serve_command import Prepared, ServeSettings, serve_settings
 from workflow_scripts.study.study import Study
-from workflow_scripts.tables.table_command import table_command
+from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 
 LATENCIES = ("tpot_s_p50", "ttft_s_p50")
@@ -292,16 +287,13 @@ def prepared_models(study: Study, paths: StudyPaths) -> Settings:
     return {name: (model, paths.model(name, model_key(model))) for name, model in resolved_models(study).items()}
 
 
-@table_command(
-    "recommendations",
-    RESULTS,
-)
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
-    paths = StudyPaths(args.results, study.name)
+@makes(SCHEMA)
+def make_tables(inputs: TableInputs) -> pd.DataFrame:
+    study, cells = inputs.study, inputs.cells
     # Weights of a published model may have been random, which does not change the speed; a server needs the real ones.
     models = {
         name: (model.model_copy(update={"load_format": "hub"}) if model.hub_repo else model, folder)
-        for name, (model, folder) in prepared_models(study, paths).items()
+        for name, (model, folder) in prepared_models(study, inputs.paths).items()
     }
     # Requests that are submitted at once wait for a free place, so only the study's limit on this time is a bound.
     bound_s = study.slo.tpot_s if study.slo else None

@@ -1,24 +1,18 @@
 """What users of conversations see: latency of whole conversations, and time to the first token and hits by turn.
 
-    kvsweep table-conversations --study config/studies/conversations.yaml \\
-        --tables results/conversations/tables --parsed results/conversations/parsed \\
-        --out results/conversations/tables/conversations.parquet
-
 docs/traffic.md says how conversations are served, docs/tables.md documents every column.
 """
 
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from workflow_scripts.common.command import PARSED
 from workflow_scripts.statistics.summary import comparable_rows, records
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.parsed_facts import REPEAT, read_parsed
-from workflow_scripts.tables.table_command import table_command
+from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, declared, table_schema
 from workflow_scripts.workloads.workload_kinds import MultiTurnWorkload
 
@@ -99,7 +93,12 @@ def _summary(requests: pd.DataFrame, timed: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-@table_command("conversations", PARSED)
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
+def _has_conversations(inputs: TableInputs) -> bool:
+    return any(getattr(workload, "answers", None) == "real" for workload in inputs.study.workloads.values())
+
+
+@makes(SCHEMA, needed=_has_conversations)
+def make_tables(inputs: TableInputs) -> pd.DataFrame:
+    study, cells = inputs.study, inputs.cells
     own = cells[cells["study"].eq(study.name) & cells["source"].eq("measured")]
-    return conversation_table(study, own[own["repeat"].notna()], args.parsed)
+    return conversation_table(study, own[own["repeat"].notna()], inputs.parsed)

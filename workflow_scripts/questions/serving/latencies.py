@@ -1,28 +1,18 @@
 """Compare knobs by the latencies of servers under load.
 
-    kvsweep table-latencies --study config/studies/arrivals.yaml \\
-        --tables results/arrivals/tables \\
-        --serving results/arrivals/tables/serving_summary.parquet \\
-        --out results/arrivals/tables/latencies.parquet
-
 If requests arrive at a rate, the throughput is that rate, so a knob only changes how long requests take. Compared cells
 differ in exactly one knob, which may be the rate. docs/tables.md documents every column.
 """
 
-from argparse import Namespace
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.common.command import option
 from workflow_scripts.questions.knobs import table as effects
 from workflow_scripts.questions.knobs.pairs import looks_at
 from workflow_scripts.questions.serving import table as servers
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
-from workflow_scripts.study.study import Study
-from workflow_scripts.tables.table_command import table_command
-from workflow_scripts.tables.typed_tables import NUMBER, TEXT, read_table, table_schema
+from workflow_scripts.tables.table_maker import TableInputs, makes
+from workflow_scripts.tables.typed_tables import NUMBER, TEXT, table_schema
 
 # The compared columns of the cells table.
 LATENCIES = ("ttft_s_p50", "tpot_s_p50", "e2e_s_p50")
@@ -54,7 +44,8 @@ def latency_effects(
     return table.reindex(columns=list(SCHEMA.columns))
 
 
-@table_command("latencies", option("--serving", type=Path, required=True, help="serving_summary.parquet of the study"))
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
-    serving = read_table(args.serving, servers.SUMMARY_SCHEMA.name)
+@makes(SCHEMA, needed=servers.has_servers)
+def make_tables(inputs: TableInputs) -> pd.DataFrame:
+    study, cells = inputs.study, inputs.cells
+    serving = inputs.table(str(servers.SUMMARY_SCHEMA.name))
     return latency_effects(cells, serving, study.equivalence_margin_pct, looks_at(study.starts, cells))

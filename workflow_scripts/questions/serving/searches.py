@@ -1,24 +1,18 @@
 """The highest load within the study's limits, as each start that searched it found it, beside the plan's.
 
-    kvsweep table-searches --study config/studies/highest_load.yaml \\
-        --tables results/highest_load/tables --parsed results/highest_load/parsed \\
-        --plan results/highest_load/plan/plan.parquet --out results/highest_load/tables/searches.parquet
-
 docs/traffic.md says how the load is searched, docs/tables.md documents every column.
 """
 
-from argparse import Namespace
 from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.common.command import PARSED, option
 from workflow_scripts.common.parquet import read_parquet
 from workflow_scripts.questions.serving.table import bounds_text
 from workflow_scripts.statistics.summary import comparable_rows
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.parsed_facts import START, read_parsed
-from workflow_scripts.tables.table_command import table_command
+from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, table_schema
 
 FOUND = ["highest_load", "highest_load_low", "highest_load_high"]
@@ -51,9 +45,7 @@ def search_table(study: Study, cells: pd.DataFrame, parsed: Path, plan: pd.DataF
     return table[list(SCHEMA.columns)]
 
 
-@table_command(
-    "searches", PARSED, option("--plan", type=Path, required=True, help="plan.parquet of the study"), simulated=True
-)
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
-    own = cells[cells["study"].eq(study.name)]
-    return search_table(study, own, args.parsed, read_parquet(args.plan))
+@makes(SCHEMA, needed=lambda inputs: any(getattr(cell.knobs, "find", None) for cell in inputs.grid))
+def make_tables(inputs: TableInputs) -> pd.DataFrame:
+    own = inputs.rows[inputs.rows["study"].eq(inputs.study.name)]
+    return search_table(inputs.study, own, inputs.parsed, read_parquet(inputs.paths.plan / "plan.parquet"))

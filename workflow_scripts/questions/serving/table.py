@@ -1,13 +1,8 @@
 """Summarise servers under load: latency, goodput, what limited the load, and the steady state.
 
-    kvsweep table-serving --study config/studies/serving.yaml \\
-        --tables results/serving/tables --parsed results/serving/parsed \\
-        --out results/serving/tables/serving.parquet --summary-out results/serving/tables/serving_summary.parquet
-
 docs/serving.md says how the numbers are made, docs/tables.md documents every column of both tables.
 """
 
-from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,15 +11,14 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.common.columns import LATENCIES, column
-from workflow_scripts.common.command import PARSED
 from workflow_scripts.engines.engine import CLIENT_CPU_S
 from workflow_scripts.engines.registry import load_engines, without_environment
 from workflow_scripts.statistics.comparisons import CONFIDENCE, SCOPE_MEANING, half_width, mean_interval
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
 from workflow_scripts.statistics.summary import comparable_rows, numbers, records, summarise
-from workflow_scripts.study.study import Study, is_late
+from workflow_scripts.study.study import is_late
 from workflow_scripts.tables.parsed_facts import REPEAT, START, read_parsed
-from workflow_scripts.tables.table_command import table_command
+from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.timeline import tokens_inside
 from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, declared, table_schema
 from workflow_scripts.workloads.arrivals import Load
@@ -358,7 +352,12 @@ def _varies(repeats: pd.DataFrame) -> bool:
     return repeats["load"].iloc[0] not in (OPEN, RAMP) or bool(midway_s.diff().min() > _ARRIVES_APART_S)
 
 
-@table_command("serving", PARSED, summary="serving_summary")
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+def has_servers(inputs: TableInputs) -> bool:
+    return any(load_engines()[cell.engine].serves for cell in inputs.grid)
+
+
+@makes(SCHEMA, SUMMARY_SCHEMA)
+def make_tables(inputs: TableInputs) -> tuple[pd.DataFrame, pd.DataFrame]:
+    study, cells = inputs.study, inputs.cells
     own = cells[cells["study"].eq(study.name) & cells["source"].eq("measured")]
-    return serving_tables(own, args.parsed, study.slo.bounds() if study.slo else {})
+    return serving_tables(own, inputs.parsed, study.slo.bounds() if study.slo else {})

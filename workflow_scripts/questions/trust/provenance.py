@@ -1,22 +1,15 @@
-"""Keep what records and logs say besides numbers, so that the page reads tables alone.
+"""Keep what records and logs say besides numbers, so that the page reads tables alone."""
 
-    kvsweep table-provenance --study config/studies/demo.yaml --results results \\
-        --tables results/demo/tables --out results/demo/tables/provenance.parquet
-"""
-
-from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 
-from workflow_scripts.common.command import RESULTS
 from workflow_scripts.common.files import read_end
 from workflow_scripts.page.blocks import shown
 from workflow_scripts.study.outcome import outcome_in
 from workflow_scripts.study.paths import ENGINE_LOG, MEASURE_LOG, RAW, StudyPaths, within
-from workflow_scripts.study.study import Study
-from workflow_scripts.tables.table_command import table_command
+from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import INTEGER, TEXT, table_schema
 
 _NAMES = {
@@ -66,6 +59,6 @@ def _logs(cell_id: str, start: int, paths: StudyPaths) -> Iterator[tuple[Any, ..
             yield cell_id, start, LOG, path.relative_to(cell).as_posix(), lines
 
 
-@table_command("provenance", RESULTS, simulated=True)
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
-    return provenance_table(cells, StudyPaths(args.results, study.name))
+@makes(SCHEMA)
+def make_tables(inputs: TableInputs) -> pd.DataFrame:
+    return provenance_table(inputs.rows, inputs.paths)

@@ -1,15 +1,10 @@
 """Divide the time of each repeat on a GPU into the work of the GPU and waiting for its host.
 
-    kvsweep table-waiting --study config/studies/two_gpus.yaml \\
-        --tables results/two_gpus/tables --parsed results/two_gpus/parsed \\
-        --devices results/two_gpus/prepared/devices --out results/two_gpus/tables/waiting.parquet
-
 An engine launches its next step while the GPU computes the present one, so the time from the end of one decode step to
 the end of the next is the work of the GPU. A step with prompts takes longer to launch than a decode step takes to
 compute, and the GPU waits. docs/gpus.md says how well this agrees with what the driver reports.
 """
 
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,17 +13,15 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import get_gpu, load_gpus
-from workflow_scripts.common.command import PARSED, option
 from workflow_scripts.questions.limits.ceilings import Rates, rates_of
 from workflow_scripts.statistics.comparisons import CONFIDENCE, half_width, log_margin, mean_errors
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
 from workflow_scripts.statistics.summary import as_applied, comparable_rows, dtypes, numbers, summarise
 from workflow_scripts.statistics.variation import UNKNOWN, dependent, satterthwaite
-from workflow_scripts.study.study import Study
 from workflow_scripts.tables.imported_cells import IMPORTED
 from workflow_scripts.tables.parsed_facts import REPEAT, known_facts, read_parsed
-from workflow_scripts.tables.table_command import table_command
-from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, read_table, table_schema
+from workflow_scripts.tables.table_maker import TableInputs, makes
+from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 
 # Prompts are computed at this share of the measured rate of large matrix products: steps of more than 3,000 tokens ran
 # at 0.84 to 0.98 of it on an H200 and an H100, the lower end where the power limit lowered the clocks.
@@ -78,7 +71,6 @@ SCHEMA = table_schema(
     ),
 )
 
-WAITING = option("--waiting", type=Path, help="the study's waiting.parquet")
 # Columns of `with_device_ratio`.
 WITHOUT_WAITING = {
     **NUMBER("device_ratio device_ratio_low device_ratio_high", "ratio of the rates without waiting (`waiting`)"),
@@ -199,12 +191,10 @@ def half_without_waiting(a: Errors, b: Errors, devices_differ: BoolArray | bool)
 
 
 def with_device_ratio(
-    pairs: pd.DataFrame, a: pd.Series, b: pd.Series, table: Path | None, margin_pct: float
+    pairs: pd.DataFrame, a: pd.Series, b: pd.Series, table: pd.DataFrame, margin_pct: float
 ) -> pd.DataFrame:
     """The pairs, which have the `ratio` of cells `a` over cells `b` (ids), with the columns `WITHOUT_WAITING`."""
-    if table is None:
-        return pairs
-    cells = means_without_waiting(read_table(table, SCHEMA.name))
+    cells = means_without_waiting(table)
     of_a, of_b = (cells.reindex(side) for side in (a, b))
     # Cells with other requests do other work.
     same_work = np.isclose(of_a["tokens"], of_b["tokens"])
@@ -223,9 +213,7 @@ def with_device_ratio(
     )
 
 
-@table_command(
-    "waiting", PARSED, option("--devices", type=Path, required=True, help="folder with NAME.json of each device")
-)
-def main(args: Namespace, study: Study, cells: pd.DataFrame) -> pd.DataFrame:
-    own = cells[cells["study"].eq(study.name)]
-    return waiting(own, args.parsed, args.devices)
+@makes(SCHEMA)
+def make_tables(inputs: TableInputs) -> pd.DataFrame:
+    own = inputs.cells[inputs.cells["study"].eq(inputs.study.name)]
+    return waiting(own, inputs.parsed, inputs.devices)

@@ -8,12 +8,13 @@ import yaml
 
 from tests.recipes import blocks, recipe
 from tests.unit.questions.claims.claim_evidence import LLAMA, PUBLISHED, STUDY, republished, tables
+from tests.unit.questions.made import made as made_table
 from tests.unit.questions.synthetic_cells import cell
 from tests.unit.questions.synthetic_cells import table as cells_table
 from workflow_scripts.catalog.published import Claim, Published, PublishedError, Stated
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.questions.claims import on_memory
-from workflow_scripts.questions.claims.claims import CHECKS, MOST_IDS, MOST_SEEN_HERE, MOST_WRITTEN, claims_table, main
+from workflow_scripts.questions.claims.claims import CHECKS, MOST_IDS, MOST_SEEN_HERE, MOST_WRITTEN, claims_table
 from workflow_scripts.questions.claims.evidence import (
     COMPUTED,
     CONTRADICTED,
@@ -31,7 +32,7 @@ from workflow_scripts.questions.claims.study_tables import Interval
 from workflow_scripts.statistics.comparisons import NOT_DECIDED
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.measurements import write_measurements
-from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS, read_table, write_table
+from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS, write_table
 
 STUDY_FILE = CHECKOUT / "config" / "studies" / "published_claims.yaml"
 ONE = {"id": "one", "source": "lab", "text": "It is so."}
@@ -263,7 +264,7 @@ def test_an_entry_and_a_function_are_a_claim(tmp_path, monkeypatch, gpu, few, sa
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_the_table_from_what_tables_there_are(tmp_path):
+def test_the_table_is_made_from_what_tables_there_are(tmp_path):
     row = {"source": "published", "cell_id": "published/kv_blocks_l4_opt125m/1", "gpu": "L4"}
     row |= {"model": "facebook/opt-125m", "gpu_memory_utilization": 0.5, "kv_cache_tokens_error_pct": 110.0}
     row |= {"implied_overhead_bytes": 1.0e9, "predicted_overhead_bytes": 1.1e9}
@@ -272,9 +273,7 @@ def test_the_command_writes_the_table_from_what_tables_there_are(tmp_path):
     write_measurements(cells_table(cell({"max_num_seqs": 1})), tmp_path)
     claims = republished(tmp_path).folder / "claims.yaml"
     claims.write_text(claims.read_text().replace("value: 5.2,", "value: 1.34,"))
-    files = {"study": STUDY_FILE, "tables": tmp_path, "published": claims.parent, "out": tmp_path / "claims.parquet"}
-    assert main([word for name, path in files.items() for word in (f"--{name}", str(path))]) == 0
-    found = read_table(tmp_path / "claims.parquet").set_index("claim_id")
+    found = made_table(STUDY_FILE, tmp_path, "claims", published=claims.parent).set_index("claim_id")
     assert found.loc["blocks-linear-in-utilization", "verdict"] == SUPPORTED
     assert found.loc["capacity-of-an-l4", "verdict"] == CONTRADICTED
     assert found.loc["kv-of-llama-3-70b", "verdict"] == SUPPORTED

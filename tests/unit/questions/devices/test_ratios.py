@@ -17,7 +17,6 @@ from workflow_scripts.questions.devices.table import SCHEMA, device_ratios, devi
 from workflow_scripts.questions.limits.ceilings import as_measured
 from workflow_scripts.questions.predictions.table import SCHEMA as PREDICTIONS
 from workflow_scripts.statistics.comparisons import GPU_OCCASION_DF, GPU_OCCASION_SD
-from workflow_scripts.tables.typed_tables import write_table
 
 
 def ratios(*cells, rates=None, metric="output_tokens_per_s"):
@@ -290,39 +289,37 @@ CELLS = table(
 )
 
 
-def predicted(tmp_path, *rows, sources=("calibrated", "calibrated")):
-    """The file of a predictions table of (rate by its own calibration, rate by the other's) of the two cells."""
+def predicted(*rows, sources=("calibrated", "calibrated")):
+    """A predictions table of (rate by its own calibration, rate by the other's) of the two cells."""
     frame = pd.DataFrame(rows, columns=["predicted", "scaled_output_tokens_per_s"])
     frame = frame.assign(cell_id=CELLS["cell_id"].unique(), quantity="output_tokens_per_s", weights_share=[0.4, 0.6])
     frame["speed_source"] = list(sources)
-    path = tmp_path / "predictions.parquet"
-    write_table(frame.reindex(columns=list(PREDICTIONS.columns)), path, PREDICTIONS.name)
-    return path
+    return PREDICTIONS.validate(frame.reindex(columns=list(PREDICTIONS.columns)))
 
 
 def expected(predictions):
     return device_ratios(CELLS, predictions=predictions).iloc[0]
 
 
-def test_the_predicted_ratio_is_from_the_calibration_of_one_device_at_a_time(tmp_path):
-    row = expected(predicted(tmp_path, (180, 200), (120, 100)))
+def test_the_predicted_ratio_is_from_the_calibration_of_one_device_at_a_time():
+    row = expected(predicted((180, 200), (120, 100)))
     assert row["predicted_ratio"] == pytest.approx(math.sqrt(180 / 100 * 200 / 120))
     assert row["own_predicted_ratio"] == pytest.approx(180 / 120)
     assert row[["predicted_ratio_low", "predicted_ratio_high"]].tolist() == pytest.approx([180 / 120, 180 / 100])
     assert row[["weights_share_a", "weights_share_b"]].tolist() == [0.4, 0.6]
-    without_a_second = expected(predicted(tmp_path, (180, None), (120, None)))
+    without_a_second = expected(predicted((180, None), (120, None)))
     assert without_a_second["own_predicted_ratio"] == pytest.approx(1.5)
     assert without_a_second[["predicted_ratio", "predicted_ratio_low"]].isna().all()
-    two_ways = expected(predicted(tmp_path, (180, None), (120, None), sources=("calibrated", "measured rates")))
+    two_ways = expected(predicted((180, None), (120, None), sources=("calibrated", "measured rates")))
     assert pd.isna(two_ways["own_predicted_ratio"])
 
 
 @pytest.mark.parametrize(("scale", "explanation", "support"), [(2.0, "predicted", "shown"), (2.5, "none", "none")])
-def test_the_predicted_ratio_explains_like_any_other(tmp_path, scale, explanation, support):
+def test_the_predicted_ratio_explains_like_any_other(scale, explanation, support):
     """Measured are 2 (1.9 to 2.1) of h200 over l40s, with bandwidths of 5.56 and FLOP rates of 2.73."""
     of_each = ((200, "h200"), (100, "l40s"))
     rows = starts_table(*(cell({"max_num_seqs": 64}, around(rate, 0.01), gpu=gpu) for rate, gpu in of_each))
-    row = device_ratios(rows, predictions=predicted(tmp_path, (100 * scale, 100 * scale), (100, 100))).iloc[0]
+    row = device_ratios(rows, predictions=predicted((100 * scale, 100 * scale), (100, 100))).iloc[0]
     assert row["predicted_ratio"] == pytest.approx(scale)
     assert (row["explanation"], row["support"]) == (explanation, support)
 

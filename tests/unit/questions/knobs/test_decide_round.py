@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.unit.questions.made import made
 from tests.unit.questions.measured_study import SECONDS, MeasuredStudy
 from tests.unit.questions.synthetic_cells import cell, starts_table
 from workflow_scripts.cluster.batches import Batch, known_sha256, write_batch
@@ -18,10 +19,10 @@ from workflow_scripts.questions.knobs.decide_round import (
     main,
     open_comparisons,
 )
-from workflow_scripts.questions.knobs.table import main as table_effects
 from workflow_scripts.statistics.further_starts import Looks
 from workflow_scripts.study.rounds import CellStart, RoundPlan
 from workflow_scripts.tables.measurements import write_measurements
+from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS, write_table
 
 # Starts of two alike cells that vary by 2 %, and of a third that is four times as fast.
 RATES = {1: 100.0, 4: 100.0, 16: 400.0}
@@ -121,9 +122,8 @@ def test_the_effects_of_a_study_share_its_error_over_its_rounds(three, tmp_path,
     noise = np.array([[0.01, -0.01, 0.0], [-0.01, 0.0, 0.01]])
     table = starts_table(*(cell({"max_num_seqs": n}, 100 * np.exp(of)) for n, of in zip((1, 4), noise, strict=True)))
     write_measurements(table, tmp_path)
-    words = ["--study", study.file, "--tables", tmp_path, "--out", tmp_path / "knobs.parquet"]
-    assert table_effects(list(map(str, words))) == 0
-    effects = pd.read_parquet(tmp_path / "knobs.parquet")
+    write_table(pd.DataFrame(columns=list(TABLE_SCHEMAS["waiting"].columns)), tmp_path / "waiting.parquet")
+    effects = made(study.file, tmp_path, "knobs")
     assert (set(effects["verdict"]), set(effects["margin_pct"])) == ({verdict}, {5.0})
 
 

@@ -5,10 +5,9 @@ import math
 import pandas as pd
 import pytest
 
-from tests.unit.made_studies import fixed, write_study
 from tests.unit.questions.synthetic_cells import cell, table
-from workflow_scripts.questions.memory.capacity import COMPARED, SCHEMA, capacity_table, main
-from workflow_scripts.tables.measurements import write_measurements
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.questions.memory.capacity import COMPARED, SCHEMA, capacity_table, read_predictions
 
 GIB = 2**30
 KNOBS = {"block_size": 16, "gpu_memory_utilization": 0.9}
@@ -277,28 +276,16 @@ def test_a_cell_without_a_prediction_has_no_row_repeats_are_one_and_sources_are_
     assert list(rows.columns) == list(SCHEMA.columns)
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
-
-
-def call(folder, predictions_text):
-    write_measurements(table(cell(KNOBS, **PRINTED)), folder)
-    (folder / "capacity.jsonl").write_text(predictions_text)
-    names = {"study": write_study(folder, workloads={"chat": fixed()}), "tables": folder}
-    names |= {"predictions": folder / "capacity.jsonl", "out": folder / "memory.parquet"}
-    return main([text for name, path in names.items() for text in (f"--{name}", str(path))])
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "capacity.jsonl: line 1: not JSON"),
         ('{"cell_id": "a", "vllm_version": "1"}\n', "no predictions of capacity: without infeasible, unknown, dtype"),
         ('{"cell_id": 5}\n', "capacity.jsonl: cell_id: Input should be a valid string, not 5"),
-        ('{"published": {"gpu": []}}\n', "capacity.jsonl: published.gpu: Input should be a valid string, not []"),
+        ('{"published": {"gpu": []}}\n', r"capacity.jsonl: published.gpu: Input should be a valid string, not \[\]"),
     ],
 )
-def test_bad_predictions_end_with_2_and_one_message(tmp_path, text, message, capsys):
-    assert call(tmp_path, text) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+def test_bad_predictions_are_bad_input(tmp_path, text, message):
+    (tmp_path / "capacity.jsonl").write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_predictions(tmp_path / "capacity.jsonl")

@@ -4,14 +4,15 @@ import pytest
 import yaml
 
 from tests.unit.predict.planned import write_study
+from tests.unit.questions.made import made
 from tests.unit.questions.synthetic_cells import cell, plan_of, table
 from workflow_scripts.catalog.gpus_and_models import CONFIG
 from workflow_scripts.catalog.published import Published
-from workflow_scripts.questions.predictions.table import main, predictions_table, published_rates
+from workflow_scripts.questions.predictions.table import predictions_table, published_rates
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.cell_intervals import cell_intervals
 from workflow_scripts.tables.measurements import write_measurements
-from workflow_scripts.tables.typed_tables import TableError, write_table
+from workflow_scripts.tables.typed_tables import TableError
 
 PREDICTED = {"output_tokens_per_s": 100, "total_tokens_per_s": 400, "ttft_s_p50": 2, "tpot_s_p50": 0.1}
 BANDS = {"error_pct": 25.0, "ttft_error_pct": 50.0}
@@ -130,20 +131,11 @@ def test_what_was_published_stands_beside_its_cells(tmp_path):
     assert published_rates(naming("two"), published) == published_rates(naming(), published) == {}
 
 
-def called(study, plan, blocks, out):
-    """The exit code of the command, with the cells table and `blocks.parquet` in the folder of the study."""
-    files = {"study": study, "plan": plan, "blocks": blocks, "out": out}
-    files |= {"tables": study.parent, "intervals": study.with_name("intervals.parquet")}
-    files |= {"blocks-out": study.with_name("blocks.parquet")}
-    return main([word for name, file in files.items() for word in (f"--{name}", str(file))])
-
-
-def test_what_is_no_plan_and_no_published_sweep_is_told(tmp_path, capsys):
+def test_what_is_no_plan_and_no_published_sweep_is_told(tmp_path):
     cells = table(cell({"max_num_seqs": 4}))
     write_measurements(cells, tmp_path)
-    write_table(cell_intervals(cells), tmp_path / "intervals.parquet", "intervals")
-    assert called(write_study(tmp_path), tmp_path / "absent", tmp_path / "absent", tmp_path / "x") == 2
-    assert "absent: not a plan" in capsys.readouterr().err
+    with pytest.raises(TableError, match=r"plan\.parquet: not a plan"):
+        made(write_study(tmp_path), tmp_path, "predictions")
     published = published_sweep(tmp_path, "gpu\nnothing\n")
     with pytest.raises(TableError, match=r"sweep\.csv: .*: 'max_num_seqs'"):
         published_rates(naming("one"), published)

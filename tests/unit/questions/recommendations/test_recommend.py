@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
+from tests.unit.questions.made import made
 from tests.unit.questions.synthetic_cells import OTHER_PLACES, around, cell, only, starts_table
 from tests.unit.questions.synthetic_starts import as_ratio
 from tests.unit.study.test_serve_command import DUMMY, HUB
 from workflow_scripts.questions.knobs.table import knob_effects
-from workflow_scripts.questions.recommendations.table import SCHEMA, main, pareto_front, recommendations
+from workflow_scripts.questions.recommendations.table import SCHEMA, pareto_front, recommendations
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.measurements import write_measurements
-from workflow_scripts.tables.typed_tables import read_table
 
 DEMO = Path(__file__).parents[4] / "config" / "studies" / "demo.yaml"
 MODELS = {
@@ -302,15 +302,12 @@ def test_commands_and_files():
         ("demo", "{results}/demo/prepared/models/tiny-llama-57m-", "p99 TPOT <= 20 ms, 2 times the lowest median"),
     ],
 )
-def test_the_command_writes_the_table(tmp_path, study, weights, bound):
+def test_the_table_has_commands_for_the_published_or_the_prepared_model(tmp_path, study, weights, bound):
     file = DEMO.parent / f"{study}.yaml"
     options = {"model": "tiny-llama-57m", "gpu": "cpu-all"} if study == "demo" else {}
     cells = starts_table(config(1, 10, 0.01, **options), config(4, 10.01, 0.1, **options))
     write_measurements(cells, tmp_path)
-    words = {"study": file, "tables": tmp_path, "results": tmp_path / "results"}
-    words |= {"out": tmp_path / "recommendations.parquet"}
-    assert main([str(word) for name, path in words.items() for word in (f"--{name}", path)]) == 0
-    table = read_table(tmp_path / "recommendations.parquet").set_index("role")
+    table = made(file, tmp_path, "recommendations", results=tmp_path / "results").set_index("role")
     smallest = table.loc["smallest_within_margin"]
     assert (smallest["knobs"], smallest["margin_pct"]) == ("seqs1", load_study(file).equivalence_margin_pct)
     command = table.loc["best_throughput", "command"]

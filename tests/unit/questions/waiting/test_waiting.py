@@ -11,8 +11,14 @@ from tests.unit.questions.synthetic_cells import cell, table
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.questions.limits.ceilings import rates_of
-from workflow_scripts.questions.waiting.table import OCCASION_SD, _prompt_costs, divided, waiting, with_device_ratio
-from workflow_scripts.tables.typed_tables import write_table
+from workflow_scripts.questions.waiting.table import (
+    OCCASION_SD,
+    SCHEMA,
+    _prompt_costs,
+    divided,
+    waiting,
+    with_device_ratio,
+)
 
 LLAMA = "llama-3.1-8b-instruct"
 
@@ -98,13 +104,12 @@ def test_rates_that_differ_only_by_waiting(ratio, rate, varies, gpu, only_waitin
     rates = pd.DataFrame({"cell_id": ["a", "b", "c"], "output_tokens_per_device_s": [rate, 100, 100]})
     rates = rates.assign(device_s=[100 / rate, 1, 2], gpu=["h200", gpu, "h200"]).merge(starts, how="cross")
     rates["output_tokens_per_device_s"] *= rates.pop("of_start")
-    path = tmp_path / "waiting.parquet"
     without_gpus = waiting(table(cell({"max_num_seqs": 4}, gpu="cpu-all")), tmp_path, tmp_path)
     assert without_gpus.empty
-    write_table(without_gpus.merge(rates, how="right"), path)
+    rates = SCHEMA.validate(without_gpus.merge(rates, how="right"))
     pairs = pd.DataFrame({"ratio": [ratio] * 3})
     others = pd.Series(["b", "not known", "c"])  # the last did twice the work
-    found = with_device_ratio(pairs, pd.Series(["a"] * 3), others, path, 2.0)
+    found = with_device_ratio(pairs, pd.Series(["a"] * 3), others, rates, 2.0)
     assert found["device_ratio"][0] == pytest.approx(rate / 100)
     # Two GPUs have occasions of their own, with four degrees of freedom.
     half = math.log(found["device_ratio_high"][0] / found["device_ratio"][0])
