@@ -1,1 +1,1 @@
-"""Engines: one description of each, with its knobs, and which block sizes they accept."""
+"""Engines: one folder for each, with its knobs, adapter and predictions, and one entry in the registry."""

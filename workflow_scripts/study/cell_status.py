@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import last_line
@@ -14,19 +13,11 @@ from workflow_scripts.study.paths import ENGINE_LOG, MEASURE_LOG, OUTCOME, RAW, 
 from workflow_scripts.study.study import Study
 
 
-class Run(NamedTuple):
-    """A start of a cell that has ended: its host, when it ended (Unix time), and the seconds from start to stop."""
-
-    host: str | None
-    ended_s: float
-    took_s: float
-
-
 @dataclass(frozen=True)
 class CellStatus:
-    """A start of a cell and its state. `reason` is one line; `log` is None if the start was never tried; `run` is None
-    unless the start has ended by the cell's present definition; `others_pct`: CPU that other programs and virtual
-    machines used while it was timed, in per cent of all cores.
+    """A start of a cell and its state. `reason` is one line; `log` is None if the start was never tried; `ended_s`:
+    Unix time, None unless the start has ended by the cell's present definition; `others_pct`: CPU that other programs
+    and virtual machines used while it was timed, in per cent of all cores.
     """
 
     cell: Cell
@@ -37,7 +28,7 @@ class CellStatus:
     host: str | None
     processor: str | None = None
     start: int = 1
-    run: Run | None = None
+    ended_s: float | None = None
     others_pct: float = 0.0
 
 
@@ -73,13 +64,12 @@ def _status_of_start(study: Study, cell: Cell, paths: StudyPaths, definition: st
         return CellStatus(cell, "missing", str(e), _there(logs[0]) or outcome, None, None, start=start)
     provenance = record.provenance
     state, reason = str(record.outcome), _one_line(record.reason or "")
-    took_s = sum(record.phases_s.values()) or (study.cell_time_limit_s if state == "timeout" else 0.0)
-    run: Run | None = Run(provenance.get("host"), record.ended_s, took_s)
+    ended_s: float | None = record.ended_s
     if never_ran(record):
-        state, reason, run = "missing", f"did not run: {reason}", None
+        state, reason, ended_s = "missing", f"did not run: {reason}", None
     elif not is_of(record, definition):
         protocol = record.definition.get("protocol")
-        state, reason, run = "outdated", f"measured by another definition, protocol {protocol}", None
+        state, reason, ended_s = "outdated", f"measured by another definition, protocol {protocol}", None
     log = _there(logs[0]) or _there(logs[1])
     return CellStatus(
         cell,
@@ -90,7 +80,7 @@ def _status_of_start(study: Study, cell: Cell, paths: StudyPaths, definition: st
         provenance.get("host"),
         record.device.get("processor"),
         start,
-        run,
+        ended_s,
         max(record.host_load.get("cpu_others_pct", 0.0), record.host_load.get("cpu_steal_pct", 0.0)),
     )
 

@@ -66,15 +66,18 @@ def may_grow(study: Study, paths: StudyPaths) -> bool:
 
 def progress(study: Study, paths: StudyPaths, starts: Mapping[Cell, Sequence[CellStatus]], now_s: float) -> Progress:
     """How far the study is, given the status of the starts of all cells at the Unix time `now_s`."""
-    runs = {cell.id: {status.start: status.run for status in of_cell if status.run} for cell, of_cell in starts.items()}
+    ends = {
+        cell.id: {status.start: status.ended_s for status in of_cell if status.ended_s is not None}
+        for cell, of_cell in starts.items()
+    }
     plan = last_plan(paths) if study.is_adaptive else None
-    due = Counter(cell for cell, start in (plan.starts if plan else ()) if start not in runs.get(cell, ()))
-    ended = sum(map(len, runs.values()))
+    due = Counter(cell for cell, start in (plan.starts if plan else ()) if start not in ends.get(cell, ()))
+    ended = sum(map(len, ends.values()))
     return Progress(
         ended=ended,
-        wanted=ended + sum(max(study.starts.at_least - len(of_cell), due[cell]) for cell, of_cell in runs.items()),
-        cells=len(runs),
+        wanted=ended + sum(max(study.starts.at_least - len(of_cell), due[cell]) for cell, of_cell in ends.items()),
+        cells=len(ends),
         at_s=now_s,
-        last_end_s=max((run.ended_s for of_cell in runs.values() for run in of_cell.values()), default=None),
+        last_end_s=max((ended_s for of_cell in ends.values() for ended_s in of_cell.values()), default=None),
         may_grow=may_grow(study, paths),
     )

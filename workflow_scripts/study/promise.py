@@ -35,7 +35,7 @@ def _release(text: str) -> str:
 
 # What a study measured may come from somebody else, and goes into comments, shell, YAML and queries. Text is one line,
 # and holds no placeholder of Compose, Prometheus or Grafana.
-Line = Annotated[str, AfterValidator(_line)]
+OneLine = Annotated[str, AfterValidator(_line)]
 Release = Annotated[str, AfterValidator(_release)]
 
 
@@ -56,20 +56,20 @@ class Promise(Record):
 
     schema_version: Literal[1] = 1
     study: Name
-    cell_id: Line
-    why: Line = Field(description="why this cell, in one sentence")
+    cell_id: OneLine
+    why: OneLine = Field(description="why this cell, in one sentence")
     serve: ServeSettings
     served_model: Name = Field(description="the model's name in requests")
-    engine_version: Line = Field(description="package and version that was measured")
+    engine_version: OneLine = Field(description="package and version that was measured")
     engine_release: Release = Field(description="version of vLLM that was measured, such as 0.32.0")
     effective: dict[str, Any] = Field(description="engine settings that took effect")
     max_num_seqs: int
     start_s: float = Field(description="longest measured start, without the import of libraries")
     starts: int
-    load: Line = Field(description="the load in words")
+    load: OneLine = Field(description="the load in words")
     busy: float = Field(description="requests in the server from which on it is as busy as in the study")
     measured: dict[str, Promised] = Field(description="measure -> what it was, and will be after a restart")
-    scope: Line | None = Field(description="what the intervals rest on; null if there are none")
+    scope: OneLine | None = Field(description="what the intervals rest on; null if there are none")
     ceiling_output_tokens_per_s: float | None = Field(description="what the hardware allows")
     kv_cache_usage_peak: float | None
     preemptions_per_s: float

@@ -83,7 +83,7 @@ def differences(statuses: Sequence[CellStatus]) -> Iterator[str]:
 
 def loaded(statuses: Iterable[CellStatus]) -> list[CellStatus]:
     """The starts that ended by their present definition while others used much of the CPU."""
-    return [s for s in statuses if s.run is not None and s.others_pct > NOISY_PCT]
+    return [s for s in statuses if s.ended_s is not None and s.others_pct > NOISY_PCT]
 
 
 def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:

@@ -8,7 +8,7 @@ from rich.table import Table
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.common.wording import listed, plural
 from workflow_scripts.engines.capacity import Term
-from workflow_scripts.engines.vllm.memory import GIB, MIB, Batch, EngineSettings
+from workflow_scripts.engines.vllm.memory import GIB, MIB, BatchLimits, EngineSettings
 
 _PARTS = {
     "weights": "weights",
@@ -27,7 +27,7 @@ def print_capacity(
     ranks: Ranks,
     limiting: Mapping[str, Term],
     settings: EngineSettings,
-    batch: Batch,
+    batch: BatchLimits,
     fits: Mapping[str, int],
 ) -> None:
     """Print the terms of the pipeline ranks, those of the limiting one in words, and settings with which they fit."""
@@ -77,7 +77,7 @@ def _gib(size: float) -> str:
     return f"{size / GIB:,.2f}"
 
 
-def _what_fits(limiting: Mapping[str, Term], settings: EngineSettings, batch: Batch) -> Iterator[str]:
+def _what_fits(limiting: Mapping[str, Term], settings: EngineSettings, batch: BatchLimits) -> Iterator[str]:
     blocks, tokens = int(limiting["num_blocks"].value), int(limiting["kv_cache_tokens"].value)
     yield f"KV cache: {plural(blocks, 'block')} of {settings.block_size} tokens, {plural(tokens, 'token')} in all."
     length, concurrency = plural(batch.max_model_len, "token"), limiting["max_concurrency"].value

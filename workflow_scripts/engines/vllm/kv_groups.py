@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 
 from workflow_scripts.engines.capacity import KvPool, Term
-from workflow_scripts.engines.vllm.memory import Batch, EngineSettings, with_drafting_layers
+from workflow_scripts.engines.vllm.memory import BatchLimits, EngineSettings, with_drafting_layers
 from workflow_scripts.physics.layer_groups import kept_tokens, layer_groups, layers_with_memory
 from workflow_scripts.physics.layers import MAMBA_2, LatentAttention, State
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
@@ -25,7 +25,7 @@ _KERNEL_BLOCK_LATENT = 128  # of latent attention beside states
 _BLOCK_WITH_INDEXER = 64  # the only one that kernels of sparse attention take
 
 
-def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: Batch, kind: str) -> KvPool:
+def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, kind: str) -> KvPool:
     """How vLLM plans the pool of a model on devices of a kind (`cuda`, `rocm` or `cpu`). Raises ModelFactsError if the
     planning of such layers is not known here."""
     tensor, element = settings.tensor_parallel_size, facts.kv_dtype_bytes(settings.kv_cache_dtype)
@@ -79,7 +79,7 @@ def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: Batch, kind: str
     )
 
 
-def kv_cache_tokens(pool: KvPool, num_blocks: int, batch: Batch, settings: EngineSettings) -> Term:
+def kv_cache_tokens(pool: KvPool, num_blocks: int, batch: BatchLimits, settings: EngineSettings) -> Term:
     """Tokens that vLLM says fit, and how it counts them: as blocks, and since 0.21 as requests of full length."""
     if settings.version >= _TOKENS_BY_CONCURRENCY:
         concurrency = num_blocks / pool.blocks_per_request(batch.max_model_len)

@@ -112,7 +112,7 @@ class EngineSettings:
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchLimits:
     """Sizes of the largest batch that the engine prepares for."""
 
     max_model_len: int
@@ -120,7 +120,7 @@ class Batch:
     max_num_batched_tokens: int
 
 
-def batch_of(settings: EngineSettings, facts: ModelFacts, gpu: Gpu) -> Batch:
+def batch_of(settings: EngineSettings, facts: ModelFacts, gpu: Gpu) -> BatchLimits:
     """The sizes as set, else vLLM's defaults (`EngineArgs.get_batch_defaults`), which depend on the GPU."""
     memory_gib = (gpu.usable_memory_bytes or gpu.memory_bytes or 0) / GIB
     offline = settings.usage == "offline"
@@ -140,7 +140,7 @@ def batch_of(settings: EngineSettings, facts: ModelFacts, gpu: Gpu) -> Batch:
     max_model_len = settings.max_model_len or facts.max_positions
     max_num_seqs = settings.max_num_seqs or seqs
     budget = settings.max_num_batched_tokens or min(tokens, max_num_seqs * max_model_len)
-    return Batch(max_model_len, settings.max_num_seqs or min(seqs, budget), budget)
+    return BatchLimits(max_model_len, settings.max_num_seqs or min(seqs, budget), budget)
 
 
 def split_layers(layers: int, pipeline_parallel_size: int) -> list[PipelineRank]:
@@ -286,7 +286,7 @@ def _allocated(size: float) -> float:
     return size if size < _NEVER_SPLIT else math.ceil(size / _ALLOCATOR_STEP) * _ALLOCATOR_STEP
 
 
-def activation(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank, batch: Batch) -> Term:
+def activation(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank, batch: BatchLimits) -> Term:
     """Peak of the dummy batch: in a layer's MLP, or in the sampler, which only the last pipeline rank runs."""
     element, tokens, seqs = DTYPE_BYTES[facts.dtype], batch.max_num_batched_tokens, batch.max_num_seqs
     mlp = max(sum(block.width for block in layer.feed_forward) for layer in facts.layer_counts)
@@ -306,7 +306,7 @@ def activation(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank, 
 
 
 def cuda_graphs(
-    gpu: Gpu, settings: EngineSettings, rank: PipelineRank, batch: Batch, log_gib: Mapping[str, float]
+    gpu: Gpu, settings: EngineSettings, rank: PipelineRank, batch: BatchLimits, log_gib: Mapping[str, float]
 ) -> Term:
     """What the engine subtracts from the budget for the graphs that it is going to capture."""
     if settings.enforce_eager:
@@ -324,11 +324,11 @@ def cuda_graphs(
     return Term(round(value), "bytes", f"{len(sizes)} batch sizes in {pieces} pieces each, {whole} of them also whole")
 
 
-def capture_sizes(batch: Batch, gpu: Gpu) -> list[int]:
-    """Batch sizes for which vLLM captures graphs by default (`VllmConfig._set_cudagraph_sizes`).
+def capture_sizes(batch: BatchLimits, gpu: Gpu) -> list[int]:
+    """BatchLimits sizes for which vLLM captures graphs by default (`VllmConfig._set_cudagraph_sizes`).
 
     >>> from workflow_scripts.catalog.gpus_and_models import get_gpu
-    >>> sizes = capture_sizes(Batch(max_model_len=4096, max_num_seqs=128, max_num_batched_tokens=2048), get_gpu("h200"))
+    >>> sizes = capture_sizes(BatchLimits(4096, max_num_seqs=128, max_num_batched_tokens=2048), get_gpu("h200"))
     >>> len(sizes), sizes[:5], sizes[-2:]
     (35, [1, 2, 4, 8, 16], [248, 256])
     """

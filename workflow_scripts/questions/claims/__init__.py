@@ -1,1 +1,1 @@
-"""The question of claims: its table and its section of the page."""
+"""Published claims, tested again with limits, formulas and the cells of a study."""

@@ -1,1 +1,1 @@
-"""The question of compare: its table and its section of the page."""
+"""Two runs of a study compared, and what became worse in the later one."""

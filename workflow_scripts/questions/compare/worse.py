@@ -16,7 +16,7 @@ from workflow_scripts.questions.compare.digest import Digest, DigestCell, Mean
 from workflow_scripts.statistics.comparisons import CHANGES, NOT_DECIDED
 from workflow_scripts.statistics.summary import RATE
 
-LATENCIES = ("ttft_s_p50", "tpot_s_p50")
+JUDGED_BY = ("ttft_s_p50", "tpot_s_p50")
 OK, PASSED, REGRESSED = "ok", "passed", "regressed"
 KV_TOKENS, OUTCOME = "kv_cache_tokens", "outcome"
 
@@ -37,7 +37,7 @@ def judged(run: Digest) -> Digest:
 
     def by(cell: DigestCell) -> DigestCell:
         rate = [mean for mean in cell.means if mean.measure == RATE]
-        latencies = [mean for mean in cell.means if mean.measure in LATENCIES]
+        latencies = [mean for mean in cell.means if mean.measure in JUDGED_BY]
         return cell.model_copy(update={"means": rate or latencies})
 
     return run.model_copy(update={"cells": [by(cell) for cell in run.cells]})

@@ -1,1 +1,1 @@
-"""The question of energy: its table and its section of the page."""
+"""The question of energy: its section of the page."""

@@ -34,11 +34,11 @@ from workflow_scripts.tables.parsed_facts import REPEAT
 from workflow_scripts.tables.typed_tables import read_table
 from workflow_scripts.workloads.arrivals import Load
 
-Table = Callable[[str], pd.DataFrame]
+ReadTable = Callable[[str], pd.DataFrame]
 
 # What the alerts and the dashboard compare with.
 MEASURES = ("output_tokens_per_s", "ttft_s_p50", "itl_s_p50")
-MOST_NAMED = 8
+CELLS_NAMED = 8
 _PREDICTED = ("weights", "activation", "cuda_graphs", "other", "kv_cache")
 
 
@@ -46,7 +46,7 @@ def promise_of(
     study: Study,
     paths: StudyPaths,
     cells: pd.DataFrame,
-    table: Table,
+    table: ReadTable,
     asked: str | None = None,
     workload: str | None = None,
 ) -> Promise:
@@ -63,7 +63,7 @@ def promise_of(
 
 
 def _promise_of(
-    study: Study, paths: StudyPaths, cells: pd.DataFrame, table: Table, asked: str | None, workload: str | None
+    study: Study, paths: StudyPaths, cells: pd.DataFrame, table: ReadTable, asked: str | None, workload: str | None
 ) -> Promise:
     cells = cells[cells["engine"].isin([VLLM.name, VLLM_SERVE.name])]
     searched = cells.loc[cells["repeat"].isna() & cells["outcome"].eq("ok"), "cell_id"].unique()
@@ -132,7 +132,7 @@ def _asked(cells: pd.DataFrame, asked: str) -> tuple[str, str]:
     allowed = cells["cell_id"].unique()
     matches = [cell for cell in allowed if _names(asked, cell)]
     if len(matches) != 1:
-        named = ", ".join((matches or allowed)[:MOST_NAMED])
+        named = ", ".join((matches or allowed)[:CELLS_NAMED])
         raise PromiseError(f"pick={asked}: names {len(matches)} measured cells of vLLM; name one, such as {named}")
     return str(matches[0]), "It was picked by hand."
 
