@@ -80,6 +80,23 @@ def judge(lines: Sequence[Line]) -> LogVerdict:
     return LogVerdict(cause.status, cause.message, lines[cause.index].number)
 
 
+def split_starts(lines: Sequence[Line]) -> list[Sequence[Line]]:
+    """The lines of each start of an engine. A start begins where a process says again that it starts, or says so after
+    an engine has lived or died: ranks and data-parallel engines say it once each."""
+    begins, lived = [0], False
+    said: set[tuple[str, str]] = set()
+    for index, line in enumerate(lines):
+        if match := signs.STARTS.search(line.text):
+            process = (re.sub(r"\s*pid=\d+.*", "", line.rank or ""), match[0])
+            if process in said or lived:
+                begins, said, lived = [*begins, index], set(), False
+            said.add(process)
+        elif said and not lived:
+            died = signs.GENERIC.search(line.text) or (line.level is None and signs.TRACEBACK.search(line.text))
+            lived = bool(died or signs.LIVES.search(line.text) or signs.HAS_CACHE.search(line.text))
+    return [lines[begin:end] for begin, end in itertools.pairwise([*begins, len(lines)])]
+
+
 def _says(sign: re.Pattern[str], lines: Sequence[Line], index: int) -> bool:
     text = lines[index].text
     match = sign.search("".join([text, *what_may_follow(lines, index)]))

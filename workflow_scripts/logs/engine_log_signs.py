@@ -7,7 +7,11 @@ Status = Literal["ok", "kv_too_small", "oom", "unsupported_block_size", "error"]
 
 # --- signs of life ---
 
-STARTS = re.compile(r"Initializing an? (?:V1 )?LLM engine|vLLM (?:API )?server version")
+STARTS = re.compile(
+    r"Initializing an? (?:V[01] )?LLM engine|vLLM (?:API )?server version|[█▀▄] +version +v?\d|non-default args: "
+    r"|args: Namespace\(|server_args=ServerArgs\("
+)
+HAS_CACHE = re.compile(r"KV cache size: |num_gpu_blocks is: |# \w+ blocks: |max_total_num_tokens=")
 LIVES = re.compile(
     r"init engine \(profile|Graph capturing finished in|cache_config_info with initialization"
     r"|Avg (?:prompt|generation) throughput(?:: *\d|:?$)|Spec(?:Decoding|ulative) metrics: |RUNNING: \d+ \| WAITING: \d"

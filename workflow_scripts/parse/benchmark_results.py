@@ -1,14 +1,17 @@
-"""The results that benchmarks write as JSON or JSON Lines, each read by the structure of its format.
+"""The results that benchmarks write as JSON, JSON Lines or YAML: one table of names and units per format.
 
 Read are `vllm bench serve`, `throughput` and `latency` and lists of such results of `vllm bench sweep` (vLLM 0.10 to
-0.32), `sglang.bench_serving` (0.5), GuideLLM (0.2 to 0.8), AIPerf (schemas 1.0 to 1.5) and aggregated results of
-InferenceX. The median and P99 of a request's mean time between tokens are `tpot`: GuideLLM and AIPerf call it
-inter-token latency.
+0.32), `sglang.bench_serving` (0.5), GuideLLM (0.2 to 0.8), AIPerf (schemas 1.0 to 1.5), InferenceX (aggregated results,
+and those with latencies in seconds), inference-perf (0.5) and the reports of llm-d-benchmark (0.1 and 0.2). The median
+and P99 of a request's mean time between tokens are `tpot`: GuideLLM and AIPerf call it inter-token latency.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import yaml
 
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import parse_json
@@ -23,6 +26,13 @@ _SETTINGS = (
     *("max_concurrency", "request_rate", "burstiness", "num_prompts", "random_input_len", "random_output_len"),
     *("max_num_seqs", "max_num_batched_tokens", "model_id", "hw", "conc", "tp", "ep", "isl", "osl", "precision"),
     *("framework", "model", "dp_attention"),
+    *("type_", "kind", "rate", "streams"),
+)
+# Characters of a report in YAML, and what one of those that are read begins with, perhaps below comments.
+MOST_YAML = 2**20
+_YAML = re.compile(
+    r"(?:#[^\n]*\n|\s*\n|---[^\n]*\n)*(?:benchmark_time_seconds|failures|load_summary|successes|metrics|results|run|"
+    r"scenario|version):"
 )
 # JSON has no such numbers, but Python writes them, for example for an unlimited rate.
 _NO_NUMBER = re.compile(r"(?<=[:\[,\s])-?(?:Infinity|NaN)(?=\s*[,}\]])")
@@ -32,7 +42,7 @@ class BenchmarkResult(Record):
     """One result; a number that it does not give, or that is 0 because nothing was measured, is None.
 
     Latencies are in ms, rates per second. `setting` has what tells the results of a sweep apart. `error`: why `status`
-    is not ok, or None with numbers that do not count.
+    is not ok, or None with numbers that do not count. `unread`: keys of latencies that gave no number.
     """
 
     tool: str
@@ -50,6 +60,7 @@ class BenchmarkResult(Record):
     itl_ms_p99: float | None = None
     e2e_ms_median: float | None = None
     e2e_ms_p99: float | None = None
+    unread: list[str] = []
 
 
 def read_results(text: str) -> list[BenchmarkResult] | None:
@@ -58,6 +69,11 @@ def read_results(text: str) -> list[BenchmarkResult] | None:
     >>> [result.requests_per_s for result in read_results('{"request_throughput": 5.5, "completed": 8}')]
     [5.5]
     """
+    if _YAML.match(text) and len(text) <= MOST_YAML:
+        try:
+            return _results_of(yaml.load(text, Loader=yaml.CSafeLoader))
+        except (yaml.YAMLError, RecursionError, ValueError):
+            return None
     if text.lstrip()[:1] not in ("{", "["):
         return None
     text = _NO_NUMBER.sub("null", text)
@@ -84,193 +100,251 @@ def have_one_setting(results: list[BenchmarkResult]) -> bool:
     return all(result.setting == results[0].setting for result in results)
 
 
+_STATISTICS = ("median", "p99")
+# How formats name the four latencies. The names in seconds follow those in ms.
+_SHORT = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
+_LONG = {"ttft": "time_to_first_token", "tpot": "time_per_output_token", "itl": "inter_token_latency"}
+_LONG |= {"e2e": "request_latency"}
+# A key of any of them.
+_LATENCY = re.compile(r"ttft|time_to_first|tpot|per_output|itl|inter_token|e2e|latency", re.IGNORECASE)
+_MS = {"ms": 1.0, "ms/token": 1.0, "s": 1000.0, "s/token": 1000.0, "sec": 1000.0, "us": 1e-3, "ns": 1e-6}
+
+
+def _latencies(
+    names: Mapping[str, str], *forms: str, p50: str = "median", p99: str = "p99"
+) -> dict[str, tuple[str, ...]]:
+    """The paths of all latencies, each in the first of the forms that a result has; their units as in `_Format`."""
+    return {
+        f"{fact}_ms_{statistic}": tuple(form.format(name=name, at=at) for form in forms)
+        for fact, name in names.items()
+        for statistic, at in zip(_STATISTICS, (p50, p99), strict=True)
+    }
+
+
+@dataclass(frozen=True)
+class _Format:
+    """What one tool calls its numbers. A path has its keys separated by slashes, and perhaps a unit of time behind a
+    space, or `=key` for the key beside it that holds the unit. Of several paths the first with a number counts.
+    `needs` are paths that no other format has; a number stands at each."""
+
+    tool: str
+    needs: tuple[str, ...]
+    facts: Mapping[str, tuple[str, ...]]
+    completed: str = ""
+    failed: tuple[str, ...] = ()
+    asked: str = ""
+
+
+_RATES = {
+    "requests_per_s": ("request_throughput",),
+    "total_tokens_per_s": ("total_token_throughput", "total_throughput"),
+    "output_tokens_per_s": ("output_throughput",),
+}
+_SGLANG = _SHORT | {"e2e": "e2e_latency"}
+_IN_SECONDS = "{at}_{name} s"
+_AIPERF = _LONG | {"tpot": "inter_token_latency"}
+_FORMATS = (
+    _Format(
+        "sglang.bench_serving",
+        ("completed", "request_throughput", "mean_e2e_latency_ms"),
+        _RATES | _latencies(_SGLANG, "{at}_{name}_ms"),
+        "completed",
+        ("failed",),
+        "num_prompts",
+    ),
+    _Format(
+        "vllm bench serve",  # or InferenceX's client, which writes seconds
+        ("completed", "request_throughput"),
+        _RATES | _latencies(_SHORT, "{at}_{name}_ms", _IN_SECONDS),
+        "completed",
+        ("failed",),
+        "num_prompts",
+    ),
+    _Format(
+        "vllm bench throughput",
+        ("elapsed_time", "num_requests", "requests_per_second"),
+        {"requests_per_s": ("requests_per_second",), "total_tokens_per_s": ("tokens_per_second",)},
+        "num_requests",
+    ),
+    # Of one batch; how many requests it had is not in the file, so there is no rate.
+    _Format(
+        "vllm bench latency",
+        ("avg_latency", "latencies"),
+        {"e2e_ms_median": ("percentiles/50 s",), "e2e_ms_p99": ("percentiles/99 s",)},
+    ),
+    _Format(
+        "AIPerf",  # and genai-perf, from which it comes
+        ("request_throughput/avg", "request_latency/avg"),
+        {
+            "requests_per_s": ("request_throughput/avg",),
+            "output_tokens_per_s": ("output_token_throughput/avg",),
+            "total_tokens_per_s": ("total_token_throughput/avg",),
+            **_latencies({name: _AIPERF[name] for name in ("ttft", "tpot", "e2e")}, "{name}/{at} =unit", p50="p50"),
+        },
+        "request_count/avg",
+        ("error_request_count/avg",),
+    ),
+    _Format(
+        "inference-perf",
+        ("successes/count", "successes/throughput/requests_per_sec"),
+        {
+            "requests_per_s": ("successes/throughput/requests_per_sec",),
+            "output_tokens_per_s": ("successes/throughput/output_tokens_per_sec",),
+            "total_tokens_per_s": ("successes/throughput/total_tokens_per_sec",),
+            **_latencies(_LONG, "successes/latency/{name}/{at} s"),
+        },
+        "successes/count",
+        ("failures/count",),
+    ),
+    _Format(
+        "llm-d-benchmark",
+        ("results/request_performance/aggregate/requests/total",),
+        {
+            "requests_per_s": ("results/request_performance/aggregate/throughput/request_rate/mean",),
+            "output_tokens_per_s": ("results/request_performance/aggregate/throughput/output_token_rate/mean",),
+            "total_tokens_per_s": ("results/request_performance/aggregate/throughput/total_token_rate/mean",),
+            **_latencies(_LONG, "results/request_performance/aggregate/latency/{name}/{at} =units", p50="p50"),
+        },
+        "",
+        ("results/request_performance/aggregate/requests/failures",),
+        "results/request_performance/aggregate/requests/total",
+    ),
+    _Format(
+        "llm-d-benchmark",  # 0.1
+        ("metrics/requests/total", "metrics/throughput/requests_per_sec"),
+        {
+            "requests_per_s": ("metrics/throughput/requests_per_sec",),
+            "output_tokens_per_s": ("metrics/throughput/output_tokens_per_sec",),
+            "total_tokens_per_s": ("metrics/throughput/total_tokens_per_sec",),
+            **_latencies(_LONG, "metrics/latency/{name}/{at} =units", p50="p50"),
+        },
+        "",
+        ("metrics/requests/failures",),
+        "metrics/requests/total",
+    ),
+    # Rates are per GPU of a tensor-parallel engine; where prompts have GPUs of their own, each has another number.
+    _Format(
+        "InferenceX",
+        ("tput_per_gpu",),
+        {
+            "total_tokens_per_s": ("tput_per_gpu *tp",),
+            "output_tokens_per_s": ("output_tput_per_gpu *tp",),
+            **_latencies(_SHORT, _IN_SECONDS),
+        },
+    ),
+    _Format(
+        "GuideLLM",
+        ("metrics/request_totals/successful",),
+        {
+            "requests_per_s": ("metrics/requests_per_second/successful/mean",),
+            "output_tokens_per_s": ("metrics/output_tokens_per_second/successful/mean",),
+            "total_tokens_per_s": ("metrics/tokens_per_second/successful/mean",),
+            "ttft_ms_median": ("metrics/time_to_first_token_ms/successful/median",),
+            "ttft_ms_p99": ("metrics/time_to_first_token_ms/successful/percentiles/p99",),
+            "tpot_ms_median": ("metrics/inter_token_latency_ms/successful/median",),
+            "tpot_ms_p99": ("metrics/inter_token_latency_ms/successful/percentiles/p99",),
+            "e2e_ms_median": ("metrics/request_latency/successful/median s",),
+            "e2e_ms_p99": ("metrics/request_latency/successful/percentiles/p99 s",),
+        },
+        "metrics/request_totals/successful",
+        ("metrics/request_totals/errored",),
+    ),
+)
+
+
 def _results_of(record: Any) -> list[BenchmarkResult]:
     if not isinstance(record, dict):
         return []
-    if isinstance(record.get("benchmarks"), list):
-        return list(_guidellm(record["benchmarks"]))
-    of_one = (_serving, _throughput, _latency, _aiperf, _inferencex)
-    return [result for read in of_one if (result := read(record))][:1]
+    if isinstance(benchmarks := record.get("benchmarks"), list):
+        return [result for each in benchmarks[:MOST_RESULTS] if (result := _result(_of_guidellm(each)))]
+    return [result] if (result := _result(record)) else []
 
 
-def _serving(record: Mapping[str, Any]) -> BenchmarkResult | None:
-    if _count(record, "completed") is None or not _is_number(record.get("request_throughput")):
-        return None
-    of_sglang = "mean_e2e_latency_ms" in record
-    total = _positive(record, "total_token_throughput") or _positive(record, "total_throughput")
-    output = _positive(record, "output_throughput")
-    if total is None and output is not None and (read := _positive(record, "input_throughput")):
-        total = read + output
-    return _result(
-        "sglang.bench_serving" if of_sglang else "vllm bench serve",
-        record,
-        _count(record, "completed"),
-        _count(record, "failed"),
-        _count(record, "num_prompts"),
-        requests_per_s=_positive(record, "request_throughput"),
-        total_tokens_per_s=total,
-        output_tokens_per_s=output,
-        **{f"{name}_ms_median": _positive(record, f"median_{name}_ms") for name in ("ttft", "tpot", "itl")},
-        **{f"{name}_ms_p99": _positive(record, f"p99_{name}_ms") for name in ("ttft", "tpot", "itl")},
-        e2e_ms_median=_positive(record, "median_e2e_latency_ms" if of_sglang else "median_e2el_ms"),
-        e2e_ms_p99=_positive(record, "p99_e2e_latency_ms" if of_sglang else "p99_e2el_ms"),
-    )
+def _of_guidellm(benchmark: Any) -> dict[str, Any]:
+    """A benchmark of GuideLLM with its totals where they are since 0.4, and the settings of its strategy."""
+    metrics = _at(benchmark, "metrics")
+    if not isinstance(metrics, dict):
+        return {}
+    totals = metrics.get("request_totals") or _at(benchmark, "request_totals")
+    strategy = _at(benchmark, "config/strategy") or _at(benchmark, "args/strategy")
+    return {"metrics": metrics | {"request_totals": totals}, **(strategy if isinstance(strategy, dict) else {})}
 
 
-def _throughput(record: Mapping[str, Any]) -> BenchmarkResult | None:
-    if not all(_is_number(record.get(name)) for name in ("elapsed_time", "num_requests", "requests_per_second")):
-        return None
-    return _result(
-        "vllm bench throughput",
-        record,
-        _count(record, "num_requests"),
-        requests_per_s=_positive(record, "requests_per_second"),
-        total_tokens_per_s=_positive(record, "tokens_per_second"),
-    )
-
-
-def _latency(record: Mapping[str, Any]) -> BenchmarkResult | None:
-    """Of one batch; how many requests it had is not in the file, so there is no rate."""
-    if not isinstance(record.get("latencies"), list) or not _is_number(record.get("avg_latency")):
-        return None
-    median, p99 = (_positive(record, "percentiles", percent) for percent in ("50", "99"))
-    return _result(
-        "vllm bench latency",
-        record,
-        len(record["latencies"]),
-        e2e_ms_median=median and median * 1000,
-        e2e_ms_p99=p99 and p99 * 1000,
-    )
-
-
-def _guidellm(benchmarks: list[Any]) -> Iterator[BenchmarkResult]:
-    for benchmark in benchmarks:
-        metrics = _at(benchmark, "metrics")
-        totals = _at(metrics, "request_totals") or _at(benchmark, "request_totals")  # before 0.4
-        if not isinstance(totals, dict) or not isinstance(metrics, dict):
-            continue
-
-        def of(name: str, *statistic: str, factor: float = 1, metrics: Any = metrics) -> float | None:
-            value = _positive(metrics, name, "successful", *statistic)
-            return value and value * factor
-
-        strategy = _at(benchmark, "config", "strategy") or _at(benchmark, "args", "strategy")
-        names = ("type_", "kind", "rate", "streams", "max_concurrency")
-        yield _result(
-            "GuideLLM",
-            {name: value for name in names if _is_plain(value := _at(strategy, name))},
-            _count(totals, "successful"),
-            _count(totals, "errored"),
-            None,
-            names,
-            requests_per_s=of("requests_per_second", "mean"),
-            output_tokens_per_s=of("output_tokens_per_second", "mean"),
-            total_tokens_per_s=of("tokens_per_second", "mean"),
-            ttft_ms_median=of("time_to_first_token_ms", "median"),
-            ttft_ms_p99=of("time_to_first_token_ms", "percentiles", "p99"),
-            tpot_ms_median=of("inter_token_latency_ms", "median"),
-            tpot_ms_p99=of("inter_token_latency_ms", "percentiles", "p99"),
-            e2e_ms_median=of("request_latency", "median", factor=1000),
-            e2e_ms_p99=of("request_latency", "percentiles", "p99", factor=1000),
-        )
-
-
-_MS = {"ms": 1.0, "s": 1000.0, "sec": 1000.0, "us": 1e-3, "ns": 1e-6}
-
-
-def _aiperf(record: Mapping[str, Any]) -> BenchmarkResult | None:
+def _result(record: Mapping[str, Any]) -> BenchmarkResult | None:
+    """A result by the first format whose numbers it has. A result of AIPerf without any request has only its errors."""
     errors = record.get("error_summary")
-    failed = sum(_count(error, "count") or 0 for error in errors) if isinstance(errors, list) else 0
-    if not failed and not all(
-        _is_number(_at(record, name, "avg")) for name in ("request_throughput", "request_latency")
-    ):
-        return None
-
-    def ms(name: str, statistic: str) -> float | None:
-        value, factor = _positive(record, name, statistic), _MS.get(str(_at(record, name, "unit")))
-        return value and factor and value * factor
-
-    result = _result(
-        "AIPerf",
-        record,
-        _count(record, "request_count", "avg") or (0 if failed else None),
-        _count(record, "error_request_count", "avg") or failed,
-        requests_per_s=_positive(record, "request_throughput", "avg"),
-        output_tokens_per_s=_positive(record, "output_token_throughput", "avg"),
-        total_tokens_per_s=_positive(record, "total_token_throughput", "avg"),
-        ttft_ms_median=ms("time_to_first_token", "p50"),
-        ttft_ms_p99=ms("time_to_first_token", "p99"),
-        tpot_ms_median=ms("inter_token_latency", "p50"),
-        tpot_ms_p99=ms("inter_token_latency", "p99"),
-        e2e_ms_median=ms("request_latency", "p50"),
-        e2e_ms_p99=ms("request_latency", "p99"),
-    )
-    if record.get("was_cancelled") is True and result.status == "ok":
-        return result.model_copy(update={"status": None, "error": "AIPerf says that the benchmark was cancelled"})
-    return result
-
-
-def _inferencex(record: Mapping[str, Any]) -> BenchmarkResult | None:
-    if not isinstance(record.get("hw"), str) or not _is_number(record.get("tput_per_gpu")):
-        return None
-    # Rates are per GPU of a tensor-parallel engine; where prompts have GPUs of their own, each has another number.
-    gpus = None if record.get("disagg") in (True, "true") else _positive(record, "tp")
-    rates = {"total_tokens_per_s": "tput_per_gpu", "output_tokens_per_s": "output_tput_per_gpu"}
-    return _result(
-        "InferenceX",
-        record,
-        None,
-        **{fact: gpus and (rate := _positive(record, name)) and rate * gpus for fact, name in rates.items()},
-        **{
-            f"{name}_ms_{statistic}": (seconds := _positive(record, f"{statistic}_{column}")) and seconds * 1000
-            for name, column in {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}.items()
-            for statistic in ("median", "p99")
-        },
-    )
-
-
-def _result(
-    tool: str,
-    record: Mapping[str, Any],
-    completed: int | None,
-    failed: int | None = None,
-    asked: int | None = None,
-    settings: tuple[str, ...] = _SETTINGS,
-    /,
-    **numbers: float | None,
-) -> BenchmarkResult:
-    setting = {name: record[name] for name in settings if name in record and _is_plain(record[name])}
+    failed_of_aiperf = sum(_count(error, "count") or 0 for error in errors) if isinstance(errors, list) else 0
+    form = next((form for form in _FORMATS if all(_is_there(_at(record, path)) for path in form.needs)), None)
+    if form is None:
+        error = f"no request was completed, {failed_of_aiperf} failed"
+        return BenchmarkResult(tool="AIPerf", status="error", error=error) if failed_of_aiperf else None
+    numbers = {
+        fact: next(filter(None, (_number(record, path) for path in paths)), None) for fact, paths in form.facts.items()
+    }
+    if numbers.get("total_tokens_per_s") is None and numbers.get("output_tokens_per_s"):
+        read = _number(record, "input_throughput")
+        numbers["total_tokens_per_s"] = read and read + (numbers["output_tokens_per_s"] or 0)
+    setting = {name: record[name] for name in _SETTINGS if isinstance(record.get(name), str | int | float | bool)}
+    completed, asked = _count(record, form.completed), _count(record, form.asked)
+    failed = next((count for path in form.failed if (count := _count(record, path)) is not None), None)
+    failed = failed_of_aiperf if failed is None and failed_of_aiperf else failed
     if failed is None:
         errors = record.get("errors")  # one text per request, empty if it did not fail
         failed = sum(map(bool, errors)) if isinstance(errors, list) else max((asked or 0) - (completed or 0), 0)
+        failed = failed if completed is not None else 0
+    if completed is None and asked is not None:
+        completed = asked - failed
     if completed == 0:
         error = f"no request was completed, {failed} failed" if failed else "no request was completed"
-        return BenchmarkResult(tool=tool, setting=setting, status="error", error=error)
+        return BenchmarkResult(tool=form.tool, setting=setting, status="error", error=error)
+    result = BenchmarkResult(tool=form.tool, setting=setting, unread=_unread(record, numbers), **numbers)
     if failed:
         error = f"{failed} of {failed + (completed or 0)} requests failed"
-        return BenchmarkResult(tool=tool, setting=setting, status="error", error=error, **numbers)
-    return BenchmarkResult(tool=tool, setting=setting, **numbers)
+        return result.model_copy(update={"status": "error", "error": error})
+    if record.get("was_cancelled") is True:
+        return result.model_copy(update={"status": None, "error": "the benchmark was cancelled"})
+    return result
 
 
-def _at(content: Any, *path: str) -> Any:
-    for key in path:
+def _unread(record: Mapping[str, Any], numbers: Mapping[str, float | None]) -> list[str]:
+    """The keys of latencies of a result none of whose latencies was read."""
+    if any(value for fact, value in numbers.items() if "_ms_" in fact):
+        return []
+    return [key for key, value in record.items() if _LATENCY.search(key) and _is_there(value)][:_MOST_UNREAD]
+
+
+_MOST_UNREAD = 20
+
+
+def _at(content: Any, path: str) -> Any:
+    for key in path.split("/"):
         content = content.get(key) if isinstance(content, dict) else None
     return content
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_there(value: Any) -> bool:
+    return isinstance(value, int | float | list) and not isinstance(value, bool)
 
 
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float | bool)
+def _plain(record: Any, path: str) -> float | None:
+    value = _at(record, path) if path else None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _positive(content: Any, *path: str) -> float | None:
-    value = _at(content, *path)
-    return float(value) if _is_number(value) and value > 0 else None
+def _number(record: Mapping[str, Any], path: str) -> float | None:
+    """The positive number at a path, in ms if it has a unit, or times another number (` *key`)."""
+    path, _, unit = path.partition(" ")
+    if (value := _plain(record, path)) is None or not value > 0:
+        return None
+    if unit.startswith("*"):
+        times = None if record.get("disagg") in (True, "true") else _number(record, unit[1:])
+        return times and value * times
+    if unit.startswith("="):
+        unit = str(_at(record, f"{path.rpartition('/')[0]}/{unit[1:]}"))
+    factor = _MS.get(unit) if unit else 1.0
+    return factor and value * factor
 
 
-def _count(content: Any, *path: str) -> int | None:
-    value = _at(content, *path)
-    return int(value) if _is_number(value) and 0 <= value < 2**53 else None
+def _count(record: Any, path: str) -> int | None:
+    value = _plain(record, path)
+    return None if value is None or not 0 <= value < 2**53 else int(value)

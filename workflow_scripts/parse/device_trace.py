@@ -4,9 +4,9 @@
 
 prints one JSON object with the extremes and the mean power; a value is null if the trace does not give it. FILE is what
 `nvidia-smi --query-gpu=... --format=csv` prints, with or without units, the CSV of `amd-smi` or `rocm-smi`, the table
-of `nvidia-smi dmon` or `dcgmi dmon`, or JSON Lines of a cell. If a table has no header, or one with other names,
-`--columns` names its fields, perhaps with units: `--columns "memory.used [GiB],power.draw"`. Other modules take the
-samples from `read_trace`.
+of `nvidia-smi dmon` or `dcgmi dmon`, the metrics of dcgm-exporter, or JSON Lines of a cell. If a table has no header,
+or one with other names, `--columns` names its fields, perhaps with units: `--columns "memory.used [GiB],power.draw"`.
+Other modules take the samples from `read_trace`.
 """
 
 import contextlib
@@ -53,6 +53,14 @@ _FIELDS = {
     "clocks_event_reasons.active": "throttle_reasons",
     "clocks_throttle_reasons.active": "throttle_reasons",
 }
+# Metrics of dcgm-exporter -> field, with their units.
+_DCGM = {
+    **{"DCGM_FI_DEV_GPU_UTIL": "utilization.gpu", "DCGM_FI_DEV_POWER_USAGE": "power.draw"},
+    **{"DCGM_FI_DEV_FB_USED": "memory.used [MiB]", "DCGM_FI_DEV_FB_FREE": "memory.free [MiB]"},
+    **{"DCGM_FI_DEV_SM_CLOCK": "clocks.sm", "DCGM_FI_DEV_MEM_CLOCK": "clocks.mem"},
+    **{"DCGM_FI_DEV_GPU_TEMP": "temperature.gpu"},
+}
+_DCGM_LINE = re.compile(r"(DCGM_FI_\w{1,60})\{([^{}]{0,2000})\}\s+(\S{1,40})(?:\s+(\d{10,16}))?\s*$")
 # Other names of a field.
 _ALIASES = {
     **{"gpu_uuid": "uuid", "pci.bus_id": "gpu_bus_id", "gpu_name": "name"},
@@ -100,7 +108,7 @@ _MASK = re.compile(r"0x[0-9a-fA-F]{1,16}")
 _HEADER_UNIT = re.compile(r"(?:\[([A-Za-z%]*)\]|(?<=\s)\(([A-Za-z%]*)\))$")
 # The header of `nvidia-smi dmon`, perhaps with date and time, or of `dcgmi dmon`; a line of units may follow.
 _TABLE = re.compile(r"\s*#\s*(?:date\s+)?(?:time\s+)?(?:gpu|entity)\b(?!,)", re.IGNORECASE)
-_UNITS_OF_A_TABLE = re.compile(r"\s*(?:#\s*(?:YYYYMMDD\s+)?(?:HH:MM:SS\s+)?Idx|I[Dd])(?![\w.])")
+_UNITS_OF_A_TABLE = re.compile(r"\s*(?:#\s*(?:YYYY\W?MM\W?DD\s+)?(?:HH:MM:SS\s+)?Idx|I[Dd])(?![\w.])")
 
 # What other output has -> what to do about it.
 _NOT_READ = {
@@ -168,6 +176,8 @@ def parse_trace(text: str, columns: Sequence[str] | None = None) -> Trace:
     notes: list[str] = []
     if text.lstrip().startswith("{"):
         rows, bad_lines = _json_lines(text)
+    elif "DCGM_FI_" in text and (scraped := _scraped(text)):
+        rows, bad_lines = scraped, 0
     else:
         rows, bad_lines, notes = _parse_csv(text, columns)
     if not rows and (helps := next((words for sign, words in _NOT_READ.items() if re.search(sign, text)), None)):
@@ -177,6 +187,23 @@ def parse_trace(text: str, columns: Sequence[str] | None = None) -> Trace:
     if not rows:
         notes = [*notes, "no sample was recognised" if text.strip() else "the trace is empty"]
     return Trace(rows, "; ".join(notes) or None)
+
+
+def _scraped(text: str) -> list[TraceSample]:
+    """The samples in one or several pages of dcgm-exporter; a new one begins where a metric of a GPU comes again."""
+    found: list[dict[str, str]] = []
+    last: dict[str, dict[str, str]] = {}
+    for match in filter(None, map(_DCGM_LINE.match, text.split("\n"))):
+        name, labels, value, when_ms = match.groups()
+        gpu = re.search(r'\bgpu="(\w{1,20})"', labels)
+        label = gpu[1] if gpu else ""
+        if (field := _DCGM.get(name)) is None:
+            continue
+        if label not in last or field in last[label]:
+            last[label] = {"index": label} | ({"timestamp": str(int(when_ms) // 1000)} if when_ms else {})
+            found.append(last[label])
+        last[label][field] = value
+    return [_sample(list(row.values()), [(_field(name), _unit_of(name)) for name in row]) for row in found]
 
 
 def _json_lines(text: str) -> tuple[list[TraceSample], int]:
@@ -274,7 +301,7 @@ def _words(line: str) -> list[str]:
     (['date time', 'gpu', 'pwr'], ['2026-03-01 10:00:00', '0', '64'], ['0', '64.5'])
     """
     line = re.sub(r"^\s*#\s*", "", re.sub(r"^\s*GPU\s+(?=\d)", "", line[:MOST_CSV_LINE]))
-    dated = re.match(r"\s*(?:(Date\s+Time)|(\d{4})(\d\d)(\d\d)\s+(\d\d:\d\d:\d\d))\s+", line)
+    dated = re.match(r"\s*(?:(Date\s+Time)|(\d{4})[/-]?(\d\d)[/-]?(\d\d)\s+(\d\d:\d\d:\d\d))\s+", line)
     if dated is None:
         return line.split()
     when = "date time" if dated[1] else f"{dated[2]}-{dated[3]}-{dated[4]} {dated[5]}"

@@ -3,22 +3,26 @@
     kvsweep log vllm.log
 
 prints one JSON object. The log may come from any platform, and may contain the results of vLLM's own benchmarks. FILE
-may also be the result file of a benchmark in JSON: of `vllm bench`, `sglang.bench_serving`, GuideLLM, AIPerf or
-InferenceX. A value is null if the log does not give it. `read_from` has line numbers, `ranks` has what each rank
-printed, and `derived` has what only follows from printed numbers. Colours, prefixes of log collectors and a terminal's
-hard line breaks do no harm.
+may also be the result file of a benchmark in JSON or YAML: of `vllm bench`, `sglang.bench_serving`, GuideLLM, AIPerf,
+InferenceX, inference-perf or llm-d-benchmark. A value is null if the log does not give it. Of a log with several starts
+of an engine the facts are those of the last one, and of several printed results those of the last; `results` has all.
+`read_from` has line numbers, `ranks` has what each rank printed, and `derived` has what only follows from printed
+numbers. Colours, prefixes of log collectors and a terminal's hard line breaks do no harm.
 """
 
+import itertools
 import json
+import math
 import re
+import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.records import Record
-from workflow_scripts.engines.vllm.log_facts import FactRow, FactValue, Reading, ReadingsByRow, find_readings
-from workflow_scripts.logs.engine_log_outcome import LogVerdict, judge
+from workflow_scripts.engines.vllm.log_facts import FactValue, ReadingsByRow, find_readings
+from workflow_scripts.logs.engine_log_outcome import LogVerdict, judge, split_starts
 from workflow_scripts.logs.engine_log_signs import Status
 from workflow_scripts.logs.engine_log_text import Line, read_lines, read_log_text
 from workflow_scripts.parse.benchmark_results import BenchmarkResult, read_results
@@ -48,12 +52,14 @@ class EngineLogFacts(Record):
     block_size. These hold for a model with one kind of attention and without context parallelism, and are left out if
     the printed concurrency contradicts this.
 
-    A benchmark's result file in JSON has no lines; `results` has all of its results. The numbers of several are not
-    among the facts.
+    A log may hold several `starts` of an engine; the facts are those of the last one that says anything. A benchmark's
+    result file has no lines; `results` has all of its results, or all that a log prints. The numbers of several in a
+    file are not among the facts.
     """
 
     status: Status | None = None
     error: str | None = None
+    starts: int = 1
     engine_version: str | None = None
     num_gpu_blocks: int | None = None
     num_cpu_blocks: int | None = None
@@ -101,15 +107,35 @@ def parse_engine_log(text: str) -> EngineLogFacts:
         return of_results(results)
     lines = read_lines(text)
     # JSON of another kind, such as a list of requests, may have keys of a result.
-    by_row = [found for found in find_readings(lines) if results is None or not found[0].of_a_result]
-    values, read_from = _bind(by_row, lines)
+    starts = [
+        (start, [found for found in find_readings(start) if results is None or not found[0].of_a_result])
+        for start in split_starts(lines)
+    ]
+    found = [facts for start in reversed(starts) if (facts := _facts_of(*start))]
+    if not found:
+        return EngineLogFacts(error=_why_nothing_is_read(text))
+    facts = found[0]
+    # An engine that has only begun says no more than its version: why the one before failed is known.
+    if not facts.read_from.keys() - {"engine_version"} and found[1:] and found[1].status not in (None, "ok"):
+        facts = found[1]
+    load: dict[str, str | int] = {}
+    printed: list[BenchmarkResult] = []
+    for number, (start, by_row) in enumerate(starts, 1):
+        load |= {"start": number} if len(starts) > 1 else {}
+        printed += _printed(start, by_row, load)
+    return facts.model_copy(update={"starts": len(starts), "results": printed if len(printed) > 1 else None})
+
+
+def _facts_of(lines: Sequence[Line], by_row: ReadingsByRow) -> EngineLogFacts | None:
+    """The facts of one start; None if its lines say nothing."""
+    values, read_from = _bind(by_row, _begins_of_results(by_row, lines)[-1])
     facts = EngineLogFacts.model_validate(values)
     verdict = _with_memory(judge(lines), facts, read_from, lines)
     if verdict.line is not None:
         read_from["error" if verdict.error else "status"] = verdict.line
     if not values and verdict == LogVerdict():
-        empty = "the log is empty" if not text.strip() else "nothing of an inference engine was recognised in this log"
-        return EngineLogFacts(error=empty)
+        return None
+    text = "\n".join(line.text for line in lines)
     further: dict[str, object] = {"ranks": _ranks(by_row), "derived": _derived(facts, text), "read_from": read_from}
     ended = {"status": verdict.status, "error": verdict.error}
     if verdict.status == "ok" and facts.failed_requests:
@@ -120,42 +146,76 @@ def parse_engine_log(text: str) -> EngineLogFacts:
     return facts.model_copy(update=further | ended)
 
 
+_AS_RATES = "is not read: state its numbers as `rates` of the mapping file"
+# What shows another tool -> what of it is read instead.
+_NOT_READ = {
+    r"genai[-_]perf|\u2503\s+Statistic \u2503": "genai-perf's console is not read: name profile_export_genai_perf.json",
+    r"TensorRT-LLM Version|Total Output Throughput \(tokens/sec\)": f"the report of trtllm-bench {_AS_RATES}",
+    r"MLPerf Results Summary": f"a summary of MLPerf {_AS_RATES}",
+    r"optimum_benchmark": f"a report of optimum-benchmark {_AS_RATES}",
+    r"(?m)^# TYPE \w": "of Prometheus metrics only vLLM's cache_config_info and preemptions are read",
+}
+
+
+def _why_nothing_is_read(text: str) -> str:
+    if not text.strip():
+        return "the log is empty"
+    named = (words for sign, words in _NOT_READ.items() if re.search(sign, text))
+    return next(named, "nothing of an inference engine was recognised in this log")
+
+
 def of_results(results: Sequence[BenchmarkResult]) -> EngineLogFacts:
     """The facts of a result file: those of its only result, or none but `results`."""
     worst = next((result for result in results if result.status != "ok"), results[0])
-    known = worst.model_dump(exclude={"tool", "setting"}) if len(results) == 1 else {}
+    known = worst.model_dump(exclude={"tool", "setting", "unread"}) if len(results) == 1 else {}
     how = {"status": worst.status, "error": worst.error, "results": list(results)}
     return EngineLogFacts.model_validate({**known, **how})
 
 
-def _bind(by_row: ReadingsByRow, lines: Sequence[Line]) -> tuple[dict[str, FactValue], dict[str, int]]:
-    """For each fact the value that counts, from the first row that has one, and the line where it was printed."""
+def _bind(by_row: ReadingsByRow, begin: int, end: float = math.inf) -> tuple[dict[str, FactValue], dict[str, int]]:
+    """For each fact the value that counts, from the first row that has one, and the line where it was printed; numbers
+    of a benchmark are those between two lines."""
     values: dict[str, FactValue] = {}
     read_from: dict[str, int] = {}
-    for row, readings in _of_the_last_result(by_row, lines):
-        if row.key not in values:
-            reading = row.pick(readings, row.key)
+    for row, readings in by_row:
+        kept = [reading for reading in readings if not row.of_a_result or begin <= reading.line < end]
+        if kept and row.key not in values:
+            reading = row.pick(kept, row.key)
             # A benchmark prints 0.0 for what it has not measured.
             values |= {fact: value for fact, value in reading.values.items() if value or not row.of_a_result}
             read_from |= dict.fromkeys(row.facts, reading.line)
     return values, read_from
 
 
-def _of_the_last_result(by_row: ReadingsByRow, lines: Sequence[Line]) -> Iterator[tuple[FactRow, list[Reading]]]:
-    """Leave out what benchmarks before the last one printed: the last result may be cut off, but is not mixed. A result
-    prints its rate of requests before its other numbers, or sorts them. It may have a headline."""
+def _begins_of_results(by_row: ReadingsByRow, lines: Sequence[Line]) -> list[int]:
+    """The line where each printed result begins; the last one may be cut off. A result prints its rate of requests
+    before its other numbers, or sorts them. It may have a headline."""
     benchmarks = [(row.key, reading.line) for row, readings in by_row if row.of_a_result for reading in readings]
-    rates = sorted({line for key, line in benchmarks if key == "requests_per_s"})
-    start = 0
-    if len(rates) > 1:
-        start = rates[-1] if min(line for _, line in benchmarks) == rates[0] else rates[-2] + 1
-    if rates:
-        start = max(
-            [start, *(line.number for line in lines if line.number < rates[-1] and _HEADLINE.search(line.text))]
-        )
-    for row, readings in by_row:
-        if kept := [reading for reading in readings if not row.of_a_result or reading.line >= start]:
-            yield row, kept
+    of_rates = [readings for row, readings in by_row if row.key == "requests_per_s"]
+    rates = sorted({reading.line for reading in max(of_rates, key=len, default=[])})
+    if not rates:
+        return [0]
+    rate_is_first = min(line for _, line in benchmarks) == rates[0]
+    begins = [0, *(rates[1:] if rate_is_first else (rate + 1 for rate in rates[:-1]))]
+    headlines = [line.number for line in lines if _HEADLINE.search(line.text)]
+    return [max([begin, *(h for h in headlines if h < rate)]) for begin, rate in zip(begins, rates, strict=True)]
+
+
+# What tells printed results apart.
+_LOAD = re.compile(r"(Traffic request rate|Burstiness factor|Maximum request concurrency): +([\w.]{1,40})")
+
+
+def _printed(lines: Sequence[Line], by_row: ReadingsByRow, load: dict[str, str | int]) -> Iterator[BenchmarkResult]:
+    """The results of benchmarks that a start printed, in their order, each with the `load` that was printed last."""
+    of_results = [found for found in by_row if found[0].of_a_result]
+    loads = [(line.number, match) for line in lines if (match := _LOAD.search(line.text))] if of_results else []
+    begins = _begins_of_results(by_row, lines) if of_results else []
+    for begin, end in itertools.pairwise([*begins, math.inf]):
+        values, read_from = _bind(of_results, int(begin), end)
+        load |= {match[1]: match[2] for number, match in loads if number < read_from.get("requests_per_s", end)}
+        failed = values.pop("failed_requests", None)
+        how = {"status": "error", "error": f"{failed} requests of the benchmark failed"} if failed else {}
+        yield BenchmarkResult.model_validate({"tool": "a printed result", "setting": dict(load), **values, **how})
 
 
 def _with_memory(
@@ -210,9 +270,26 @@ def read_engine_log(path: Path) -> EngineLogFacts:
     return parse_engine_log(read_log_text(path))
 
 
+def words_on(facts: EngineLogFacts) -> Iterator[str]:
+    """What a reader of the facts should know about them."""
+    if facts.error and facts.status is None:
+        yield facts.error
+    if facts.starts > 1:
+        yield f"{facts.starts} starts of an engine: the facts are those of the last one"
+    results = facts.results or []
+    if len(results) > 1:
+        of = "the last one" if facts.read_from else "none"
+        yield f"{len(results)} results: the facts are those of {of}; `result` of a mapping file names another"
+    for unread in (result.unread for result in results if result.unread):
+        yield f"no latency was read, although the file has {', '.join(unread)}"
+
+
 @command(
     "log",
     option("file", type=Path, metavar="FILE", help="the engine's log, as text; it may contain a benchmark's output"),
 )
 def main(args: Namespace) -> None:
-    print(json.dumps(read_engine_log(args.file).model_dump(mode="json"), indent=2))
+    facts = read_engine_log(args.file)
+    for word in words_on(facts):
+        print(f"{args.file}: {word}", file=sys.stderr)
+    print(json.dumps(facts.model_dump(mode="json"), indent=2))

@@ -21,7 +21,7 @@ from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.logs.engine_log_text import read_lines, read_log_text
 from workflow_scripts.parse.benchmark_results import have_one_setting
 from workflow_scripts.parse.device_trace import read_trace
-from workflow_scripts.parse.engine_log import EngineLogFacts, of_results, read_engine_log
+from workflow_scripts.parse.engine_log import EngineLogFacts, read_engine_log, words_on
 from workflow_scripts.study.runs_file import Run, load_runs
 
 
@@ -39,6 +39,7 @@ def _record(run: Run, folder: Path, where: str) -> dict[str, Any]:
     knobs = get_engine(run.engine).knobs
     # Settings that an engine needs may be unknown here.
     known = validated(knobs.in_part(), run.knobs, f"{where}.knobs").model_dump(exclude_none=True)
+    log = (_log(folder / run.results, run.result, where) if run.results else {}) | run.rates or None
     return {
         "gpu": run.gpu,
         "engine": run.engine,
@@ -46,11 +47,21 @@ def _record(run: Run, folder: Path, where: str) -> dict[str, Any]:
         "workload": run.workload,
         "knobs": known,
         "slug": knobs.slug_of(known),
-        "tokens_per_request": run.tokens_per_request,
+        "tokens_per_request": run.tokens_per_request or _tokens_per_request(log or {}),
         "files": [name for name in (run.results, run.trace) if name],
-        "log": (_log(folder / run.results, run.result, where) if run.results else {}) | run.rates or None,
+        "log": log,
         "trace": _trace(folder / run.trace, run.trace_columns, where) if run.trace else None,
     }
+
+
+def _tokens_per_request(log: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Mean prompt and output tokens of a request, if the three rates of one result imply them."""
+    requests, total, output = (
+        log.get(name) for name in ("requests_per_s", "total_tokens_per_s", "output_tokens_per_s")
+    )
+    if not (requests and total and output and total > output):
+        return None
+    return (total - output) / requests, output / requests
 
 
 def _log(path: Path, number: int | None, where: str) -> dict[str, Any]:
@@ -59,14 +70,17 @@ def _log(path: Path, number: int | None, where: str) -> dict[str, Any]:
     if number is not None and number > max(len(results), 1):
         raise InputError(f"{where}.result: {path} has {max(len(results), 1)} results, not {number}")
     if number is not None and results:
-        facts = of_results(results[number - 1 :][:1])
+        (only,) = results[number - 1 :][:1]
+        numbers = only.model_dump(exclude={"tool", "setting", "unread"})
+        facts = facts.model_copy(update=numbers | {"results": [only]})
     elif results and not have_one_setting(results):
         several = f"the file has {len(results)} results with different settings: name one with `result`"
         facts = EngineLogFacts(error=several)
-    stated = facts.model_dump(mode="json", exclude={"ranks", "derived", "read_from"}) | facts.derived
+    stated = facts.model_dump(mode="json", exclude={"ranks", "derived", "read_from", "starts"}) | facts.derived
     # What the engine's periodic lines say, in their order: requests that run and wait, use of the KV cache, hits.
     said = (_PERIODIC.search(line.text) for line in read_lines(read_log_text(path)))
-    return stated | {"over_time": _over_time([line.groupdict() for line in said if line])}
+    over_time = _over_time([line.groupdict() for line in said if line])
+    return stated | {"over_time": over_time, "words": list(words_on(facts))}
 
 
 def _over_time(lines: Iterable[Mapping[str, str | None]]) -> list[dict[str, float]]:
@@ -121,8 +135,8 @@ def main(args: Namespace) -> None:
     write_jsonl(args.out, records)
     for record in records:
         log, trace = record["log"] or {}, record["trace"]
-        if log.get("error") and not log["status"]:
-            print(f"{record['files'][0]}: {log['error']}")
+        for word in log.get("words") or ():
+            print(f"{record['files'][0]}: {word}")
         if trace and not any(value is not None for value in trace.values()):
             print(f"{record['files'][-1]}: no value was recognised in this trace")
     print(f"{args.runs}: {len(records)} runs read")

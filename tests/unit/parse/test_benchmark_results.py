@@ -8,7 +8,7 @@ import yaml
 
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.parse.benchmark_results import MOST_RESULTS, read_results
-from workflow_scripts.parse.engine_log import parse_engine_log
+from workflow_scripts.parse.engine_log import parse_engine_log, words_on
 from workflow_scripts.parse.imported_runs import read_runs
 from workflow_scripts.tables.imported_cells import imported_cells
 
@@ -55,6 +55,23 @@ def before_0_4(rate):
 
 
 GUIDELLM = {"metadata": {"guidellm_version": "0.5.0"}, "benchmarks": [guidellm()]}
+SECONDS = {name.removesuffix("_ms"): value / 1000 if name.endswith("_ms") else value for name, value in SERVE.items()}
+PERF = {
+    "successes": {
+        "count": 4,
+        "latency": {"time_to_first_token": {"median": 0.012, "p99": 0.015}, "request_latency": {"median": 0.08}},
+        "throughput": {"requests_per_sec": 2.0, "output_tokens_per_sec": 64.0, "total_tokens_per_sec": 96.0},
+    },
+    "failures": {"count": 0},
+}
+RATES = {"request_rate": {"mean": 2.0}, "output_token_rate": {"mean": 64.0}, "total_token_rate": {"mean": 96.0}}
+TIMES = {
+    "time_to_first_token": {"units": "ms", "p50": 12.0, "p99": 15.0},
+    "request_latency": {"units": "s", "p50": 0.08},
+}
+REPORT = {"requests": {"total": 4, "failures": 0}, "latency": TIMES}
+LLM_D = {"version": "0.2", "results": {"request_performance": {"aggregate": REPORT | {"throughput": RATES}}}}
+LLM_D_1 = {"version": "0.1", "metrics": REPORT | {"throughput": PERF["successes"]["throughput"]}}
 ALL = {"requests_per_s": 2, "output_tokens_per_s": 64, "total_tokens_per_s": 96, "e2e_ms_median": 80}
 ALL |= {"ttft_ms_median": 12, "ttft_ms_p99": 15, "tpot_ms_median": None}
 
@@ -67,6 +84,10 @@ ALL |= {"ttft_ms_median": 12, "ttft_ms_p99": 15, "tpot_ms_median": None}
         (GUIDELLM, "GuideLLM", ()),
         (AIPERF, "AIPerf", ("total_tokens_per_s",)),
         (INFERENCEX, "InferenceX", ("requests_per_s",)),
+        (SECONDS, "vllm bench serve", ()),
+        (PERF, "inference-perf", ()),
+        (LLM_D, "llm-d-benchmark", ()),
+        (LLM_D_1, "llm-d-benchmark", ()),
         (THROUGHPUT, "vllm bench throughput", ("output_tokens_per_s", *(name for name in ALL if "_ms_" in name))),
         (LATENCY, "vllm bench latency", tuple(name for name in ALL if name != "e2e_ms_median")),
     ],
@@ -75,7 +96,13 @@ def test_each_format_is_read_by_its_structure(content, tool, absent):
     facts = parse_engine_log(json.dumps(content))
     assert ([result.tool for result in facts.results], facts.status, facts.error) == ([tool], "ok", None)
     expected = ALL | dict.fromkeys(absent)
-    assert {name: getattr(facts, name) for name in ALL} == pytest.approx(expected)
+    in_yaml = (
+        parse_engine_log(f"# captured\n{yaml.safe_dump(content)}")
+        if tool in ("inference-perf", "llm-d-benchmark")
+        else facts
+    )
+    for read in (facts, in_yaml):
+        assert {name: getattr(read, name) for name in ALL} == pytest.approx(expected)
     # Neither in a list of something else nor below another key is it a result.
     for other in ({"of": content}, [[content]], {"requests": [content, content]}):
         assert parse_engine_log(json.dumps(other, indent=2)).requests_per_s is None
@@ -154,11 +181,56 @@ def test_of_a_sweep_one_result_is_named(content, tmp_path):
         (json.dumps({"model_type": "llama"}), "nothing of an inference engine"),
         (json.dumps([{"tokens_per_second": 5.0}]), "nothing of an inference engine"),
         ("", "the log is empty"),
+        ("\u2503  Statistic \u2503  avg \u2503\nRequest throughput (per sec): 0.26\n", "genai-perf"),
+        ("TensorRT-LLM Version: 1.1\nRequest Throughput (req/sec): 253.55\n", "trtllm-bench"),
+        ("MLPerf Results Summary\nSamples per second: 5\n", "MLPerf"),
+        ('{"optimum_benchmark_version": "0.6", "report": {}}', "optimum-benchmark"),
+        ("# TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total 5\n", "Prometheus"),
     ],
 )
 def test_what_is_not_recognised_is_unknown_with_the_reason(text, reason, tmp_path):
     (row,) = cells_of(tmp_path, text)
     assert (row["outcome"], reason in row["reason"]) == ("unknown", True)
+
+
+PRINTED = """Traffic request rate: inf
+Maximum request concurrency: {at_once}
+============ Serving Benchmark Result ============
+Successful requests:                     4
+Request throughput (req/s):              {rate}
+Output token throughput (tok/s):         {output}
+Total Token throughput (tok/s):          {total}
+Median TTFT (ms):                        12.5
+==================================================
+"""
+
+
+@pytest.mark.parametrize("at_once", [(8, 8), (8, 16)])
+def test_each_result_of_a_text_can_be_named(at_once, tmp_path):
+    numbers = ({"rate": 2.0, "output": 64.0, "total": 96.0}, {"rate": 3.0, "output": 70.0, "total": 100.0})
+    text = "".join(PRINTED.format(at_once=n, **of) for n, of in zip(at_once, numbers, strict=True))
+    facts = parse_engine_log(text)
+    assert (facts.requests_per_s, [result.requests_per_s for result in facts.results]) == (3, [2, 3])
+    assert any("2 results" in word for word in words_on(facts))
+    for number, of in enumerate(numbers, 1):
+        (row,) = cells_of(tmp_path, text, result=number)
+        assert (row["requests_per_s"], row["output_tokens_per_s"]) == (of["rate"], of["output"])
+        assert row["prompt_tokens_mean" if "prompt_tokens_mean" in row else "outcome"] is not None
+    rows = cells_of(tmp_path, text)
+    assert [row["outcome"] for row in rows] == (["ok", "ok"] if at_once[0] == at_once[1] else ["unknown"])
+
+
+def test_lengths_follow_from_the_rates_of_a_result(tmp_path):
+    (tmp_path / "a.txt").write_text(PRINTED.format(at_once=1, rate=2.0, output=64.0, total=96.0))
+    run = {"gpu": "h100-sxm", "engine": "vllm", "model": "llama-3.1-8b-instruct", "results": "a.txt"}
+    (tmp_path / "runs.yaml").write_text(yaml.safe_dump({"schema_version": 1, "runs": [run]}))
+    assert read_runs(tmp_path / "runs.yaml")[0]["tokens_per_request"] == (16, 32)
+
+
+def test_latencies_that_are_not_read_are_named():
+    odd = {name: value for name, value in SERVE.items() if "_ms" not in name} | {"ttft_seconds_p50": 0.012}
+    (word,) = words_on(parse_engine_log(json.dumps(odd)))
+    assert "ttft_seconds_p50" in word
 
 
 def test_a_printed_zero_was_not_measured():

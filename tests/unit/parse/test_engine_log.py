@@ -13,7 +13,7 @@ from workflow_scripts.parse.engine_log import EngineLogFacts, main, parse_engine
 
 LOGS = Path(__file__).parents[2] / "fixtures" / "logs"
 EXPECTED = json.loads((LOGS / "expected.json").read_text())
-UNMODELLED = ("ranks", "read_from", "derived")
+UNMODELLED = ("ranks", "read_from", "derived", "starts")
 
 
 def text_of(name: str) -> str:
@@ -34,7 +34,7 @@ def stated(facts: EngineLogFacts) -> dict:
 def test_reads_what_a_person_reads(name):
     facts = read_engine_log(LOGS / name)
     expected = dict(EXPECTED[name])
-    assert facts.derived == expected.pop("derived", {})
+    assert (facts.derived, facts.starts) == (expected.pop("derived", {}), 1)
     assert stated(facts) == expected
 
 
@@ -127,6 +127,34 @@ def test_a_log_that_breaks_off_says_less_but_nothing_else(name, share):
         *("available_kv_cache_gib", "model_weights_gib", "cuda_graph_gib", "block_size"),
     }
     assert all(whole.get(fact) == value for fact, value in part.items() if fact not in differ_by_rank_or_time)
+
+
+WITH_A_START = [name for name in sorted(EXPECTED) if re.search("Initializing an? .*LLM engine", text_of(name))]
+
+
+@settings(max_examples=20)
+@given(names=st.lists(st.sampled_from(WITH_A_START), min_size=2, max_size=3), between=st.sampled_from(["", "== run\n"]))
+def test_of_several_starts_in_a_file_the_last_one_counts(names, between):
+    """A container that restarts, `tee -a`: no fact is a mixture, and each stands in the lines of the last start."""
+    texts = [text_of(name).rstrip("\n") + f"\n{between}" for name in names]
+    last, whole = parse_engine_log(texts[-1]), parse_engine_log("".join(texts))
+    count = sum(parse_engine_log(text).starts for text in texts)
+    assert {**stated(whole), "results": whole.starts} == {**stated(last), "results": count}
+    assert min(whole.read_from.values()) > sum(text.count("\n") for text in texts[:-1])
+
+
+def test_of_data_parallel_engines_each_says_once_that_it_starts():
+    starts = "".join(
+        f"(EngineCore_DP{n} pid=1) INFO 09-15 07:11:0{n} [core.py:123] Initializing a V1 LLM engine (v0.29.0)\n"
+        for n in range(2)
+    )
+    sizes = "".join(
+        f"(EngineCore_DP{n} pid=1) INFO 09-15 07:11:22 [a.py:1] GPU KV cache size: 1,600 tokens\n" for n in "01"
+    )
+    one, two = parse_engine_log(starts + sizes), parse_engine_log(starts + sizes + starts + sizes.replace("600", "760"))
+    assert ((one.starts, one.kv_cache_tokens), (two.starts, two.kv_cache_tokens)) == ((1, 3200), (2, 3520))
+    restarted = parse_engine_log(starts + sizes + starts)
+    assert (restarted.starts, restarted.kv_cache_tokens) == (2, None)
 
 
 ENDLESS = (

@@ -101,7 +101,7 @@ def test_runs_are_rows_of_the_cells_table_beside_measured_ones(tmp_path):
         f"{place}/unknown/default",
     ]
     assert set(rows["source"]) == {"imported"}
-    assert rows["outcome"].tolist() == ["ok", "invalid", "ok", "infeasible", "ok"]
+    assert rows["outcome"].tolist() == ["ok", "invalid", "invalid", "infeasible", "ok"]
     assert "times the ceiling" in rows["reason"][1]
     assert rows["reason"][3].startswith("ValueError: No available memory for the cache blocks")
     # The same settings twice are two starts; one that did not run has no repeat.
