@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from workflow_scripts.physics.layer_groups import KvGroup
-
 # Field of a line of `capacity.jsonl` -> term of `engines.vllm.capacity`.
 TERMS = {f"{name}_bytes": name for name in ("device_memory", "budget", "weights", "activation", "cuda_graphs", "other")}
 TERMS["kv_cache_bytes"] = "available_kv_cache"
@@ -33,6 +31,20 @@ class PipelineRank:
     layers: int
     first: bool
     last: bool
+
+
+@dataclass(frozen=True)
+class KvGroup:
+    """Layers of one kind that share a block table, by their numbers; `slots` counts padding too. `reach`: tokens that a
+    layer looks back over, None for all; 0 for a state, which has no tokens. `chunked`: it looks back only within chunks
+    of `reach` tokens. `stretch`: how many times the pool's usual number of tokens a page holds."""
+
+    kind: str
+    layers: tuple[int, ...]
+    slots: int
+    reach: int | None
+    chunked: bool = False
+    stretch: int = 1
 
 
 @dataclass(frozen=True)

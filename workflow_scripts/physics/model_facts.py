@@ -24,9 +24,8 @@ from workflow_scripts.physics.config_values import ModelFactsError as ModelFacts
 from workflow_scripts.physics.dense_families import CHUNKED, DENSE, FULL, WINDOWED
 from workflow_scripts.physics.expert_families import EXPERTS
 from workflow_scripts.physics.formulas import Number
-from workflow_scripts.physics.hybrid_families import HYBRIDS, LINEAR
+from workflow_scripts.physics.hybrid_families import HYBRIDS, LINEAR, PICTURES
 from workflow_scripts.physics.layers import Attention, Experts, LatentAttention, Layer, Matrix, Mixer, Mlp, Part, State
-from workflow_scripts.physics.picture_families import PICTURES
 from workflow_scripts.physics.stored_weights import DTYPE_BYTES as DTYPE_BYTES
 from workflow_scripts.physics.stored_weights import QUANTIZED_BITS, is_quantized, quantization_of, roles_left_out
 
@@ -309,7 +308,7 @@ class ModelFacts:
         head, further = self.vocab * self.hidden, output_tokens - 1
         kv_tokens = further * (prompt_tokens + (further + 1) / 2)
         # Four operations for each element of width and pair of tokens.
-        prompt, decode = (of * attention_cost / 4 for of in (reach.prefill_pair_flops, reach.decode_pair_flops))
+        prompt, decode = (flops * attention_cost / 4 for flops in (reach.prefill_pair_flops, reach.decode_pair_flops))
         pairs = formulas.attended_tokens(prompt_tokens)
         return formulas.forward_flops(
             self.layer_matmul_parameters, head, prompt, prompt_tokens, 1, pairs
@@ -397,7 +396,7 @@ def model_facts(
     try:
         left_out = roles_left_out(config, len(fields["stack"]))
         fields["stack"] = tuple(
-            replace(layer, left_out=of) for layer, of in zip(fields["stack"], left_out, strict=True)
+            replace(layer, left_out=roles) for layer, roles in zip(fields["stack"], left_out, strict=True)
         )
         method = quantization_of(config, quantization)
     except ModelFactsError:

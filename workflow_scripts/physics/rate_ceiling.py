@@ -210,9 +210,9 @@ def judge_rate(
         return judged
     times = tokens_per_s / limit if limit else math.inf
     least: float | None = 0.0
-    of = "the tokens are prompt tokens"
+    which = "the tokens are prompt tokens"
     if times > 1:
-        of = "the prompt tokens come from a prefix cache"
+        which = "the prompt tokens come from a prefix cache"
         # Without lengths, nearly all tokens may be those of prompts, and a rate of output tokens has none to cache.
         least = None if output_only or not limit else 1 - 1 / times
         if workload and limit:
@@ -224,7 +224,7 @@ def judge_rate(
     verdict: RateVerdict = "impossible" if least is None else "conditional" if least else "possible"
     tokens = "output tokens" if output_only else "prompt and output tokens"
     words = [f"{times:.3g} times the {'' if workload else 'highest '}ceiling for {tokens}"]
-    words += [f"possible only if {at_least(least)} of {of}"] if least else []
+    words += [f"possible only if {at_least(least)} of {which}"] if least else []
     words += [f"{devices:g} devices, {best.because}" if devices > 1 else best.because]
     if len(devices_of) > 1:
         words.append(f"{gpu} may mean {len(devices_of)} cards, of which {best.gpu} allows the most")

@@ -89,7 +89,6 @@ class Speed(Record):
     tpot_error_pct: float | None = None
     of_group: GroupBand | None = None
     band_group: str | None = None
-    repeat_sd: float | None = None
     around_s: tuple[float, float] | None = None
     covered: Mapping[str, float] | None = None
     calibrated_at: str | None = None
@@ -270,7 +269,6 @@ def _speed(fit: StepFit, record: CalibrationRecord, dtype: Dtype, wanted: Wanted
         ttft_error_pct=None if other else error_pct if from_16_bit else _pct(fit.band.ttft),
         error_s=fit.band.wall_s,
         ttft_error_s=fit.band.ttft_s,
-        repeat_sd=fit.repeat_sd,
         around_s=_around_s(record) if source == "calibrated" and not other else None,
         covered={kind: most for kind, most in fit.most.items() if not (by_rates and kind in GUIDED)},
         how=how,

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from workflow_scripts.engines.capacity import KvPool
-from workflow_scripts.physics.layer_groups import KvGroup
+from workflow_scripts.engines.capacity import KvGroup, KvPool
 
 # What a block holds: the number of its group, the owner of its tokens, and which block of a request it is.
 Content = tuple[int, int, int]

@@ -10,34 +10,28 @@ docs/plan.md says how the numbers are made.
 
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from rich.table import Table
 
 from workflow_scripts.catalog.any_gpu import GPU_NUMBERS, own_gpu
-from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.catalog.published import PUBLISHED, Published
 from workflow_scripts.common.command import PROCESSES, RESULTS, STUDY, command, option
 from workflow_scripts.common.csv_text import as_written, with_texts
 from workflow_scripts.common.files import write_bytes, write_jsonl, write_text
 from workflow_scripts.common.parquet import read_parquet, to_parquet
 from workflow_scripts.common.terminal import Terminal
-from workflow_scripts.common.wording import plural
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.predict.block_trace import trace_of_study
 from workflow_scripts.predict.calibrated import UNCALIBRATED
 from workflow_scripts.predict.capacity_of_cells import predict_published, predict_study
 from workflow_scripts.predict.prediction_record import FIELDS, KV_BLOCKS, PROMPTS, TEXTS, TOKEN_BUDGET
 from workflow_scripts.predict.predictions import VLLM_VERSION, at_version, predict_cells
-from workflow_scripts.statistics.costs import MOST_REPEATS, Costs
-from workflow_scripts.statistics.further_starts import MOST_FURTHER_STARTS
-from workflow_scripts.statistics.repeats import of_starts_and_repeats
 from workflow_scripts.study.definition import session_keys
 from workflow_scripts.study.grid import COORDINATES, Cell, expand
 from workflow_scripts.study.paths import StudyPaths
@@ -67,9 +61,7 @@ def plan(study: Study, cells: Sequence[Cell], prepared: Path | None, processes: 
     table = pd.DataFrame(rows, columns=list(FIELDS)).set_index("cell_id").loc[[cell.id for cell in cells]]
     table = table.reset_index()
     table = table.astype({name: "string" if name in TEXTS else "float64" for name in FIELDS})
-    starts, repeats, pair_s = _costs(table).cheapest_flat(study.equivalence_margin_pct, study.repeats, MOST_REPEATS)
-    table = _in_sessions(table, session_keys(study))
-    return table.assign(starts_needed=starts, repeats_needed=repeats, pair_s=pair_s)
+    return _in_sessions(table, session_keys(study))
 
 
 def _in_sessions(table: pd.DataFrame, sessions: Mapping[str, str]) -> pd.DataFrame:
@@ -81,17 +73,6 @@ def _in_sessions(table: pd.DataFrame, sessions: Mapping[str, str]) -> pd.DataFra
     saved_s = (timed[parts] - shared[parts]).sum(axis="columns")
     table.loc[timed.index, [*parts, "cell_s"]] = shared.assign(cell_s=timed["cell_s"] - saved_s)
     return table
-
-
-def _costs(table: pd.DataFrame) -> Costs:
-    """What starts and repeats of each cell take of its devices, and how much they vary on such devices."""
-    kinds = {name: gpu.kind == "cpu" for name, gpu in load_gpus().items()}
-    vary = np.array([of_starts_and_repeats(kinds.get(name, False)) for name in table["gpu"]]).reshape(-1, 2)
-    start_s, repeat_s = (
-        (table["gpus"] * of).to_numpy()
-        for of in (table["start_s"] + table["warmup_s"] + table["stop_s"], table["wall_s"])
-    )
-    return Costs(start_s, repeat_s, vary[:, 0], table["repeat_sd"].fillna(pd.Series(vary[:, 1])).to_numpy())
 
 
 def predicted_spread(cells: Sequence[Cell], predictions: pd.DataFrame) -> pd.DataFrame:
@@ -159,33 +140,38 @@ def _up_to(predicted: pd.DataFrame) -> str:
     return f"from {lowest:.0f} on {bounds}: at most {idle['running_peak'].max():.0f} run at once{more}"
 
 
+# A title, headings and rows.
+Shown = tuple[str, Sequence[str], Sequence[Sequence[object]]]
+
+
 def print_plan(terminal: Terminal, study: Study, table: pd.DataFrame, knobs: pd.DataFrame) -> None:
     """A summary that stays readable for hundreds of cells; the files contain each cell."""
     terminal.print(f"{study.name}: {len(table)} cells, all numbers are predicted")
+    for title, headings, rows in (*_refused(table), _groups(table), _knobs(knobs), _hours(study, table)):
+        if not rows:
+            continue
+        shown = Table(title=title, title_justify="left")
+        for heading in headings:
+            shown.add_column(heading, justify="left" if heading in TEXT_HEADINGS else "right", overflow="fold")
+        for row in rows[:MOST_ROWS]:
+            shown.add_row(*map(str, row))
+        terminal.print(shown)
+        if len(rows) > MOST_ROWS:
+            terminal.print(f"{MOST_ROWS} of {len(rows)} rows; the files hold all.")
+    late, limit_s = table[table["cell_s"] > study.cell_time_limit_s], study.cell_time_limit_s
+    if len(late):
+        beyond = f"{len(late)} cells would take longer than the study's cell_time_limit_s of {limit_s:g} s"
+        terminal.print(f"{beyond}, such as {late['cell_id'].iloc[0]}.")
+
+
+def _refused(table: pd.DataFrame) -> Iterator[Shown]:
     for column, title in (("infeasible", "Infeasible"), ("unknown", "Not predicted")):
         reasons = table.groupby(column, sort=False)["cell_id"].agg(["size", "first"])
         most = reasons.sort_values("size", ascending=False, kind="stable").reset_index()[["size", column, "first"]]
-        cells = f"{title}: {reasons['size'].sum()} cells"
-        _print_table(terminal, cells, ("cells", "why", "for example"), most.to_numpy().tolist())
-    _print_groups(terminal, table)
-    _print_knobs(terminal, knobs)
-    _print_costs(terminal, study, table)
+        yield f"{title}: {reasons['size'].sum()} cells", ("cells", "why", "for example"), most.to_numpy().tolist()
 
 
-def _print_table(terminal: Terminal, title: str, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    if not rows:
-        return
-    shown = Table(title=title, title_justify="left")
-    for heading in headings:
-        shown.add_column(heading, justify="left" if heading in TEXT_HEADINGS else "right", overflow="fold")
-    for row in rows[:MOST_ROWS]:
-        shown.add_row(*map(str, row))
-    terminal.print(shown)
-    if len(rows) > MOST_ROWS:
-        terminal.print(f"{MOST_ROWS} of {len(rows)} rows; the files hold all.")
-
-
-def _print_groups(terminal: Terminal, table: pd.DataFrame) -> None:
+def _groups(table: pd.DataFrame) -> Shown:
     scheduled = table[table["running_peak"].notna()]
     keys = [key for key in COORDINATES if scheduled[key].nunique() > 1] or ["gpu"]
     ranges = {"KV blocks": "num_blocks", "requests of full length": "max_concurrency", "run at once": "running_peak"}
@@ -198,7 +184,27 @@ def _print_groups(terminal: Terminal, table: pd.DataFrame) -> None:
         bounds = ", ".join(f"{what} {count}" for what, count in bound.items())
         rows.append([*names, len(part), *(_range(part[name]) for name in ranges.values()), _within(part), bounds])
     headings = (*keys, "cells", *ranges, "within", "limited by")
-    _print_table(terminal, "Speed and memory, from the slowest to the fastest cell", headings, rows)
+    return "Speed and memory, from the slowest to the fastest cell", headings, rows
+
+
+def _knobs(knobs: pd.DataFrame) -> Shown:
+    same = ["engine", "model", "workload", "knob", "values", "verdict", "why"]
+    rows = []
+    for (*names, why), part in knobs.groupby(same, sort=False, dropna=False):
+        rows.append([*names, _range(part["spread_pct"], after=" %"), why, ", ".join(part["gpu"])])
+    return "Knobs: what they can change", (*same[:-1], "difference", "why", "GPUs"), rows
+
+
+def _hours(study: Study, table: pd.DataFrame) -> Shown:
+    headings = ("gpu", "cells", "timed", "not timed", "seconds per start", "starts", "repeats", "GPU hours")
+    rows = []
+    for gpu, part in table[table["cell_s"].notna()].groupby("gpu", sort=False):
+        around_s = part[["start_s", "warmup_s", "stop_s"]].sum(axis="columns")
+        timed = float(((part["cell_s"] - around_s) * part["gpus"]).sum() * study.starts.at_least) / 3600
+        whole = float((part["cell_s"] * part["gpus"]).sum() * study.starts.at_least) / 3600
+        hours = f"{timed:.2f} h", f"{whole - timed:.2f} h", _range(part["cell_s"])
+        rows.append((gpu, len(part), *hours, study.starts.in_words, study.repeats, f"{whole:.2f}"))
+    return "Time, including the pipeline's own", headings, rows
 
 
 def _range(values: pd.Series, before: str = "", after: str = "") -> str:
@@ -223,57 +229,6 @@ def _within(part: pd.DataFrame) -> str:
     if without and without == len(errors):
         return UNCALIBRATED
     return _range(errors, "±", " %") + (f", {without} {UNCALIBRATED}" if without else "")
-
-
-def _print_knobs(terminal: Terminal, knobs: pd.DataFrame) -> None:
-    same = ["engine", "model", "workload", "knob", "values", "verdict", "why"]
-    rows = []
-    for (*names, why), part in knobs.groupby(same, sort=False, dropna=False):
-        rows.append([*names, _range(part["spread_pct"], after=" %"), why, ", ".join(part["gpu"])])
-    _print_table(terminal, "Knobs: what they can change", (*same[:-1], "difference", "why", "GPUs"), rows)
-
-
-def _print_costs(terminal: Terminal, study: Study, table: pd.DataFrame) -> None:
-    headings = ("gpu", "cells", "timed", "not timed", "seconds per start", "starts", "repeats")
-    rows = []
-    for gpu, part in table[table["cell_s"].notna()].groupby("gpu", sort=False):
-        around_s = part[["start_s", "warmup_s", "stop_s"]].sum(axis="columns")
-        timed = float(((part["cell_s"] - around_s) * part["gpus"]).sum() * study.starts.at_least) / 3600
-        whole = float((part["cell_s"] * part["gpus"]).sum() * study.starts.at_least) / 3600
-        hours = f"{timed:.2f} h", f"{whole - timed:.2f} h", _range(part["cell_s"])
-        starts = study.starts.in_words, study.repeats
-        rows.append((gpu, len(part), *hours, *starts, f"{whole:.2f}"))
-    _print_table(terminal, "Time, including the pipeline's own", (*headings, "GPU hours"), rows)
-    late = table[table["cell_s"] > study.cell_time_limit_s]
-    if len(late):
-        terminal.print(
-            f"{len(late)} cells would take longer than the study's cell_time_limit_s of {study.cell_time_limit_s:g} s, "
-            f"such as {late['cell_id'].iloc[0]}."
-        )
-    # The highest loads that cells search are not compared.
-    for line in decidable(study, table[table["cell_s"].notna() & ~table["knobs"].str.contains("find-")]):
-        terminal.print(line)
-
-
-def decidable(study: Study, table: pd.DataFrame) -> list[str]:
-    """What shows that two equal cells are `flat` on each GPU, what this costs, and whether the study allows it."""
-    margin, most, lines = study.equivalence_margin_pct, study.starts.at_most, []
-    for gpu, part in table.groupby("gpu", sort=False):
-        needed, whole_h = part[part["pair_s"].notna()], float(part["pair_s"].sum() / 2 / 3600)
-        costs = _range(needed["pair_s"] / 60)
-        takes = f"{_range(needed['starts_needed'])} starts of {_range(needed['repeats_needed'])} repeats"
-        lines.append(
-            f"{gpu}: `flat` at {margin:g} %: {takes}, {costs} device minutes for the pair (90 % of studies)."
-            if len(needed)
-            else f"{gpu}: `flat` at {margin:g} %: not with {MOST_FURTHER_STARTS} starts."
-        )
-        starts = _costs(part.reset_index()).starts_to_be_flat(margin, study.most_repeats)
-        if open_cells := int((~(starts <= most)).sum()):
-            allowed = f"{plural(most, 'start')} of at most {plural(study.most_repeats, 'repeat')}"
-            lines.append(f"{gpu}: {allowed} cannot be expected to show it in {open_cells} of {len(part)} cells.")
-        if study.device_hours is not None and not whole_h <= study.device_hours:
-            lines.append(f"{gpu}: for all cells {whole_h:.2f} h; `device_hours` is {study.device_hours:g}.")
-    return lines
 
 
 @command(

@@ -79,7 +79,6 @@ class Prediction:
     cell_s: float | None = None
     limit_s: float | None = None
     gpus: int | None = None
-    repeat_sd: float | None = None
     speed_source: str | None = None
     calibrated_at: str | None = None
     calibrated_uuid: str | None = None

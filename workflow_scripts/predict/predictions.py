@@ -27,8 +27,7 @@ from workflow_scripts.engines.vllm.memory import EngineSettings
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
 from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict.calibrated import PROJECT_FILES, Speed, Wanted, scaled, speed_for
-from workflow_scripts.predict.highest_load import search_load
-from workflow_scripts.predict.prediction_record import Prediction
+from workflow_scripts.predict.prediction_record import Band, Prediction
 from workflow_scripts.predict.public_costs import public_costs
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.speed import CellTask, Task, predict_task
@@ -37,13 +36,15 @@ from workflow_scripts.statistics.highest_load import MOST_PASSES
 from workflow_scripts.study.calibrations import variant
 from workflow_scripts.study.grid import Cell, endpoints_of, like
 from workflow_scripts.study.protocol import SEED
-from workflow_scripts.study.study import Study
+from workflow_scripts.study.study import WITHIN_SHARE, Study
 from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.make_requests import make_requests
 from workflow_scripts.workloads.request import Vocabulary, WorkloadError
 from workflow_scripts.workloads.workload_kinds import MultiTurnWorkload, Workload
 
 CHARACTERS_PER_TOKEN = 4
+# A rate is found within this factor, and searched up to this part and multiple of what all requests at once reach.
+PRECISION, RANGE = 1.02, 32.0
 VLLM_VERSION = option("--vllm-version", help="of vLLM's cells, such as 0.10.1 (default: of their environment)")
 
 
@@ -68,6 +69,50 @@ def predict_cells(
     yield from unpredictable
     for records in run(predict_task, tasks):
         yield from records
+
+
+def search_load(cell: Cell, predict: Callable[[Cell], Prediction]) -> Prediction:
+    """The record of a cell that searches a load, at the highest load at which enough requests keep the study's limits.
+    `predict` is for cells with a given load. The load is None if it lies beyond what a search tries. The ends of its
+    band are loads at which the slow or the fast end of every latency keeps the limits."""
+    knobs = cell.knobs
+    assert isinstance(knobs, Load)
+    assert knobs.searched
+    searched, whole = knobs.searched, knobs.searched == "users"
+
+    @cache
+    def at(load: float | None) -> Prediction:
+        value = int(load) if load and whole else load
+        return predict(replace(cell, knobs=knobs.model_copy(update={"find": None, searched: value})))
+
+    def highest(start: float, share: Callable[[Band], float | None]) -> float | None:
+        def meets(load: float) -> bool:
+            attained = at(load).slo_attainment
+            return attained is not None and (share(attained) or 0.0) >= WITHIN_SHARE
+
+        low = high = start
+        while not meets(low):
+            if low == least:
+                return None
+            low, high = max(least, low // 2 if whole else low / 2), low
+        while low == high or meets(high):
+            if high == most:
+                return None
+            low, high = high, min(most, 2 * high)
+        while high - low > 1 if whole else high > PRECISION * low:
+            middle = (low + high) // 2 if whole else (low * high) ** 0.5
+            low, high = (middle, high) if meets(middle) else (low, middle)
+        return low
+
+    record, found = at(None), None
+    if record.wall_s and record.num_requests:
+        rate = record.num_requests / record.wall_s.value
+        least, most = (1.0, float(record.num_requests)) if whole else (rate / RANGE, rate * RANGE)
+        start = min(most, float(record.max_num_seqs or 1)) if whole else rate
+        if (value := highest(start, lambda band: band.value)) is not None:
+            found = Band(value, highest(value, lambda band: band.low), highest(value, lambda band: band.high))
+            record = at(value)
+    return replace(record, cell_id=cell.id, knobs=cell.knobs.slug(), highest_load=found)
 
 
 def tasks_of(

@@ -13,10 +13,9 @@ from collections import deque
 
 import numpy as np
 
-from workflow_scripts.engines.capacity import KvPool
+from workflow_scripts.engines.capacity import KvGroup, KvPool
 from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.physics.formulas import attended_tokens
-from workflow_scripts.physics.layer_groups import KvGroup
 from workflow_scripts.physics.step_time import IntArray
 from workflow_scripts.predict.kv_pool import BlockEvent, BlockPool, LiveRequest, leaves_a_state
 from workflow_scripts.predict.schedule import (
@@ -203,7 +202,7 @@ class _Scheduler:
         self.preemptions, self.cached_tokens, self.recomputed_tokens = ([0] * count for _ in range(3))
         self.columns, self.idle_s = array("q"), array("d")
         reaches = dict.fromkeys((group.reach, group.chunked) for group in pool.groups if group.reach)
-        self.near: dict[tuple[int, bool], array[int]] = {(int(of), chunked): array("q") for of, chunked in reaches}
+        self.near: dict[tuple[int, bool], array[int]] = {(int(r), chunked): array("q") for r, chunked in reaches}
 
     def run(self) -> Schedule:
         while True:

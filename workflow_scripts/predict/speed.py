@@ -348,7 +348,7 @@ def _prompts_to_fill(bound_by: str, task: Task) -> int | None:
 
 
 def _with_costs(record: Prediction, cell: CellTask, speed: Speed, task: Task, timed: Timed) -> Prediction:
-    """Seconds of the whole cell, and how much its repeats vary if a calibration tells it."""
+    """Seconds of the whole cell."""
     requests = len(task.requests)
     in_a_pass = pass_size(requests, task.decides.max_num_seqs, not isinstance(task.decides, StaticBatches))
     pass_s = in_a_pass / requests * timed.wall_s
@@ -371,5 +371,4 @@ def _with_costs(record: Prediction, cell: CellTask, speed: Speed, task: Task, ti
         gpus=cell.ranks * cell.steps.engines,
         cell_s=cell_s,
         limit_s=LIMIT_MARGIN * (1 + (record.error_pct or UNCALIBRATED_PCT) / 100) * longest_s,
-        repeat_sd=speed.repeat_sd,
     )

@@ -66,7 +66,7 @@ class CalibrationPoint:
 
 
 @dataclass(frozen=True)
-class Band:
+class FitBand:
     """Largest error of `COVERAGE` of cross-validated predictions, as a factor above 1; None with too few of them.
     `wall_s`, `ttft_s`: what comes on top, in seconds of a pass however long it takes."""
 
@@ -83,12 +83,11 @@ class StepFit:
     of `measured_passes` were used, with `steps` steps; each point's first pass only warms up."""
 
     costs: StepCosts
-    band: Band
+    band: FitBand
     most: Mapping[str, float]
     steps: int
     passes: int
     measured_passes: int
-    repeat_sd: float | None = None
 
 
 def fit_calibration(
@@ -125,7 +124,6 @@ def fit_calibration(
         steps=sum(len(run.ends_s) for run in observed_of(points)),
         passes=len(observed_of(points)),
         measured_passes=sum(len(again) - WARM_ROUNDS for start in record.starts for again in _by_point(start)),
-        repeat_sd=_repeat_sd(record.starts[0]) if on_cpu else None,
     )
 
 
@@ -215,13 +213,6 @@ def scheduled(
     return schedule, step_work(schedule.segments, facts, steps, taken_in=len(requests))
 
 
-def _repeat_sd(start: CalibrationStart) -> float | None:
-    """Standard deviation of the logarithm of a point's times over its passes; the median over all points."""
-    walls = [[run.end_s - run.start_s for run in again[WARM_ROUNDS:]] for again in _by_point(start)]
-    deviations = [np.std(np.log(wall_s), ddof=1) for wall_s in walls if len(wall_s) > 1]
-    return float(np.median(deviations)) if deviations else None
-
-
 def fit_sums(rows: FloatArray, times: FloatArray, guide: StepCosts | None = None) -> StepCosts:
     """The costs that meet the times of steps best where all times add up, by non-negative least squares.
 
@@ -256,7 +247,7 @@ def band(
     points: Sequence[CalibrationPoint],
     fit_to: Callable[[Sequence[CalibrationPoint]], StepCosts],
     on_cpu: bool,
-) -> Band:
+) -> FitBand:
     """The band from points of the model itself, by cross-validation: each is predicted by costs fitted without it.
 
     If the model was started several times, they are also fitted without the start that it was measured in, so the band
@@ -266,7 +257,7 @@ def band(
     These do not grow with the length of a pass, so the band has `LEAST_ERROR` and as many seconds as points need.
     """
     if len(held_out) < FEWEST_POINTS:
-        return Band(throughput=None, ttft=None, points=len(held_out))
+        return FitBand(throughput=None, ttft=None, points=len(held_out))
     starts = {point.start for point in held_out}
     numbers = sorted({point.number for point in held_out})
     walls, firsts = [], []
@@ -282,9 +273,9 @@ def band(
                     firsts.append((float(np.median(timed.first_token_s)), point.ttft_s))
     if on_cpu:
         wall, first = (float(np.exp(quantile(np.abs(np.log(pairs) @ [1, -1])))) for pairs in (walls, firsts))
-        return Band(wall, first, len(walls))
+        return FitBand(wall, first, len(walls))
     least = 1 + LEAST_ERROR
-    return Band(least, least, len(walls), wall_s=quantile(beyond_s(walls)), ttft_s=quantile(beyond_s(firsts)))
+    return FitBand(least, least, len(walls), wall_s=quantile(beyond_s(walls)), ttft_s=quantile(beyond_s(firsts)))
 
 
 def beyond_s(pairs: Sequence[tuple[float, float]]) -> FloatArray:

@@ -212,7 +212,7 @@ def left_to_sessions(study: Study, gpus: Collection[str], paths: StudyPaths) -> 
         if not is_outcome_of(paths.outcome(cell), definition_sha256(definition))
     }
     calibrations = calibrations_of(study, cells).items()
-    left = [of for name, of in calibrations if len(of.starts) == 1 and not paths.calibration(name).exists()]
+    left = [one for name, one in calibrations if len(one.starts) == 1 and not paths.calibration(name).exists()]
     keys = [session_key(calibrated_definition(study, wanted.cell)) for wanted in left]
     return {key: wanted for key, wanted in zip(keys, left, strict=True) if key in to_measure}
 

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workflow_scripts.engines.capacity import KvPool
+from workflow_scripts.engines.capacity import KvGroup, KvPool
 from workflow_scripts.engines.engine import CacheHeldError, forget_prefixes
 from workflow_scripts.engines.steps import SchedulerSettings
-from workflow_scripts.physics.layer_groups import KvGroup
 from workflow_scripts.predict.block_trace import trace_blocks
 from workflow_scripts.predict.kv_pool import Block, Blocks, Content
 from workflow_scripts.predict.schedule import WORK, FloatArray, RequestLengths, Schedule, Segments, StepRun, StepTime

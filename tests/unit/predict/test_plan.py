@@ -7,7 +7,7 @@ from tests.unit.predict.planned import study, sweep, write_study
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.predict import plan as planning
 from workflow_scripts.predict import predict_cell as predict
-from workflow_scripts.predict.plan import decidable, main, plan, predicted_spread
+from workflow_scripts.predict.plan import main, plan, predicted_spread
 from workflow_scripts.statistics.highest_load import MOST_PASSES
 from workflow_scripts.study.grid import expand
 
@@ -50,38 +50,16 @@ def test_every_start_of_a_cell_costs_its_time(tmp_path, capsys):
     assert hours[3] == pytest.approx(3 * hours[1], rel=0.05)
 
 
-def test_a_search_costs_its_passes_and_is_not_compared(tmp_path, capsys):
+def test_a_search_costs_its_passes(tmp_path, capsys):
     searching = sweep(engine="vllm-serve", knobs={"find": "highest_rate", "max_num_seqs": 16})
     path = write_study(tmp_path, [searching], slo={"ttft_s": 0.1})
     assert main(["--study", str(path), "--results", str(tmp_path / "results")]) == 0
     said = capsys.readouterr().out
     assert "highest load" in said
-    assert "flat" not in said
     (row,) = pd.read_parquet(tmp_path / "results/planned/plan/plan.parquet").itertuples()
     assert row.cell_s - row.start_s - row.warmup_s - row.stop_s == pytest.approx(MOST_PASSES * row.wall_s)
     (line,) = [line for line in said.splitlines() if "h200" in line and " h " in line]
     assert float(line.split()[5]) == pytest.approx(MOST_PASSES * row.wall_s / 3600, abs=0.005)
-
-
-def test_it_says_beforehand_what_flat_takes_and_what_the_study_cannot_decide(tmp_path):
-    planned = study(tmp_path, starts={"at_least": 2, "at_most": 4, "device_hours": 2})
-    table = plan(planned, expand(planned), None)
-    h200 = table[table["gpu"].eq("h200") & table["wall_s"].notna()]
-    start_s = h200["gpus"] * (
-        h200["start_s"] + h200["warmup_s"] + h200["stop_s"] + h200["repeats_needed"] * h200["wall_s"]
-    )
-    assert h200["pair_s"].tolist() == pytest.approx((2 * h200["starts_needed"] * start_s).tolist())
-    assert h200[["starts_needed", "repeats_needed"]].gt([4, 3]).all(axis=None)
-    takes, cannot, too_long = decidable(planned, h200)
-    fewest, most = h200["starts_needed"].min(), h200["starts_needed"].max()
-    assert f"{fewest:.0f} to {most:.0f} starts" in takes
-    assert "4 starts of at most 3 repeats" in cannot
-    assert cannot.endswith("in 6 of 6 cells.")
-    assert f"{h200['pair_s'].sum() / 7200:.2f} h" in too_long
-    # Nothing is said against a study with enough of everything.
-    enough = study(tmp_path, starts={"at_least": 2, "at_most": 40, "device_hours": 200, "repeats_at_most": 30})
-    assert len(decidable(enough, h200)) == 1
-    assert len(decidable(study(tmp_path, equivalence_margin_pct=0.1), plan(planned, expand(planned), None)[:0])) == 0
 
 
 def test_cells_of_a_session_share_a_start_and_a_warm_up_which_waits_for_no_arrivals(tmp_path):

@@ -126,7 +126,7 @@ def test_the_rate_by_calibrations_of_other_devices(tmp_path, monkeypatch):
 
 def test_a_cell_by_hand(tmp_path, monkeypatch):
     # Two requests of 3 prompt tokens and 2 answers, one at a time, on a device where only the steps count.
-    known(monkeypatch, error_pct=25.0, ttft_error_pct=100.0, repeat_sd=0.01, covered={"sequences": 1})
+    known(monkeypatch, error_pct=25.0, ttft_error_pct=100.0, covered={"sequences": 1})
     record = one(tmp_path, fixed(2, 3, 2), knobs={"block_size": 16, "max_num_seqs": 1, "max_model_len": 4096})
     assert set(record) == set(FIELDS)
     # A job asks for twice the slow end of the band.
@@ -137,7 +137,7 @@ def test_a_cell_by_hand(tmp_path, monkeypatch):
             **{"steps": 4, "wall_s": 4, "wall_s_low": 3.2, "wall_s_high": 5, "warmup_s": 12, "cell_s": cell_s},
             **{"output_tokens_per_s": 1, "output_tokens_per_s_low": 0.8, "output_tokens_per_s_high": 1.25},
             **{"ttft_s_p50": 2, "ttft_s_p50_low": 1, "ttft_s_p50_high": 4, "tpot_s_p50": 1, "total_tokens_per_s": 2.5},
-            **{"fixed_share": 1, "repeat_sd": 0.01, "limit_s": 2 * 1.25 * cell_s, "error_pct": 25},
+            **{"fixed_share": 1, "limit_s": 2 * 1.25 * cell_s, "error_pct": 25},
             **{"speed_source": "calibrated", "source": "predicted", "how": "by hand"},
         }.items()
     )

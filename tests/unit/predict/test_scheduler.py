@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
-from workflow_scripts.engines.capacity import KvPool
+from workflow_scripts.engines.capacity import KvGroup, KvPool
 from workflow_scripts.engines.steps import SchedulerSettings
-from workflow_scripts.physics.layer_groups import KvGroup
 from workflow_scripts.predict.schedule import RequestLengths, ScheduleError, StepRun
 from workflow_scripts.predict.scheduler import make_schedule
 

@@ -113,7 +113,6 @@ def test_the_band_is_what_held_out_points_and_other_starts_show():
     quiet, loud = (fitted(calibration_with(CPU, noise=noise)) for noise in (0.02, 0.2))
     assert 1 < quiet.band.throughput < 1.1 < loud.band.throughput < 2
     assert quiet.band.ttft < loud.band.ttft
-    assert quiet.repeat_sd < 0.05 < loud.repeat_sd
     steady, drifts = (fitted(calibration_with(CPU, depths=(1, 2, 1), slower=by)) for by in (1.0, 1.2))
     assert steady.band.throughput < 1.05
     assert drifts.band.throughput == pytest.approx(1.2**2, rel=0.15)

@@ -6,12 +6,12 @@ vllm/v1/kv_cache_interface.py, `max_memory_usage_bytes`.)
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from workflow_scripts.engines.capacity import KvPool, Term
+from workflow_scripts.engines.capacity import KvGroup, KvPool, Term
 from workflow_scripts.engines.vllm.memory import BatchLimits, EngineSettings, with_drafting_layers
-from workflow_scripts.physics.layer_groups import kept_tokens, layer_groups, layers_with_memory
-from workflow_scripts.physics.layers import MAMBA_2, LatentAttention, State
+from workflow_scripts.physics.layers import MAMBA_2, Attention, LatentAttention, Layer, Mixer, State
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
 
 # vLLM versions at which the planning of the pool changed.
@@ -23,6 +23,39 @@ _TOKENS_BY_CONCURRENCY = (0, 21)  # "KV cache size: N tokens" is the concurrency
 _KERNEL_BLOCK = {"cuda": 16, "rocm": 16, "cpu": 32}  # tokens of the smallest block of an attention kernel
 _KERNEL_BLOCK_LATENT = 128  # of latent attention beside states
 _BLOCK_WITH_INDEXER = 64  # the only one that kernels of sparse attention take
+
+
+def layers_with_memory(stack: Sequence[Layer]) -> Iterator[tuple[Mixer, int]]:
+    """Each attention or state of the layers, with the number of its layer."""
+    for number, layer in enumerate(stack):
+        yield from ((mixer, number) for mixer in layer.mixers)
+
+
+def kept_tokens(mixer: Mixer, frees_chunks: bool = True) -> tuple[int | None, bool]:
+    """How many tokens vLLM keeps for a layer (None for all), and whether only those of the current chunk."""
+    if isinstance(mixer, State):
+        return 0, False
+    if isinstance(mixer, Attention) and mixer.chunk is not None:
+        return (mixer.chunk, True) if frees_chunks else (None, False)
+    return mixer.reach, False
+
+
+def layer_groups(stack: Sequence[Layer], frees_chunks: bool = True) -> Iterator[KvGroup]:
+    """The groups of a model (vllm/v1/core/kv_cache_utils.py, `get_kv_cache_groups`): six layers with a window and two
+    that keep all tokens are four groups of two. `frees_chunks`: whether layers with chunks keep only the current one.
+    """
+    of_kind: dict[tuple[int | None, bool], list[tuple[Mixer, int]]] = {}
+    for mixer, number in layers_with_memory(stack):
+        of_kind.setdefault(kept_tokens(mixer, frees_chunks), []).append((mixer, number))
+    sizes = [len(members) for members in of_kind.values()]
+    # The smallest kind gives the size, unless the largest is hardly larger: then padding costs less than more groups.
+    size = max(sizes) if max(sizes) < 1.5 * min(sizes) else min(sizes)
+    for (reach, chunked), members in of_kind.items():
+        count = math.ceil(len(members) / size)
+        for first in range(count):
+            # Every `count`-th layer, so that each stage of a pipeline has layers of each group.
+            own = members[first::count]
+            yield KvGroup(own[0][0].kind, tuple(number for _, number in own), size, reach, chunked)
 
 
 def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, kind: str) -> KvPool:

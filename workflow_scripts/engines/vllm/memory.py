@@ -325,10 +325,11 @@ def cuda_graphs(
 
 
 def capture_sizes(batch: BatchLimits, gpu: Gpu) -> list[int]:
-    """BatchLimits sizes for which vLLM captures graphs by default (`VllmConfig._set_cudagraph_sizes`).
+    """Batch sizes for which vLLM captures graphs by default (`VllmConfig._set_cudagraph_sizes`).
 
     >>> from workflow_scripts.catalog.gpus_and_models import get_gpu
-    >>> sizes = capture_sizes(BatchLimits(4096, max_num_seqs=128, max_num_batched_tokens=2048), get_gpu("h200"))
+    >>> limits = BatchLimits(max_model_len=4096, max_num_seqs=128, max_num_batched_tokens=2048)
+    >>> sizes = capture_sizes(limits, get_gpu("h200"))
     >>> len(sizes), sizes[:5], sizes[-2:]
     (35, [1, 2, 4, 8, 16], [248, 256])
     """

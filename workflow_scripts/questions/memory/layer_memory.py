@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.physics.layer_groups import kept_tokens, layer_groups, layers_with_memory
+from workflow_scripts.engines.vllm.kv_groups import kept_tokens, layer_groups, layers_with_memory
 from workflow_scripts.physics.layers import Mixer, State
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.statistics.start_spread import FloatArray

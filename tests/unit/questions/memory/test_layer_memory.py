@@ -9,7 +9,7 @@ import pytest
 from tests.unit.made_models import shape
 from workflow_scripts.engines.capacity import KvPool
 from workflow_scripts.engines.steps import SchedulerSettings
-from workflow_scripts.physics.layer_groups import layer_groups
+from workflow_scripts.engines.vllm.kv_groups import layer_groups
 from workflow_scripts.physics.model_facts import ModelFacts, model_facts
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.scheduler import make_schedule
