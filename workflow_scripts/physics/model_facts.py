@@ -92,6 +92,13 @@ class ModelFacts:
     encoder_parameters: int = 0
     quantization: str | None = None
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:  # of many layers, and asked for each cell
+        return hash(tuple(getattr(self, name) for name in self.__dataclass_fields__))
+
     @property
     def layers(self) -> int:
         return len(self.stack)

@@ -187,7 +187,19 @@ class _Inputs:
         def lengths(workload: str, count: int) -> tuple[RequestLengths, str]:
             return lengths_of(study.workloads[workload], count)
 
-        self.gpus, self.facts, self.speed, self.scaled_to, self.lengths = gpus, facts, speed, scaled_to, lengths
+        @cache
+        def requests(workload: str, load: Load | None, count: int) -> tuple[RequestLengths, str, int]:
+            """As they arrive, all at once without a load; what their lengths are; and the tokens of the longest."""
+            try:
+                made, kind = lengths(workload, count)
+            except WorkloadError as e:
+                raise UnpredictableError(f"workload {workload!r}: {e}") from None
+            of_workload = [0.0] * len(made) if made.arrival_s is None else made.arrival_s.tolist()
+            arrival_s = np.array(load.arrivals_s(of_workload, SEED)) if load else np.zeros(0)
+            made = replace(made, arrival_s=arrival_s if arrival_s.any() else None)
+            return made, kind, int((made.prompt_tokens + made.output_tokens).max())
+
+        self.gpus, self.facts, self.speed, self.scaled_to, self.requests = gpus, facts, speed, scaled_to, requests
 
     def task(self, cell: Cell) -> tuple[RequestLengths, CellTask] | Prediction:
         """The cell's requests and its task; or its record if it cannot be predicted."""
@@ -223,9 +235,10 @@ class _Inputs:
                 max_num_seqs=steps.decides.max_num_seqs,
                 max_num_batched_tokens=steps.decides.max_num_batched_tokens,
             )
-            requests, kind = self._requests_of(cell.workload, load, count, steps.longest_request)
-            if not serves:  # such an engine gets all requests at once
-                requests = replace(requests, arrival_s=None)
+            requests, kind, longest = self.requests(cell.workload, load if serves else None, count)
+            if longest > steps.longest_request:
+                fault = f"a request of {longest} tokens does not fit a context of {steps.longest_request}"
+                raise UnpredictableError(fault)
         except (UnpredictableError, ModelFactsError) as e:
             return replace(record, unknown=str(e))
         if isinstance(steps.decides, StaticBatches):
@@ -274,18 +287,6 @@ class _Inputs:
             return result
         requests, task = result
         return predict_task(Task(requests, task.steps.decides, (task,)))[0]
-
-    def _requests_of(self, workload: str, load: Load, count: int, limit: int) -> tuple[RequestLengths, str]:
-        try:
-            requests, kind = self.lengths(workload, count)
-        except WorkloadError as e:
-            raise UnpredictableError(f"workload {workload!r}: {e}") from None
-        longest = int((requests.prompt_tokens + requests.output_tokens).max())
-        if longest > limit:
-            raise UnpredictableError(f"a request of {longest} tokens does not fit a context of {limit}")
-        of_workload = np.zeros(len(requests)) if requests.arrival_s is None else requests.arrival_s
-        arrival_s = np.array(load.arrivals_s(of_workload.tolist(), SEED))
-        return replace(requests, arrival_s=arrival_s if arrival_s.any() else None), kind
 
 
 def _under_load(steps: EngineSteps, load: Load) -> EngineSteps:

@@ -248,6 +248,9 @@ class _Scheduler:
                 continue
             if in_group := request.birth is not None:
                 request.computed = self.step - request.birth
+                if request.computed % self.blocks.block_size:  # it goes on in its last block
+                    budget -= 1
+                    continue
             tokens = min(max(1, request.goal - request.computed), budget)
             tokens = self._aligned(request, request.computed, tokens)
             if not tokens:

@@ -1,6 +1,7 @@
 """How fast a cell should be: its schedule timed on its device, and what that means for its knobs and its cost."""
 
 import math
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from statistics import geometric_mean
 
@@ -79,23 +80,44 @@ class CellTask:
     # Costs of other devices' calibrations, scaled to this device by measured rates.
     scaled: tuple[StepCosts, ...] = ()
 
+    @property
+    def decided_by(self) -> tuple[Hashable, ...]:
+        """What tells how fast it is, beside its schedule; what each cell of a model and device shares is one object."""
+        shared = id(self.facts), id(self.speed), id(self.scaled)
+        return (*shared, self.steps, self.ranks, self.record.gpu, self.record.engine, self.users, self.unmodelled)
+
 
 def predict_task(task: Task) -> list[Prediction]:
     """The records of cells that share a schedule, or of as many schedules as their KV blocks require."""
     made: list[Schedule] = []
-    with_longer_steps: list[Schedule] = []
+    longer = replace(task, decides=_with_longer_steps(task.decides))
+    made_longer: list[Schedule] = []
     records = []
+    # Cells that differ only in blocks that are enough, by what else decides, have the same record but for their own.
+    alike: dict[tuple[Hashable, ...], tuple[CellTask, Prediction]] = {}
     # A schedule for many blocks serves all cells that have enough of them.
     for cell in sorted(task.cells, key=lambda cell: -(cell.record.num_blocks or 0)):
         try:
-            records.append(_predict(cell, task, made, with_longer_steps))
+            schedule = schedule_for(cell, task, made)
+            decided_by = id(schedule), *cell.decided_by
+            if (*decided_by, id(_made_for(cell, made_longer))) not in alike:
+                record = _predict(cell, task, schedule, longer, made_longer)
+                alike[*decided_by, id(_made_for(cell, made_longer))] = cell, record
+            first, record = alike[*decided_by, id(_made_for(cell, made_longer))]
+            own = {name: value for name, value in vars(cell.record).items() if value != getattr(first.record, name)}
+            records.append(replace(record, **own))
         except ScheduleError as e:
             records.append(replace(cell.record, unknown=str(e)))
     return records
 
 
-def _predict(cell: CellTask, task: Task, made: list[Schedule], with_longer_steps: list[Schedule]) -> Prediction:
-    schedule = schedule_for(cell, task, made)
+def _with_longer_steps(decides: Decides) -> Decides:
+    if isinstance(decides, StaticBatches):
+        return decides
+    return replace(decides, max_num_batched_tokens=2 * decides.max_num_batched_tokens)
+
+
+def _predict(cell: CellTask, task: Task, schedule: Schedule, longer: Task, made_longer: list[Schedule]) -> Prediction:
     work = work_of(schedule, cell, task)
     if cell.speed is None:
         unknown = "the rates of this device are not known: `snakemake calibrate` measures them"
@@ -114,7 +136,7 @@ def _predict(cell: CellTask, task: Task, made: list[Schedule], with_longer_steps
     if cell.scaled and record.output_tokens:
         walls_s = [time_schedule(schedule, work, costs, task.requests).wall_s for costs in cell.scaled]
         record = replace(record, scaled_output_tokens_per_s=record.output_tokens / geometric_mean(walls_s))
-    record = _with_remedies(record, schedule, cell, task, with_longer_steps)
+    record = _with_remedies(record, schedule, cell, task, longer, made_longer)
     record = _with_costs(record, cell, speed, task, timed)
     record = replace(record, speed_source=speed.source, band_group=speed.band_group, how=speed.how)
     calibrated = {name: getattr(speed, name) for name in ("calibrated_at", "calibrated_uuid", "calibrated_of")}
@@ -122,7 +144,7 @@ def _predict(cell: CellTask, task: Task, made: list[Schedule], with_longer_steps
 
 
 def _with_remedies(
-    record: Prediction, schedule: Schedule, cell: CellTask, task: Task, with_longer_steps: list[Schedule]
+    record: Prediction, schedule: Schedule, cell: CellTask, task: Task, longer: Task, made_longer: list[Schedule]
 ) -> Prediction:
     """The rates if a GPU had to wait less for launches. Either graphs are also captured for the steps that are too
     large for them. Or a step takes twice the tokens; this schedule is only made if the GPU waits for much of the time,
@@ -140,18 +162,22 @@ def _with_remedies(
     captured = replace(record, graph_tokens=graphs.tokens, captured_output_tokens_per_s=rate)
     if isinstance(decides, StaticBatches) or not waits or largest < decides.max_num_batched_tokens:
         return captured
-    longer = replace(task, decides=replace(decides, max_num_batched_tokens=2 * decides.max_num_batched_tokens))
-    schedule = schedule_for(cell, longer, with_longer_steps)
+    schedule = schedule_for(cell, longer, made_longer)
     timed = time_schedule(schedule, work_of(schedule, cell, longer), costs, task.requests)
     return replace(captured, twice_batched_output_tokens_per_s=record.output_tokens / timed.wall_s)
+
+
+def _made_for(cell: CellTask, made: Iterable[Schedule]) -> Schedule | None:
+    """The first of these schedules that holds for the cell's blocks, those of one of its engines."""
+    blocks = cell.record.num_blocks and cell.record.num_blocks // cell.steps.engines
+    return next((schedule for schedule in made if blocks is None or schedule.holds_for(blocks)), None)
 
 
 def schedule_for(cell: CellTask, task: Task, made: list[Schedule]) -> Schedule:
     """A schedule that holds for the cell's blocks; an existing one if possible."""
     blocks = cell.record.num_blocks and cell.record.num_blocks // cell.steps.engines
-    for schedule in made:
-        if blocks is None or schedule.holds_for(blocks):
-            return schedule
+    if schedule := _made_for(cell, made):
+        return schedule
     if isinstance(task.decides, StaticBatches):
         schedule = static_schedule(task.requests, task.decides.batch_size)
     else:

@@ -78,7 +78,8 @@ class Load(StrictRecord):
         """
         count = len(of_workload)
         if self.request_rate_per_s is None:
-            return [round(arrival - min(of_workload), 9) for arrival in of_workload]
+            first_s = min(of_workload, default=0.0)
+            return [round(arrival_s - first_s, 9) for arrival_s in of_workload]
         draw = random.Random(seed)
         shape = self.burstiness or 1.0
         units = [draw.gammavariate(shape, 1 / shape) for _ in range(count - 1)]

@@ -8,6 +8,7 @@ vllm/v1/kv_cache_interface.py, `max_memory_usage_bytes`.)
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 
 from workflow_scripts.engines.capacity import KvGroup, KvPool, Term
 from workflow_scripts.engines.vllm.memory import BatchLimits, EngineSettings, with_drafting_layers
@@ -61,9 +62,16 @@ def layer_groups(stack: Sequence[Layer], frees_chunks: bool = True) -> Iterator[
 def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, kind: str) -> KvPool:
     """How vLLM plans the pool of a model on devices of a kind (`cuda`, `rocm` or `cpu`). Raises ModelFactsError if the
     planning of such layers is not known here."""
+    # Cells of a study differ in settings that do not matter here.
+    alike = replace(settings, gpu_memory_utilization=1.0, kv_cache_memory_bytes=None, num_gpu_blocks_override=None)
+    return _planned(facts, alike, batch, kind)
+
+
+@cache
+def _planned(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, kind: str) -> KvPool:
     tensor, element = settings.tensor_parallel_size, facts.kv_dtype_bytes(settings.kv_cache_dtype)
     contexts, on_cpu = settings.decode_context_parallel_size, kind == "cpu"
-    stack = with_drafting_layers(facts, settings)
+    stack = with_drafting_layers(facts, settings.draft_layers)
     mixers = {mixer for mixer, _ in layers_with_memory(stack)}
     per_token = {mixer.cache_bytes(element, tensor) for mixer in mixers if not isinstance(mixer, State)}
     drafted = settings.num_speculative_tokens

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from typing import Literal
 
@@ -58,6 +59,14 @@ class CapacityError(InputError):
     """Settings without a prediction; the message says which and what is allowed."""
 
 
+@cache
+def _numbers_of(version: str) -> tuple[int, ...]:
+    match = re.match(r"v?(\d+(?:\.\d+)*)", version)
+    if match is None:
+        raise CapacityError(f"vllm_version {version!r} is not a version such as 0.32.0")
+    return tuple(int(part) for part in match[1].split("."))
+
+
 @dataclass(frozen=True)
 class EngineSettings:
     """How the engine is started, by vLLM's argument names; None is the engine's default on this GPU.
@@ -98,10 +107,7 @@ class EngineSettings:
 
         Raises CapacityError if the text is not a version.
         """
-        match = re.match(r"v?(\d+(?:\.\d+)*)", self.vllm_version)
-        if match is None:
-            raise CapacityError(f"vllm_version {self.vllm_version!r} is not a version such as 0.32.0")
-        return tuple(int(part) for part in match[1].split("."))
+        return _numbers_of(self.vllm_version)
 
     def caches_prefixes(self, facts: ModelFacts) -> bool:
         """Whether prefixes are cached: as set, else by vLLM's default, which excluded models with states before 0.28
@@ -160,25 +166,31 @@ def split_layers(layers: int, pipeline_parallel_size: int) -> list[PipelineRank]
     ]
 
 
-def with_drafting_layers(facts: ModelFacts, settings: EngineSettings) -> tuple[Layer, ...]:
+def with_drafting_layers(facts: ModelFacts, draft_layers: int) -> tuple[Layer, ...]:
     """The layers, and those that draft: each with the attention to all tokens that the model has elsewhere."""
-    if not settings.draft_layers:
+    if not draft_layers:
         return facts.stack
     mixers = (mixer for layer in facts.stack for mixer in layer.mixers)
     full = next((mixer for mixer in mixers if not isinstance(mixer, State) and mixer.reach is None), None)
     if full is None:
         raise ModelFactsError(f"{facts.model_type}: no layer attends to all tokens; what drafts is unknown")
-    return facts.stack + (Layer((full,), (), 0),) * settings.draft_layers
+    return facts.stack + (Layer((full,), (), 0),) * draft_layers
 
 
 def bytes_per_token(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> Term:
     """Bytes of a token in all layers of one device that keep it, at least for a while. If there are more ranks than KV
     heads, each rank keeps a whole head; it keeps all of a latent vector."""
-    element = facts.kv_dtype_bytes(settings.kv_cache_dtype)
+    return _bytes_per_token(facts, settings.kv_cache_dtype, settings.tensor_parallel_size, settings.draft_layers, rank)
+
+
+@cache
+def _bytes_per_token(
+    facts: ModelFacts, kv_cache_dtype: str, tensor: int, draft_layers: int, rank: PipelineRank
+) -> Term:
+    element = facts.kv_dtype_bytes(kv_cache_dtype)
     stack = facts.stack[rank.first_layer : rank.first_layer + rank.layers]
-    stack += with_drafting_layers(facts, settings)[facts.layers :] if rank.last else ()
+    stack += with_drafting_layers(facts, draft_layers)[facts.layers :] if rank.last else ()
     mixers = Counter(mixer for layer in stack for mixer in layer.mixers if not isinstance(mixer, State))
-    tensor = settings.tensor_parallel_size
     value = sum(count * mixer.cache_bytes(element, tensor) for mixer, count in mixers.items())
     terms = [_of_one_kind(mixer, count, tensor, element) for mixer, count in mixers.items()]
     return Term(value, "bytes", f"{' + '.join(terms)}, on one device")
@@ -251,29 +263,34 @@ def _padding(facts: ModelFacts, gpu: Gpu, settings: EngineSettings) -> float:
 def weights(facts: ModelFacts, gpu: Gpu, settings: EngineSettings, rank: PipelineRank) -> Term:
     """Weights of one rank: matrices, vocabulary tables and the encoder of pictures (in the first stage) are split over
     tensor ranks; norms and biases are copied."""
-    tensor, hidden, element = settings.tensor_parallel_size, facts.hidden, DTYPE_BYTES[facts.dtype]
+    asked = settings.tensor_parallel_size, settings.data_parallel_size, settings.enable_expert_parallel
+    return _weights(facts, _padding(facts, gpu, settings), *asked, rank)
+
+
+@cache
+def _weights(
+    facts: ModelFacts, padding: float, tensor: int, engines: int, whole_experts: bool, rank: PipelineRank
+) -> Term:
+    hidden, element = facts.hidden, DTYPE_BYTES[facts.dtype]
     layers = Counter(facts.stack[rank.first_layer : rank.first_layer + rank.layers])
     vocabulary = math.ceil(facts.vocab / _VOCABULARY_STEP) * _VOCABULARY_STEP
     tables = rank.first + (rank.last and not (rank.first and facts.tied_embeddings))
     # Rotary positions are a table of cosines and sines, as long as the model's longest context.
     positions = facts.position_embedding_parameters or facts.max_positions * facts.rotary_dim
-    padding = _padding(facts, gpu, settings)
     value = (
         sum(
             count
             * _allocated(matrix.parameters * facts.bytes_of(matrix) * (padding if matrix.role == "experts" else 1))
             for layer, count in layers.items()
-            for matrix in layer.matrices(
-                hidden, tensor, whole_experts=settings.enable_expert_parallel, engines=settings.data_parallel_size
-            )
+            for matrix in layer.matrices(hidden, tensor, whole_experts=whole_experts, engines=engines)
         )
         + rank.first * facts.encoder_parameters / tensor * element
         + tables * _allocated(vocabulary * hidden / tensor * element)
         + (sum(count * layer.vector_parameters(hidden) for layer, count in layers.items()) + positions) * element
     )
     stored = f"{facts.quantization} matrices, else {facts.dtype}" if facts.quantization else facts.dtype
-    expert_ranks = tensor * settings.data_parallel_size
-    shared = settings.enable_expert_parallel or (expert_ranks > tensor and any(facts.of_kind(Experts)))
+    expert_ranks = tensor * engines
+    shared = whole_experts or (expert_ranks > tensor and any(facts.of_kind(Experts)))
     experts = f", but 1/{expert_ranks} of the experts" if shared else ""
     encoder = (
         f", {facts.encoder_parameters:,} parameters of an encoder" if rank.first * facts.encoder_parameters else ""
