@@ -37,6 +37,7 @@ from workflow_scripts.engines.vllm.memory import (
     batch_of,
     bytes_per_token,
     memory_terms,
+    needs_a_block_each,
     split_layers,
 )
 from workflow_scripts.physics import formulas
@@ -80,7 +81,10 @@ def predict_capacity(
     needed = pool.blocks_per_request(tokens)
     how = f"num_blocks / {needed} blocks of a request of {tokens} tokens"
     # The engine reserves one block, which stands for "no block" in its tables.
-    fits = f"a request of {tokens} tokens fits beside the engine's own block"
+    fitting = Term(blocks > needed, "bool", f"a request of {tokens} tokens fits beside the engine's own block")
+    if needs_a_block_each(facts, gpu, settings) and blocks < batch.max_num_seqs:
+        lower = f"lower max_num_seqs from {batch.max_num_seqs} to at most {blocks}"
+        fitting = Term(False, "bool", f"each sequence needs a block for its state in a captured graph: {lower}")
     of_an_engine = {
         "num_blocks": limiting["num_blocks"],
         "kv_cache_tokens": kv_cache_tokens(pool, blocks, batch, settings),
@@ -88,8 +92,7 @@ def predict_capacity(
     }
     engines = settings.data_parallel_size
     of_all = {n: Term(t.value * engines, t.unit, f"{t.how}, x {engines} engines") for n, t in of_an_engine.items()}
-    fitting = {"feasible": Term(blocks > needed, "bool", fits)}
-    return limiting | (of_an_engine if engines == 1 else of_all) | fitting
+    return limiting | (of_an_engine if engines == 1 else of_all) | {"feasible": fitting}
 
 
 def terms_by_rank(
@@ -104,8 +107,8 @@ def terms_by_rank(
 
 
 def fitting_settings(facts: ModelFacts, gpu: Gpu, settings: EngineSettings) -> dict[str, int]:
-    """Settings with each of which a request of `max_model_len` tokens fits: more tensor ranks, up to `MOST_RANKS`
-    devices, or a lower `max_model_len`. One that cannot make it fit is left out."""
+    """Settings with each of which all fits: more tensor ranks, up to `MOST_RANKS` devices, a lower `max_model_len`, or
+    as few sequences as there are blocks. One that cannot make it fit is left out."""
 
     def fits(**changes: Any) -> bool:
         try:
@@ -116,7 +119,10 @@ def fitting_settings(facts: ModelFacts, gpu: Gpu, settings: EngineSettings) -> d
     most = MOST_RANKS // settings.pipeline_parallel_size
     sizes = (size for size in range(settings.tensor_parallel_size + 1, most + 1) if fits(tensor_parallel_size=size))
     lengths = range(1, batch_of(settings, facts, gpu).max_model_len)
+    blocks = int(predict_capacity(facts, gpu, settings)["num_blocks"].value) // settings.data_parallel_size
+    for_states = blocks > 0 and needs_a_block_each(facts, gpu, settings) and fits(max_num_seqs=blocks)
     found = {
+        "max_num_seqs": for_states * blocks,
         "tensor_parallel_size": next(sizes, 0),
         "max_model_len": bisect_left(lengths, True, key=lambda length: not fits(max_model_len=length)),
     }
@@ -161,6 +167,7 @@ def _of_rank(
         **memory,
         "bytes_per_token": bytes_per_token(facts, settings, rank),
         "bytes_per_block": Term(per_block, "bytes", how),
+        "tokens_per_block": Term(pool.block_size, "tokens", "in a page of attention"),
         "num_blocks": Term(blocks, "blocks", "available_kv_cache / bytes_per_block, rounded down"),
     }
 

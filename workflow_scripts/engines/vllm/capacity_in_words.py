@@ -79,13 +79,16 @@ def _gib(size: float) -> str:
 
 def _what_fits(limiting: Mapping[str, Term], settings: EngineSettings, batch: BatchLimits) -> Iterator[str]:
     blocks, tokens = int(limiting["num_blocks"].value), int(limiting["kv_cache_tokens"].value)
-    yield f"KV cache: {plural(blocks, 'block')} of {settings.block_size} tokens, {plural(tokens, 'token')} in all."
+    of_tokens = plural(int(limiting["tokens_per_block"].value), "token")
+    yield f"KV cache: {plural(blocks, 'block')} of {of_tokens}, {plural(tokens, 'token')} in all."
     length, concurrency = plural(batch.max_model_len, "token"), limiting["max_concurrency"].value
     if limiting["feasible"].value:
         count = plural(math.floor(concurrency), "request")
         yield f"{count} of {length} fit at once (maximum concurrency {concurrency:.2f})."
     elif (lacking := -limiting["available_kv_cache"].value) > 0:
         yield f"It does not fit: each device lacks {_gib(lacking)} GiB for all but the KV cache."
+    elif concurrency > 1:
+        yield f"vLLM refuses to start: {limiting['feasible'].how}."
     else:
         yield f"It does not fit: a request of {length} needs more blocks (maximum concurrency {concurrency:.2f})."
 

@@ -32,6 +32,7 @@ _FUSED_SAMPLER = (0, 17)  # top-k and top-p without sorting the vocabulary
 _MORE_LIBRARIES = (0, 18)
 _COUNTS_GRAPHS = (0, 21)  # the estimate of CUDA graphs is subtracted from the budget
 _CACHES_STATES = (0, 28)
+_BLOCK_PER_SEQUENCE = (0, 20)  # too few blocks for states are refused (vllm-project/vllm#38270); 0.19.0 captures fewer
 _IN_PLACE_SAMPLER = (0, 25, 1)  # model runner V2 for dense models: no float32 copies of the logits
 
 # Copies of [max_num_seqs, vocab] in float32 beside the logits themselves. Fused: the logits, the masked logits and the
@@ -147,6 +148,13 @@ def batch_of(settings: EngineSettings, facts: ModelFacts, gpu: Gpu) -> BatchLimi
     max_num_seqs = settings.max_num_seqs or seqs
     budget = settings.max_num_batched_tokens or min(tokens, max_num_seqs * max_model_len)
     return BatchLimits(max_model_len, settings.max_num_seqs or min(seqs, budget), budget)
+
+
+def needs_a_block_each(facts: ModelFacts, gpu: Gpu, settings: EngineSettings) -> bool:
+    """Whether vLLM refuses fewer blocks than `max_num_seqs`, because a captured graph of decode steps holds a state of
+    each sequence (`resolve_cudagraph_mode_and_sizes` in vllm/config/compilation.py)."""
+    captures = gpu.kind != "cpu" and not settings.enforce_eager and settings.version >= _BLOCK_PER_SEQUENCE
+    return captures and any(facts.of_kind(State))
 
 
 def split_layers(layers: int, pipeline_parallel_size: int) -> list[PipelineRank]:

@@ -290,7 +290,7 @@ def test_the_command_prints_each_term_with_how_it_was_found(capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["source"] == "predicted"
     terms = [v for v in report.values() if isinstance(v, dict) and "how" in v]
-    assert len(terms) == 14
+    assert len(terms) == 15
     assert all(Term(**term).how for term in terms)
 
 

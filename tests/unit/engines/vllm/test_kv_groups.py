@@ -53,6 +53,7 @@ NEMOTRON_3 |= {
     **{"n_routed_experts": 128, "num_experts_per_tok": 6, "mamba_ssm_cache_dtype": "float32"},
     **{"moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712},
 }
+STATES_IN_FLOAT32 = QWEN3_5_27B | {"dtype": "float32"}
 MINIMAX_M2 = COMMON | shape("minimax_m2", layers=62, hidden=3072, heads=48, kv_heads=8)
 MINIMAX_M2 |= {"num_local_experts": 256, "num_experts_per_tok": 8}
 FALCON_H1 = COMMON | shape("falcon_h1", layers=32, hidden=2560, heads=10, kv_heads=2, head_dim=128)
@@ -140,6 +141,26 @@ def test_pools_are_those_that_vllm_plans(name):
     assert terms["kv_cache_tokens"].value == plan["kv_cache_tokens"]
     assert terms["max_concurrency"].value == round(plan["max_concurrency"], 4)
     assert model_facts(config).parameters + MORE_PARAMETERS.get(name, 0) == plan["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({}, True),
+        ({"max_num_seqs": 856}, False),
+        ({"max_num_seqs": 857}, True),
+        ({"enforce_eager": True}, False),
+        ({"vllm_version": "0.19.1"}, False),
+        ({"gpu": get_gpu("cpu-1core"), "kv_cache_memory_bytes": 2**40, "config": STATES_IN_FLOAT32}, False),
+        ({"config": GPT_OSS, "max_model_len": 2048, "max_num_batched_tokens": 1024}, False),
+    ],
+)
+def test_a_captured_graph_needs_a_block_for_the_state_of_each_sequence(changes, refused):
+    # vllm-project/recipes#551: Qwen3.6-27B-FP8 on an H100, "lower max_num_seqs to at most 856".
+    given = {"config": QWEN3_5_27B, "max_model_len": 32768, "num_gpu_blocks_override": 856, "vllm_version": "0.24.0"}
+    terms = terms_of(**given | changes)
+    assert terms["feasible"].value is not refused
+    assert ("at most 856" in terms["feasible"].how) is refused
 
 
 def test_numbers_of_logs_that_do_not_say_the_memory():
