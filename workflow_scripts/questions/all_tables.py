@@ -14,6 +14,7 @@ _MAKERS = {
     "questions.memory.fragmentation": ("fragmentation",),
     "questions.memory.capacity": ("memory",),
     "questions.predictions.table": ("predictions", "blocks"),
+    "questions.comparisons.table": ("comparisons",),
     "questions.devices.table": ("devices",),
     "questions.knobs.table": ("knobs",),
     "questions.environments.table": ("environments",),

@@ -33,6 +33,7 @@ RAN_IN = "environment_number"
 # The meaning of a table without rows.
 EMPTY = {
     "blocks": "no cell has both a predicted schedule and a predicted size of the KV cache",
+    "comparisons": "no two measured cells differ in one thing alone",
     "knobs": "no two measured cells differ in one setting alone",
     "engines": "no vLLM and no HuggingFace cell have the same device, model and workload",
     "engine_decomposition": "vLLM and HuggingFace were not both measured with one sequence and with several",

@@ -19,6 +19,7 @@ from workflow_scripts.predict.block_trace import trace_blocks
 from workflow_scripts.predict.predictions import lengths_of
 from workflow_scripts.present import figures, page
 from workflow_scripts.questions.compare import study_digest
+from workflow_scripts.questions.comparisons.table import comparisons_table
 from workflow_scripts.questions.devices.table import device_ratios
 from workflow_scripts.questions.engines.table import engine_tables
 from workflow_scripts.questions.knobs.table import knob_effects
@@ -320,10 +321,13 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     write_measurements(cells, tables)
     cells = read_measurements(tables)
     engines, decomposition = engine_tables(cells)
+    engines = engines.drop(columns=["at_least", "starts"])
+    comparisons = comparisons_table(cells, 2.0, waiting_table(cells))
+    write(comparisons=comparisons)
     serving, summary = serving_tables(cells)
     write(knobs=knob_effects(cells, 2.0), intervals=cell_intervals(cells))
     write(engines=engines, engine_decomposition=decomposition, serving=serving, serving_summary=summary)
-    write(recommendations=recommendations(cells, 2.0, {}).assign(command=f"vllm serve {SCRIPT}"))
+    write(recommendations=recommendations(cells, comparisons, 2.0, {}).assign(command=f"vllm serve {SCRIPT}"))
     write(latencies=latency_effects(cells, summary, 2.0), limits=limits_table(cells))
     write(waiting=waiting_table(cells), fragmentation=waste_table(cells), memory=capacity_table(cells))
     # A flat line that someone published for the first device.

@@ -16,7 +16,7 @@ from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus
 from workflow_scripts.common.columns import column
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.physics.model_facts import ModelFacts
-from workflow_scripts.questions.knobs.pairs import WHILE_FULL, steady_ratios
+from workflow_scripts.questions.knobs.pairs import WHILE_FULL, shown_columns, steady_ratios
 from workflow_scripts.questions.limits.ceilings import as_measured
 from workflow_scripts.questions.predictions.table import SHARES
 from workflow_scripts.questions.waiting.table import WITHOUT_WAITING, with_device_ratio
@@ -25,9 +25,9 @@ from workflow_scripts.statistics.comparisons import (
     EQUIVALENCE_ALPHA,
     SCOPE_MEANING,
     Comparisons,
-    compare,
     holm,
 )
+from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks, decide
 from workflow_scripts.statistics.start_spread import FloatArray
 from workflow_scripts.statistics.summary import (
     BOUND_BY_NEEDS,
@@ -130,7 +130,7 @@ def device_ratios(
     cells: pd.DataFrame, rates: Mapping[str, DeviceRates] | None = None, predictions: pd.DataFrame | None = None
 ) -> pd.DataFrame:
     """The ratios table; `rates` are the records of measured devices, `predictions` is that table."""
-    parts, comparisons = zip(*(_pairs(cells, metric) for metric in METRICS), strict=True)
+    parts, comparisons = zip(*(device_pairs(cells, metric, NEAR_PCT) for metric in METRICS), strict=True)
     pairs = pd.concat(parts, ignore_index=True)
     if pairs.empty:
         return pd.DataFrame(columns=list(SCHEMA.columns))
@@ -152,7 +152,9 @@ def device_ratios(
     return table.assign(**errors).reindex(columns=list(SCHEMA.columns))
 
 
-def _pairs(cells: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, Comparisons]:
+def device_pairs(
+    cells: pd.DataFrame, metric: str, margin_pct: float, looks: Looks = ONE_LOOK
+) -> tuple[pd.DataFrame, Comparisons]:
     """Cells of two devices with all else equal, side by side in columns `_a` and `_b`, the faster device first; and
     their comparisons."""
     observed = BOUND_BY_NEEDS | CLOCKS | {"prefill_s_mean": "mean", "decode_s_mean": "mean"}
@@ -173,9 +175,9 @@ def _pairs(cells: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, Comparisons]
         .transform("mean")
     )
     pairs = pairs[(lead > 0) | ((lead == 0) & (pairs["gpu_a"] < pairs["gpu_b"]))]
-    comparison = compare(samples, pairs["sample_a"].to_numpy(), pairs["sample_b"].to_numpy())
+    decided = decide(samples, pairs["sample_a"].to_numpy(), pairs["sample_b"].to_numpy(), margin_pct, looks)
     steady = steady_ratios(cells, pairs) if metric == RATE else {}
-    return pairs.assign(metric=metric, **comparison.columns(), **steady), comparison
+    return pairs.assign(metric=metric, **shown_columns(decided), **steady), decided.found
 
 
 def p_near(observed: Comparisons, candidates: FloatArray) -> FloatArray:

@@ -9,7 +9,7 @@ import pandas as pd
 from workflow_scripts.engines.hf.knobs import HF_CONTINUOUS, HF_STATIC
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.engines.vllm.knobs import VLLM
-from workflow_scripts.questions.knobs.pairs import WORK, looks_at
+from workflow_scripts.questions.knobs.pairs import WORK, columns_of, looks_at
 from workflow_scripts.statistics.comparisons import ANOTHER_RUN, FASTER, SCOPE_MEANING, compare, directions, is_higher
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
 from workflow_scripts.statistics.samples import Samples
@@ -88,7 +88,7 @@ def engine_tables(cells: pd.DataFrame, looks: Looks = ONE_LOOK) -> tuple[pd.Data
     compared = together.join(_compared(rows, samples, together["a"], together["b"], looks))
     pairs, steps = (of.merge(compared, how="left", on=["a", "b"]) for of in (pairs, steps))
     pairs = pairs.rename(columns=lambda name: f"improvement_{name}" if name.startswith("ratio") else name)
-    return pairs[list(SCHEMA.columns)], _decompositions(rows, steps)
+    return pairs[[*SCHEMA.columns, "at_least", "starts"]], _decompositions(rows, steps)
 
 
 def with_cell_ids(engines: pd.DataFrame) -> pd.DataFrame:
@@ -146,7 +146,7 @@ def _compared(rows: pd.DataFrame, samples: Samples, a: pd.Series, b: pd.Series, 
     comparable = why_not.isna()
     sample = rows["sample"].to_numpy(dtype=int)
     comparisons = compare(samples, *(sample[of[comparable].to_numpy(dtype=int)] for of in (a, b)))
-    shown = pd.DataFrame(comparisons.columns(), index=why_not.index[comparable]).drop(columns="starts")
+    shown = pd.DataFrame(columns_of(comparisons), index=why_not.index[comparable])
     shown = shown.assign(verdict=directions(comparisons, looks.of_plan)).reindex(why_not.index)
     return shown.assign(comparable=comparable, reason=why_not)
 
@@ -237,4 +237,5 @@ def _fastest(cells: pd.DataFrame, samples: Samples) -> tuple[int, str | None]:
 
 @makes(SCHEMA, DECOMPOSITION_SCHEMA)
 def make_tables(inputs: TableInputs) -> tuple[pd.DataFrame, pd.DataFrame]:
-    return engine_tables(inputs.cells, looks_at(inputs.study.starts, inputs.cells))
+    engines, decomposition = engine_tables(inputs.cells, looks_at(inputs.study.starts, inputs.cells))
+    return engines[list(SCHEMA.columns)], decomposition

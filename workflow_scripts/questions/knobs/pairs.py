@@ -1,12 +1,15 @@
 """Which cells of a study differ only in one knob, the model or the environment, and what each comparison shows."""
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from workflow_scripts.catalog.environments import DEFAULT
 from workflow_scripts.engines.registry import every_knob, metrics_of_columns, without_environment
-from workflow_scripts.statistics.comparisons import CONFIDENCE, compare
-from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks, decide
+from workflow_scripts.statistics.comparisons import CONFIDENCE, Comparisons, compare
+from workflow_scripts.statistics.further_starts import ONE_LOOK, Decisions, Looks, decide
 from workflow_scripts.statistics.samples import Samples
 from workflow_scripts.statistics.start_spread import FloatArray, mean_of
 from workflow_scripts.statistics.summary import (
@@ -31,6 +34,8 @@ STEADY_RATIO = ("steady_ratio", "steady_ratio_low", "steady_ratio_high")
 WHILE_FULL = NUMBER(
     [*STEADY_RATIO], "ratio of `steady_output_tokens_per_s`, with its 95 % interval; null if a cell has none"
 )
+# Of a knob with more values, each is compared with the first and with its neighbours: pairs grow with their square.
+MOST_VALUES = 16
 # Columns that count as knobs.
 MODEL, AT = "model", "environment"
 
@@ -108,14 +113,23 @@ def _decided(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: Lo
         distance=np.abs(comparisons.difference),
         rate=rate,
         baseline_rate=baseline_rate,
-        **comparisons.columns(),
-        verdict=decided.verdict,
+        **shown_columns(decided),
         level_pct=100 * (1 - CONFIDENCE) * decided.share,
-        starts_needed=decided.needed,
         # A study with a fixed number of starts gets no further ones.
         starts_needed_at_least=decided.least if looks.at_least < looks.at_most else np.nan,
         bimodal=samples.spread.bimodal[a] | samples.spread.bimodal[b],
     )
+
+
+def shown_columns(decided: Decisions) -> dict[str, npt.NDArray[Any]]:
+    """What pairs show, as columns: ratios with their intervals and verdicts."""
+    return columns_of(decided.found) | {"verdict": decided.verdict, "starts_needed": decided.needed}
+
+
+def columns_of(found: Comparisons) -> dict[str, npt.NDArray[Any]]:
+    """The ratios of pairs with their intervals and the least size of each, `at_least`; NaN if 1 is not excluded."""
+    _, low, high = found.interval(2 * CONFIDENCE - 1)
+    return found.columns() | {"at_least": np.where(low > 1, low, np.where(high < 1, 1 / high, np.nan))}
 
 
 def knob_groups(summary: pd.DataFrame, column: str, others: list[str]) -> pd.DataFrame:
@@ -156,4 +170,5 @@ def _pairs(rows: pd.DataFrame) -> pd.DataFrame:
     numbered = numbered.assign(row=np.arange(len(rows)), first=~rows["group"].duplicated())
     pairs = numbered.merge(numbered.drop(columns=["knob", "first", "metric"]), on="group", suffixes=("_b", "_a"))
     pairs = pairs[pairs["row_a"] > pairs["row_b"]].rename(columns={"row_a": "a", "row_b": "b"})
-    return pairs.reset_index(drop=True)
+    few = pairs["group"].map(rows["group"].value_counts()) <= MOST_VALUES
+    return pairs[few | pairs["first"] | (pairs["a"] == pairs["b"] + 1)].reset_index(drop=True)

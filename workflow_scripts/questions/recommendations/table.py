@@ -12,7 +12,8 @@ import pandas as pd
 
 from workflow_scripts.common.wording import number
 from workflow_scripts.engines.vllm.knobs import VLLM, VllmKnobs
-from workflow_scripts.questions.knobs.pairs import STEADY, WORK, compared_pairs, looks_at
+from workflow_scripts.questions.comparisons.table import DEVICE, DIFFERS, ENGINE, LIKELY
+from workflow_scripts.questions.knobs.pairs import STEADY, WORK, looks_at
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED, SCOPE_MEANING, mean_interval
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks, decide
 from workflow_scripts.statistics.samples import Samples
@@ -104,12 +105,11 @@ _OBSERVED = {
 
 # Model -> its resolved definition and its prepared folder.
 Settings = Mapping[str, Prepared]
-# Cell identifiers of a setting and one of a higher rate -> what is shown of the first being slower.
-Shown = Mapping[tuple[str, str], str]
 
 
 def recommendations(
     cells: pd.DataFrame,
+    comparisons: pd.DataFrame,
     margin_pct: float,
     models: Settings,
     tpot_p99_s: float | None = None,
@@ -117,12 +117,12 @@ def recommendations(
 ) -> pd.DataFrame:
     """The recommendations table: the rows of each device, model and workload, for each lock and processor.
 
-    Settings that differ in one knob have the verdict of the table `knobs`; others are tested against the highest rate
+    Settings that differ in one knob have the verdict of `comparisons`; others are tested against the highest rate
     of their place. Models that are not in `models` get no command. `tpot_p99_s` bounds the 99th percentile of the time
     per output token, as mean over the starts.
     """
     summary, samples = _summary(cells)
-    shown = _shown(cells, margin_pct, looks)
+    shown = _shown(comparisons)
     rows = [
         row
         for _, place in summary.groupby([*PLACE, *ENVIRONMENT], dropna=False, sort=False)
@@ -161,18 +161,19 @@ def _by_one_rate(place: pd.DataFrame) -> pd.DataFrame:
     return place.assign(metric=metric, **rates, scope=place[f"{metric}_scope"], equal_work=equal_work)
 
 
-def _shown(cells: pd.DataFrame, margin_pct: float, looks: Looks) -> Shown:
-    """The verdicts of the table `knobs`, but those by rates of whole repeats of other requests."""
-    shown = {}
-    for _, rows, pairs in compared_pairs(cells, margin_pct, looks):
-        served = rows.groupby(list(WORK), dropna=False).ngroup().to_numpy()
-        pairs = pairs[pairs["metric"].eq(STEADY) | (served[pairs["a"]] == served[pairs["b"]])]
-        a, b = (rows["cell_id"].to_numpy()[pairs[side]] for side in "ab")
-        for of_a, of_b, ratio, verdict in zip(a, b, pairs["ratio"], pairs["verdict"], strict=True):
-            slower, faster = (of_a, of_b) if ratio < 1 else (of_b, of_a)
-            shown[slower, faster] = verdict
-            shown[faster, slower] = NOT_DECIDED if verdict == CHANGES else verdict
-    return shown
+def _shown(comparisons: pd.DataFrame) -> "pd.Series[str]":
+    """What is shown of a setting being slower than another, by the identifiers of both cells, from the comparisons of
+    settings; without those by rates of whole repeats of other requests."""
+    of_settings = comparisons["verdict"].notna() & ~comparisons["kind"].isin([DEVICE, ENGINE])
+    by_work = comparisons["metric"].eq(STEADY) | (comparisons["metric"].eq(RATE) & comparisons["work"].ne(DIFFERS))
+    rows = comparisons[of_settings & by_work.fillna(True)]
+    falls = rows["ratio"] < 1
+    verdict = rows["verdict"].replace(LIKELY, NOT_DECIDED)
+    shown = pd.DataFrame(
+        {"slower": rows["a"].mask(falls, rows["b"]), "faster": rows["b"].mask(falls, rows["a"]), "verdict": verdict}
+    )
+    turned = shown.rename(columns={"slower": "faster", "faster": "slower"}).replace({"verdict": {CHANGES: NOT_DECIDED}})
+    return pd.concat([shown, turned]).set_index(["slower", "faster"])["verdict"]
 
 
 def _ranks(metric: str) -> str:
@@ -189,7 +190,7 @@ def _with_interval(summary: pd.DataFrame, samples: Samples, metric: str) -> pd.D
 def _of_place(
     place: pd.DataFrame,
     of_rates: Mapping[str, Samples],
-    shown: Shown,
+    shown: "pd.Series[str]",
     margin_pct: float,
     models: Settings,
     tpot_p99_s: float | None,
@@ -204,6 +205,7 @@ def _of_place(
     # What costs nothing, in this order: a larger KV cache (of steps of 1 %), fewer sequences, smaller blocks.
     kv_cache = np.log(numbers(place["kv_cache_tokens"])).round(2)
     costs = place.assign(kv_cache=-kv_cache)
+    changes = shown.index[shown == CHANGES]
     cheapest = ["kv_cache", "max_concurrency_allowed", "block_size_effective", "knobs"]
 
     def row(cell: int, role: str, **more: object) -> Row:
@@ -215,17 +217,18 @@ def _of_place(
         """What is shown of others being slower than the one of the highest rate."""
         alone = decide(samples, sample[others], sample[[highest]], margin_pct, looks)
         found = np.where((alone.verdict == CHANGES) & (alone.found.difference > 0), NOT_DECIDED, alone.verdict)
-        ids = place["cell_id"]
-        return np.array([shown.get((ids[o], ids[highest]), of) for o, of in zip(others, found, strict=True)], dtype=str)
+        pairs = pd.MultiIndex.from_product([place["cell_id"][others], [place["cell_id"][highest]]])
+        known = shown.reindex(pairs)
+        return np.where(known.isna(), found, known.astype(str))
 
     def fastest(among: BoolArray, role: str, **more: object) -> Row:
         highest = int(np.where(among, rate, -np.inf).argmax())
         others = np.flatnonzero(among & (place.index != highest))
         others = others[verdicts(highest, others) != CHANGES]
         # What is shown to be slower than another of them is not the fastest.
-        ids = place["cell_id"]
-        slower = [any(shown.get((ids[o], ids[c])) == CHANGES for c in np.flatnonzero(among)) for o in others]
-        tied = [highest, *others[~np.array(slower, dtype=bool)]]
+        slower, faster = (changes.get_level_values(name) for name in ("slower", "faster"))
+        is_slower = place["cell_id"][others].isin(slower[faster.isin(place["cell_id"][among])])
+        tied = [highest, *others[~is_slower.to_numpy()]]
         close = [cell for cell in tied if rate[cell] >= rate[highest] + np.log(CLOSE_TO_HIGHEST)]
         cell = int(costs.loc[close].sort_values(cheapest, kind="stable").index[0])
         ties = ", ".join(place.loc[sorted({*tied} - {cell}), "knobs"]) or None
@@ -297,4 +300,5 @@ def make_tables(inputs: TableInputs) -> pd.DataFrame:
     }
     # Requests that are submitted at once wait for a free place, so only the study's limit on this time is a bound.
     bound_s = study.slo.tpot_s if study.slo else None
-    return recommendations(cells, study.equivalence_margin_pct, models, bound_s, looks_at(study.starts, cells))
+    looks, comparisons = looks_at(study.starts, cells), inputs.table("comparisons")
+    return recommendations(cells, comparisons, study.equivalence_margin_pct, models, bound_s, looks)

@@ -30,7 +30,7 @@ def continuous(rate, tokens=256, **options):
 
 
 def improvements(*cells):
-    return SCHEMA.validate(engine_tables(starts_table(*cells))[0])
+    return SCHEMA.validate(engine_tables(starts_table(*cells))[0][list(SCHEMA.columns)])
 
 
 def steps(*cells):

@@ -13,11 +13,13 @@ from tests.unit.questions.made import made
 from tests.unit.questions.synthetic_cells import OTHER_PLACES, around, cell, only, starts_table
 from tests.unit.questions.synthetic_starts import as_ratio
 from tests.unit.study.test_serve_command import DUMMY, HUB
+from workflow_scripts.questions.comparisons.table import comparisons_table
 from workflow_scripts.questions.knobs.table import knob_effects
 from workflow_scripts.questions.recommendations.table import SCHEMA, pareto_front, recommendations
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.measurements import write_measurements
+from workflow_scripts.tables.typed_tables import write_table
 
 DEMO = Path(__file__).parents[4] / "config" / "studies" / "demo.yaml"
 MODELS = {
@@ -34,7 +36,9 @@ def config(seqs, rate, tpot=0.01, *, ttft=0.1, p99=1.5, **options):
 
 
 def recommended(*cells, role=None, margin_pct=2.0, models=MODELS, looks=ONE_LOOK, tpot=None):
-    found = SCHEMA.validate(recommendations(starts_table(*cells), margin_pct, models, tpot, looks))
+    table = starts_table(*cells)
+    comparisons = comparisons_table(table, margin_pct, looks=looks)
+    found = SCHEMA.validate(recommendations(table, comparisons, margin_pct, models, tpot, looks))
     return found[found["role"] == role].reset_index(drop=True) if role else found
 
 
@@ -241,7 +245,8 @@ def test_that_one_of_many_settings_is_as_fast_is_tested_over_all_of_them():
 def test_a_setting_that_missed_a_fast_round_is_ranked_without_the_rounds():
     slow_rounds = starts_table(config(4, [100.0, 100.0]))
     others = starts_table(config(8, [90.0, 90.0, 135.0]), config(16, [80.0, 80.0, 120.0]))
-    found = recommendations(pd.concat([slow_rounds, others], ignore_index=True), 2.0, MODELS)
+    both = pd.concat([slow_rounds, others], ignore_index=True)
+    found = recommendations(both, comparisons_table(both, 2.0), 2.0, MODELS)
     assert found["knobs"][0] == "seqs4"
 
 
@@ -307,6 +312,7 @@ def test_the_table_has_commands_for_the_published_or_the_prepared_model(tmp_path
     options = {"model": "tiny-llama-57m", "gpu": "cpu-all"} if study == "demo" else {}
     cells = starts_table(config(1, 10, 0.01, **options), config(4, 10.01, 0.1, **options))
     write_measurements(cells, tmp_path)
+    write_table(comparisons_table(cells, load_study(file).equivalence_margin_pct), tmp_path / "comparisons.parquet")
     table = made(file, tmp_path, "recommendations", results=tmp_path / "results").set_index("role")
     smallest = table.loc["smallest_within_margin"]
     assert (smallest["knobs"], smallest["margin_pct"]) == ("seqs1", load_study(file).equivalence_margin_pct)

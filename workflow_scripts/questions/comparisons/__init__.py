@@ -1,0 +1,1 @@
+"""Which pairs of cells differ in one thing, and what their comparison shows."""
