@@ -73,6 +73,8 @@ PATHS = StudyPaths(RESULTS, STUDY.name)
 
 # Variables of every command. In the text of the rules they would make a study under another path look like other code.
 COMMAND_ENVIRONMENT = [f"STUDY={quote(str(STUDY_FILE))}", f"RESULTS={quote(str(PATHS.results))}"]
+# A file yaml.py in the working folder is no module of a command.
+COMMAND_ENVIRONMENT += ["PYTHONSAFEPATH=1"]
 COMMAND_ENVIRONMENT += [f"PYTHONPATH={quote(str(CHECKOUT))}${{{{PYTHONPATH:+:$PYTHONPATH}}}}"]
 if not workflow.deployment_settings.deployment_method:
     COMMAND_ENVIRONMENT += [f"PATH={quote(str(Path(sys.executable).parent))}:$PATH"]

@@ -23,6 +23,9 @@ _UNUSABLE = (
     *(errno.ELOOP, errno.ENXIO),
 )
 
+# A file cannot be written: no fault of the input.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+
 AddOption = Callable[[argparse._ActionsContainer], object]
 Body = Callable[[Namespace], int | None]
 
@@ -82,13 +85,15 @@ class Command:
         return parser
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
-        args = self.parser().parse_args(argv)
+        args, status = self.parser().parse_args(argv), BAD_INPUT
         try:
             return self.body(args) or 0
         except InputError as e:
             faults = str(e)
         except Exception as e:
-            if isinstance(e, OSError) and e.errno in _UNUSABLE and e.filename is not None:
+            if isinstance(e, OSError) and e.errno in (*_UNUSABLE, *_FULL) and e.filename is not None:
+                if e.errno in _FULL:
+                    status = self.fault or 1
                 faults = printable(f"{e.filename}: {e.strerror}")
             elif self.fault is None or isinstance(e, BrokenPipeError):
                 raise
@@ -97,7 +102,7 @@ class Command:
                 return self.fault
         for fault in faults.split("\n"):
             print(f"kvsweep {self.name}: {fault}", file=sys.stderr)
-        return BAD_INPUT
+        return status
 
 
 def command(name: str, *options: AddOption, fault: int | None = None) -> Callable[[Body], Command]:

@@ -53,8 +53,10 @@ def write_bytes(path: Path, data: bytes) -> None:
             f.flush()
             os.fsync(f.fileno())
         beside.replace(path)
-    except BaseException:
+    except BaseException as e:
         beside.unlink(missing_ok=True)
+        if isinstance(e, OSError) and e.filename is None:  # such as a full disk
+            e.filename = str(path)
         raise
 
 

@@ -1,11 +1,14 @@
 """Locks of devices: one job at a time, of all users of a host.
 
 A lock is an abstract UNIX socket, which the kernel binds once per name and frees when its process ends. It has no file
-that others could replace, and is the same for jobs with different folders for temporary files.
+that others could replace, and is the same for jobs with different folders for temporary files; but any user of the host
+can hold it. A GPU that Slurm gave to this job alone has a lock of this user's own, and a site may have a folder of its
+group for locks (`FOLDER`): both are files.
 """
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import itertools
 import os
@@ -13,16 +16,22 @@ import pwd
 import socket
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
+
+import psutil
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.common.files import read_json, write_json
 from workflow_scripts.common.ownership import Peer, own_folder, peer_of, temporary_folder
+from workflow_scripts.common.printable import printable
 from workflow_scripts.device.device_check import nvml_handle
 
 # Variable with a word; only jobs with the same one wait for each other. For several hosts that share one kernel, as in
 # tests, and against a user who does not release a lock.
 SCOPE = "KVSWEEP_LOCK_SCOPE"
+# Variable with the time in minutes after which a job that waits for a device gives up, and with a folder for locks.
+WAIT, WAIT_MIN, FOLDER = "KVSWEEP_LOCK_WAIT_MIN", 60.0, "KVSWEEP_LOCK_FOLDER"
 AGAIN_S = 0.2
 
 
@@ -32,11 +41,14 @@ def device_lock(gpu: Gpu, count: int = 1) -> Iterator[float | None]:
     The value is the time in seconds since a job of this user last released one of them; None if that is not known. All
     CPU devices of a host share one lock, because they share its cores and its memory bandwidth. A process that is
     forked meanwhile must not outlive the job: it holds the lock too. Raises InputError if this user's folder for
-    temporary files is not its own."""
-    names = _lock_names(gpu, count)
-    with own_folder(temporary_folder()) as folder, contextlib.ExitStack() as held:
+    temporary files is not its own, TimeoutError if others hold a device for too long."""
+    names, own = _lock_names(gpu, count), temporary_folder()
+    is_given = gpu.kind != "cpu" and "SLURM_JOB_ID" in os.environ and os.environ.get("SLURM_JOB_GPUS")
+    files = Path(os.environ[FOLDER]) if FOLDER in os.environ else own if is_given else None
+    ends_s = time.monotonic() + 60 * float(os.environ.get(WAIT, WAIT_MIN))
+    with own_folder(own) as folder, contextlib.ExitStack() as held:
         for name in names:
-            held.enter_context(_bound(name))
+            held.enter_context(_locked(files / f"{name}.lock", ends_s) if files else _bound(name, ends_s))
         left = [folder / f"{name}.left" for name in names]
         idle_s = [seconds for file in left if (seconds := _seconds_since(file)) is not None]
         try:
@@ -89,9 +101,9 @@ def _address(name: str) -> str:
 
 
 @contextlib.contextmanager
-def _bound(name: str) -> Iterator[None]:
-    """Hold the lock `name`; while another process holds it, print which one, and wait until that one releases it."""
-    said = None
+def _bound(name: str, ends_s: float) -> Iterator[None]:
+    """Hold the lock `name`; while another process holds it, say which one, and wait until that one releases it."""
+    said = ""
     with socket.socket(socket.AF_UNIX) as listener:
         for attempt in itertools.count():
             try:
@@ -101,21 +113,52 @@ def _bound(name: str) -> Iterator[None]:
                 if e.errno != errno.EADDRINUSE:
                     raise
             with socket.socket(socket.AF_UNIX) as waiting:
+                waiting.setblocking(False)  # the queue of the holder may be full
                 try:
                     waiting.connect(_address(name))
-                    holder = _in_words(peer_of(waiting))
-                    if holder != said:
-                        print(f"waiting for the device: {holder} holds {name}", flush=True)
-                        said = holder
-                    waiting.recv(1)  # until the holder closes its socket
-                except ConnectionResetError:
-                    pass
-                except ConnectionRefusedError:  # it has just released the lock, or is no job of kvsweep
-                    if attempt == 1:
-                        print(f"waiting for the device: a process that does not answer holds {name}", flush=True)
+                except (ConnectionRefusedError, BlockingIOError):  # it has just released it, or is no job of kvsweep
+                    if attempt:
+                        said = _said("a process that does not answer", name, said, ends_s)
+                else:
+                    said = _said(_in_words(peer_of(waiting)), name, said, ends_s)
+                    waiting.settimeout(max(0.001, ends_s - time.monotonic()))
+                    with contextlib.suppress(ConnectionResetError, TimeoutError):
+                        waiting.recv(1)  # until the holder closes its socket
             time.sleep(AGAIN_S)
         listener.listen()
         yield
+
+
+@contextlib.contextmanager
+def _locked(file: Path, ends_s: float) -> Iterator[None]:
+    """The same for a lock that is a file, in which its holder says who it is."""
+    said = ""
+    with os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o660), "r+") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                lock.seek(0)
+                said = _said(printable(lock.read(200)) or "a process", str(file), said, ends_s)
+                time.sleep(AGAIN_S)
+        lock.truncate(0)
+        lock.seek(0)
+        lock.write(_in_words(Peer(os.getpid(), os.geteuid())))
+        lock.flush()
+        yield
+
+
+def _said(holder: str, name: str, said: str, ends_s: float) -> str:
+    """Say who holds a lock, unless it was said already. Raises TimeoutError after the end of the wait."""
+    left_s = ends_s - time.monotonic()
+    what = f"waiting for the device: {holder} holds {name}"
+    if left_s <= 0:
+        raise TimeoutError(f"{what}; no longer waiting ({WAIT})")
+    if holder != said:
+        advice = f"set {SCOPE} to a word, if that is no measurement, or measure on another host"
+        print(f"{what}; this job waits {left_s / 60:.0f} minutes ({WAIT}); {advice}", flush=True)
+    return holder
 
 
 def _in_words(peer: Peer) -> str:
@@ -123,4 +166,10 @@ def _in_words(peer: Peer) -> str:
         user = pwd.getpwuid(peer.uid).pw_name
     except KeyError:
         user = str(peer.uid)
-    return f"process {peer.pid} of user {user}" if peer.pid else f"a process of user {user} in another container"
+    if not peer.pid:
+        return f"a process of user {user} in another container"
+    try:
+        since = f"since {datetime.fromtimestamp(psutil.Process(peer.pid).create_time()):%Y-%m-%d %H:%M}"
+    except psutil.Error:
+        since = "which has ended, or one that it started,"
+    return f"process {peer.pid} of user {user} {since}"

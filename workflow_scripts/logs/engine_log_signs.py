@@ -49,7 +49,7 @@ CAUSES: tuple[tuple[Status, re.Pattern[str]], ...] = (
             r"|larger than the (?:available KV cache memory|maximum number of tokens that can be stored in KV cache)"
             r"|less than requested memory for kv|Cannot auto-fit max_model_len"
             r"|exceeds available Mamba cache blocks|not enough Metal memory for KV cache"
-            r"|total_hbm_used_gb=\S+ exceeds total_hbm_limit_cap_gb"
+            r"|total_hbm_used_gb=\S{1,60} exceeds total_hbm_limit_cap_gb"
         ),
     ),
     (
@@ -154,7 +154,7 @@ _NAMELESS = (
     r"|Cannot auto-fit max_model_len|Free memory on device .{1,60} is less than desired"
     r"|No common block size for \d|None of the kernel sizes .{1,40} can divide|Paged KV cache block size must"
     r"|No valid attention backend found for|Selected backend \S+ is not valid for this configuration"
-    r"|Paged attention: not enough Metal memory|total_hbm_used_gb=\S+ exceeds total_hbm"
+    r"|Paged attention: not enough Metal memory|total_hbm_used_gb=\S{1,60} exceeds total_hbm"
     r"|The attention backends share no supported|(?:Unsupported block size: |Block size must be a multiple of )\d"
     r"|Bfloat16 is only supported on GPUs|User-specified max_model_len \(\d+\) is greater"
     r"|Engine core initialization failed|max_num_seqs \(\d+\) exceeds available Mamba"

@@ -25,6 +25,7 @@ from contextlib import ExitStack, closing, suppress
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
+from socket import gethostname
 from statistics import mean
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
@@ -33,7 +34,7 @@ from workflow_scripts.catalog.environments import is_installed
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.cluster.site import Attempt, note_wrong_node
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option, positive
-from workflow_scripts.common.files import last_line, read_json
+from workflow_scripts.common.files import last_line, read_end, read_json
 from workflow_scripts.device.device_check import WrongDeviceError
 from workflow_scripts.device.device_lock import boot_id, device_lock
 from workflow_scripts.device.host_load import suspension
@@ -261,10 +262,14 @@ def main(args: Namespace) -> int:
 
 
 def _held(lock: Path) -> "AcquireReturnProxy[FileLock]":
-    """Only one process at a time measures a cell, of all jobs on all hosts that share the results."""
+    """Only one process at a time measures a cell, of all jobs on all hosts that share the results. It says in the lock
+    who it is; nobody else can open it."""
     lock.parent.mkdir(parents=True, exist_ok=True)
-    file = FileLock(lock, mode=0o666)
-    with suppress(Timeout):
-        return file.acquire(timeout=0)
-    print("waiting: another process measures this cell", flush=True)
-    return file.acquire(poll_interval=1)
+    file = FileLock(lock, mode=0o600)
+    try:
+        held = file.acquire(timeout=0)
+    except Timeout:
+        print(f"waiting: {read_end(lock, 200) or 'another process'} measures this cell", flush=True)
+        held = file.acquire(poll_interval=1)
+    lock.write_text(f"process {os.getpid()} of {gethostname()}, since {now_in_utc()},", encoding="utf-8")
+    return held

@@ -15,6 +15,7 @@ from benchmarks.start import CALLS
 from tests.unit.examples import example_of, module_of
 from workflow_scripts.__main__ import COMMANDS, GROUPS, STEPS, main, sentence
 from workflow_scripts.common.command import Command
+from workflow_scripts.common.files import write_text
 
 ROOT = Path(__file__).parents[3]
 # What the fork server calls in a child is no command.
@@ -170,3 +171,10 @@ def test_a_fault_of_the_code_is_no_answer_of_a_command(monkeypatch, capsys):
     monkeypatch.setattr(command, "body", Mock(side_effect=MemoryError("of a test")))
     assert command(example_of("compare")) == 3
     assert "MemoryError: of a test" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_message_with_the_file_and_no_bad_input(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
+    written = Command("write", lambda _: write_text(tmp_path / "a.json", "1"), [], None)
+    assert written([]) == 1
+    assert capsys.readouterr().err == f"kvsweep write: {tmp_path}/a.json: No space left on device\n"

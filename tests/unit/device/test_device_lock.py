@@ -1,5 +1,6 @@
 """Locks of devices, between processes and users; tests/unit/test_pretended_gpu.py has those of GPUs."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ from tests.processes import wait_for
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.ownership import Peer
 from workflow_scripts.device import device_lock as locks
-from workflow_scripts.device.device_lock import SCOPE, device_lock
+from workflow_scripts.device.device_lock import FOLDER, SCOPE, WAIT, device_lock
 
 CPU, ALL_CORES = (load_gpus()[name] for name in ("cpu-1core", "cpu-all"))
 
@@ -86,6 +87,48 @@ def test_who_binds_the_name_and_does_not_listen_is_waited_for_too(shared, monkey
             wait_for(lambda: "does not answer" in capsys.readouterr().out, what="the message")
             assert not waiting.done()
         waiting.result(timeout=60)
+
+
+def test_a_holder_with_a_full_queue_is_named_and_waited_for_up_to_the_limit(shared, monkeypatch, capsys):
+    monkeypatch.setattr(locks, "AGAIN_S", 0.01)
+    monkeypatch.setenv(WAIT, "0.01")
+    with socket.socket(socket.AF_UNIX) as holder, contextlib.ExitStack() as filled:
+        holder.bind(locks._address("cpu"))
+        holder.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                one = filled.enter_context(socket.socket(socket.AF_UNIX))
+                one.setblocking(False)
+                one.connect(locks._address("cpu"))
+        with pytest.raises(TimeoutError, match="a process that does not answer holds cpu"), device_lock(CPU):
+            pass
+    assert SCOPE in capsys.readouterr().out
+
+
+def test_a_holder_that_answers_is_waited_for_up_to_the_limit_too(shared, monkeypatch):
+    with another_user(hold) as pid:
+        wait_for(lambda: not is_free(), what="the holder")
+        monkeypatch.setenv(WAIT, "0.01")
+        with pytest.raises(TimeoutError, match=rf"process {pid} of user .* since \d{{4}}-"), device_lock(CPU):
+            pass
+
+
+def test_a_lock_in_a_folder_or_of_a_gpu_of_this_job_alone_cannot_be_held_by_others(shared, monkeypatch, capsys):
+    gpu = load_gpus()["h200"]
+    monkeypatch.setenv(WAIT, "0.001")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_GPUS", "0")
+    with socket.socket(socket.AF_UNIX) as holder:
+        holder.bind(locks._address("gpu"))
+        with device_lock(gpu), pytest.raises(TimeoutError, match=f"process {os.getpid()} "), device_lock(gpu):
+            pass
+        monkeypatch.delenv("SLURM_JOB_GPUS")
+        with pytest.raises(TimeoutError), device_lock(gpu):
+            pass
+        (shared / "of_the_group").mkdir(mode=0o700)
+        monkeypatch.setenv(FOLDER, str(shared / "of_the_group"))
+        with device_lock(gpu), device_lock(CPU):
+            pass
 
 
 def test_programs_that_the_holder_starts_do_not_hold_the_device(shared):

@@ -6,12 +6,15 @@ import os
 import signal
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from socket import gethostname
 from types import SimpleNamespace
 from typing import IO, Any
 
 import pytest
 
+from tests.processes import wait_for
 from tests.unit.made_studies import fixed, write_study
 from workflow_scripts.common.ownership import temporary_folder
 from workflow_scripts.measure import cell as command
@@ -230,3 +233,13 @@ def test_on_the_wrong_device_a_cell_has_no_outcome_not_in_the_last_attempt_eithe
         assert list(paths.cell(cell).iterdir()) == []
     assert planted.is_symlink() == (node is None)
     assert not (tmp_path / "victim").exists()
+
+
+def test_a_cells_lock_is_this_users_alone_and_names_its_holder(tmp_path, capsys):
+    lock = tmp_path / "locks/a.lock"
+    with command._held(lock), ThreadPoolExecutor() as pool:
+        assert lock.stat().st_mode & 0o777 == 0o600
+        second = pool.submit(lambda: command._held(lock))
+        said = wait_for(lambda: capsys.readouterr().out, what="the message")
+        assert f"waiting: process {os.getpid()} of {gethostname()}, since 20" in said
+    second.result(timeout=60).lock.release()
