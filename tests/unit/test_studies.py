@@ -64,8 +64,7 @@ def test_a_cut_is_small_and_runs_on_a_cpu(name):
     cells = expand(cut)
     assert {cell.gpu for cell in cells} == {"cpu-all"}
     assert all(cell.model.startswith("tiny-") for cell in cells)
-    # Of a grid, only the cells that matter are measured.
-    assert len(cells) <= (60 if cut.measure else 20)
+    assert len(cells) <= 20
     assert cut.cell_time_limit_s <= 240
 
 
@@ -94,7 +93,7 @@ def test_all_studies_expect_the_sharegpt_file_that_the_page_names_and_the_rule_f
     studies = [load_study(path) for path in STUDIES.glob("**/*.yaml")]
     specs = [w for study in studies for w in study.workloads.values() if isinstance(w, ShareGptWorkload)]
     ((file, sha256),) = {(str(spec.file), spec.sha256) for spec in specs}
-    assert len(specs) >= 5
+    assert len(specs) >= 4
     assert f"  file: {file} " in page
     assert page.count(sha256) == 2  # of the file by hand, and of the example
     for repository in (DATASET, REVISION, Path(file).name):
