@@ -44,7 +44,7 @@ test-measure: $(VENV)/dev.installed ## run the tests that measure with engines a
 	$(BIN)/pytest tests/integration --ignore=tests/integration/parallel --ignore=tests/integration/slurm $(ARGS) || test $$? = 5
 	$(BIN)/pytest -m long tests/integration/parallel $(ARGS) || test $$? = 5
 
-test-studies: $(VENV)/dev.installed ## run every study's cut for a CPU, and the long comparisons with vLLM (an hour; ARGS="-k answers": one)
+test-studies: $(VENV)/dev.installed ## run every study's cut for a CPU, and the long comparisons with vLLM (an hour; ARGS="-k serving": one)
 	$(BIN)/pytest -m studies tests/integration $(ARGS)
 
 # Each module has its own Slurm, device lock and checkout. While one waits for Slurm, another works.
