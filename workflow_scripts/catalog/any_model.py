@@ -9,9 +9,11 @@ from typing import Any, get_args
 
 from workflow_scripts.catalog.checkpoint import (
     FILES,
+    QUANTIZATION_FILE,
     WEIGHT_FORMATS,
     HashedFiles,
     hashed,
+    read_config_json,
     tokenizer_files,
     weight_files,
 )
@@ -25,7 +27,6 @@ from workflow_scripts.catalog.gpus_and_models import (
     study_models,
 )
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import read_json
 from workflow_scripts.common.wording import allowed_names
 
 ANY_MODEL = "name in config/models, a folder with config.json, or ORG/REPO[@REVISION] of the hub"
@@ -66,7 +67,7 @@ def model_of_hub(name: str, repo: str, revision: str, stored: Path | None = None
             " (`make env ENV=cpu`), or give a folder with the config.json"
         ) from None
 
-    configs = [path for path in fetch(repo, revision, ("config.json",)) if path.name == "config.json"]
+    configs = [path for path in fetch(repo, revision, ("config.json", QUANTIZATION_FILE)) if path.name == "config.json"]
     if not configs:
         raise CatalogError(f"model {name!r}: {repo} has no config.json at {revision}")
     return _model(name, configs[0], load_format="hub", hub_repo=repo, revision=pinned)
@@ -79,7 +80,7 @@ def _model(name: str, config: Path, **fields: Any) -> Model:
 def _own_dtype(config: Path) -> ModelDtype:
     """The type that a config names; `native` if it names none that a device computes in."""
     try:
-        content = read_json(config)
+        content = read_config_json(config)
     except InputError as e:
         raise CatalogError(str(e)) from None
     if not isinstance(content, dict):

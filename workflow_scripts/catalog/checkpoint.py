@@ -4,11 +4,15 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from workflow_scripts.common.files import sha256_of
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import read_json, sha256_of
 from workflow_scripts.common.records import Record
 
-CONFIG_FILES = ("config.json", "generation_config.json")
+# What ModelOpt says of its quantization; newer versions say it in config.json too.
+QUANTIZATION_FILE = "hf_quant_config.json"
+CONFIG_FILES = ("config.json", "generation_config.json", QUANTIZATION_FILE)
 TOKENIZER_FILES = (
     *("tokenizer*", "vocab.*", "merges.txt", "*.model"),
     *("*.tiktoken", "added_tokens.json", "special_tokens_map.json", "chat_template*"),
@@ -39,6 +43,19 @@ class HashedFiles(Record):
         """SHA-256 of names and contents."""
         content = "".join(f"{file.sha256}  {name}\n" for name, file in sorted(self.files.items()))
         return hashlib.sha256(content.encode()).hexdigest()
+
+
+def read_config_json(path: Path) -> Any:
+    """The values of a `config.json`, which may hold Infinity, with the quantization in a file beside it. Raises OSError
+    or InputError."""
+    config, beside = read_json(path, infinite=True), path.with_name(QUANTIZATION_FILE)
+    if isinstance(config, dict) and not config.get("quantization_config") and beside.is_file():
+        stated = read_json(beside)
+        stated = stated.get("quantization") if isinstance(stated, dict) else None
+        if not isinstance(stated, dict):
+            raise InputError(f"{beside}: must hold an object with the key quantization")
+        config["quantization_config"] = {"quant_method": "modelopt", **stated}
+    return config
 
 
 def tokenizer_files(folder: Path) -> list[Path]:

@@ -113,8 +113,8 @@ def read_text(path: Path, most: int = MOST_BYTES) -> str:
     return _decoded(read_bytes(path, most).removeprefix(codecs.BOM_UTF8), str(path))
 
 
-def read_json(path: Path) -> Any:
-    return parse_json(read_bytes(path), str(path))
+def read_json(path: Path, infinite: bool = False) -> Any:
+    return parse_json(read_bytes(path), str(path), infinite)
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
@@ -137,9 +137,9 @@ def numbered_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield number, record
 
 
-def parse_json(content: bytes, where: str) -> Any:
-    """The values of a JSON text in UTF-8, with at most 200 levels and bounded numbers. Raises InputError, which begins
-    with `where`.
+def parse_json(content: bytes, where: str, infinite: bool = False) -> Any:
+    """The values of a JSON text in UTF-8, with at most 200 levels and bounded numbers, or `infinite` ones too. Raises
+    InputError, which begins with `where`.
 
     >>> parse_json(b'{"a": [1, 2.5]}', "a.json")
     {'a': [1, 2.5]}
@@ -147,7 +147,7 @@ def parse_json(content: bytes, where: str) -> Any:
     if sum(map(content.count, (b",", b"[", b"{"))) > MOST_VALUES:
         raise InputError(f"{where}: more than {MOST_VALUES:,} values")
     try:
-        values = from_json(content, allow_inf_nan=False)
+        values = from_json(content, allow_inf_nan=infinite)
         if _PERHAPS_EXTREME.search(content):
             values = json.loads(content, parse_float=_bounded_float, parse_int=_bounded_integer)
     except ValueError as e:

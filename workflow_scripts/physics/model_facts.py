@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from workflow_scripts.catalog.checkpoint import read_config_json
 from workflow_scripts.catalog.gpus_and_models import Gpu, Model
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import read_json
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.physics import formulas
@@ -27,7 +27,13 @@ from workflow_scripts.physics.formulas import Number
 from workflow_scripts.physics.hybrid_families import HYBRIDS, LINEAR, PICTURES
 from workflow_scripts.physics.layers import Attention, Experts, LatentAttention, Layer, Matrix, Mixer, Mlp, Part, State
 from workflow_scripts.physics.stored_weights import DTYPE_BYTES as DTYPE_BYTES
-from workflow_scripts.physics.stored_weights import QUANTIZED_BITS, is_quantized, quantization_of, roles_left_out
+from workflow_scripts.physics.stored_weights import (
+    QUANTIZED_BITS,
+    is_quantized,
+    quantization_of,
+    roles_left_out,
+    stored_kv_cache_dtype,
+)
 
 # By `model_type`: reads the fields of `ModelFacts` that depend on the family.
 READERS = DENSE | EXPERTS | HYBRIDS | PICTURES
@@ -77,7 +83,8 @@ class ModelFacts:
     >>> llama.parameters, llama.weight_bytes, llama.decode_weight_bytes
     (8030261248, 16060522496, 15009849344)
 
-    `encoder_parameters`: of the encoder that turns pictures into tokens; decoding never reads them.
+    `encoder_parameters`: of the encoder that turns pictures into tokens; decoding never reads them. `kv_cache_dtype`:
+    of the cache, if the checkpoint states it.
     """
 
     model_type: str
@@ -91,6 +98,7 @@ class ModelFacts:
     learned_positions: int = 0
     encoder_parameters: int = 0
     quantization: str | None = None
+    kv_cache_dtype: str | None = None
 
     def __hash__(self) -> int:
         return self._hash
@@ -263,7 +271,7 @@ class ModelFacts:
     def kv_dtype_bytes(self, kv_cache_dtype: str = "auto") -> int:
         """Bytes of one element in the KV cache. Raises ModelFactsError if the type is unknown."""
         if kv_cache_dtype == "auto":
-            return DTYPE_BYTES[self.dtype]
+            return DTYPE_BYTES[self.kv_cache_dtype or self.dtype]
         if kv_cache_dtype not in DTYPE_BYTES:
             raise ModelFactsError(f"unknown KV cache dtype {kv_cache_dtype!r}; allowed: auto, {', '.join(DTYPE_BYTES)}")
         return DTYPE_BYTES[kv_cache_dtype]
@@ -350,7 +358,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """A `config.json`, or that of a folder. Raises ModelFactsError if there is none, or it is no JSON object."""
     path = path / "config.json" if path.is_dir() else path
     try:
-        config = read_json(path)
+        config = read_config_json(path)
     except OSError as e:
         raise ModelFactsError(f"{path}: {e.strerror}") from None
     except InputError as e:
@@ -410,7 +418,8 @@ def model_facts(
         if weights:
             raise
         method = NOT_COUNTED
-    return ModelFacts(model_type=kind, dtype=dtype, quantization=method, **fields)
+    cache = stored_kv_cache_dtype(config)
+    return ModelFacts(model_type=kind, dtype=dtype, quantization=method, kv_cache_dtype=cache, **fields)
 
 
 # What the doctests rely on: 384 parameters in the matrices of a layer, 8 x (2 x 8 + 2 x 4) + 3 x 8 x 8.

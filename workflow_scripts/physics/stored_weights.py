@@ -3,6 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from fnmatch import fnmatchcase as fnmatch
 from typing import Any
 
 from workflow_scripts.common.command import option
@@ -18,6 +19,7 @@ QUANTIZED_BITS: Mapping[str, float] = {
     **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin"), 4 + (16 + 4) / 128),
     **dict.fromkeys(("fp8", "fp8_per_tensor", "int8"), 8),
     "mxfp4": 4 + 8 / 32,
+    "modelopt_fp4": 4 + 8 / 16,
 }
 COMPRESSED_TENSORS = "compressed-tensors"
 # Options of commands.
@@ -34,11 +36,13 @@ _COMPRESSED_WEIGHTS: Mapping[str, str] = {
     for strategy in ("tensor", "channel")
 }
 # Keys under which a checkpoint lists the layers that it does not quantize.
-_LEFT_OUT = ("ignore", "ignored_layers", "modules_to_not_convert")
+_LEFT_OUT = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
 # Last parts of names that are counted as not quantized in any case: the output matrix, routers, norms, embeddings.
 _NEVER_QUANTIZED = ("lm_head", "lm_head$", "gate", "router", "embed_tokens", "shared_expert_gate")
 # Methods that quantize only the experts.
 _EXPERTS_ONLY = ("mxfp4",)
+# Algorithms of ModelOpt.
+_MODELOPT: Mapping[str, str] = {"FP8": "fp8", "NVFP4": "modelopt_fp4"}
 # The same bytes under another name.
 _ALSO_CALLED: Mapping[str | None, str] = {"fbgemm_fp8": "fp8"}
 # Matrices of a layer that a checkpoint may leave out, by role, below `layers.N`; those of encoders are never quantized.
@@ -65,6 +69,15 @@ def quantization_of(config: Mapping[str, Any], asked: str | None) -> str | None:
     return quantization
 
 
+def stored_kv_cache_dtype(config: Mapping[str, Any]) -> str | None:
+    """The type of the KV cache that vLLM takes from a checkpoint of ModelOpt; None if it names none, or another one."""
+    stored = config.get("quantization_config") or {}
+    scheme = stored.get("kv_cache_scheme") or {}
+    names_fp8 = str(stored.get("kv_cache_quant_algo")).upper() == "FP8"
+    is_fp8 = names_fp8 or (scheme.get("num_bits"), scheme.get("type")) == (8, "float")
+    return "fp8" if stored.get("quant_method") == "modelopt" and is_fp8 else None
+
+
 def roles_left_out(config: Mapping[str, Any], layers: int) -> list[frozenset[Role]]:
     """The roles whose matrices a checkpoint does not quantize, of each layer.
 
@@ -77,7 +90,8 @@ def roles_left_out(config: Mapping[str, Any], layers: int) -> list[frozenset[Rol
     if (config.get("text_config") or config).get("attention_chunk_size"):
         # Llama-4-Scout in FP8 has 15 % less KV cache than follows from its file, and is 25 % slower.
         raise ModelFactsError("quantization that leaves out some layers, with attention in chunks, is not supported")
-    fault = "quantization that leaves out some layers is not supported: {!r}".format
+    where = "hf_quant_config.json: " if stored.get("exclude_modules") else ""
+    fault = (where + "quantization that leaves out some layers is not supported: {!r}").format
     matrices = {f"layers.{n}.{m}": (n, role) for n in range(layers) for role, ms in _LEAVABLE.items() for m in ms}
     below = defaultdict(set)  # whole layers, parts of them, and single matrices
     for matrix in matrices:
@@ -86,7 +100,9 @@ def roles_left_out(config: Mapping[str, Any], layers: int) -> list[frozenset[Rol
     found: set[str] = set()
     for name in names:
         _, layer, rest = name.partition("layers.")
-        if name.startswith("re:"):
+        if "*" in name and not name.startswith("re:"):
+            left_out = {matrix for matrix in matrices if fnmatch(f"model.{matrix}", name)}
+        elif name.startswith("re:"):
             left_out = {matrix for matrix in matrices if re.match(name.removeprefix("re:"), f"model.{matrix}")}
         else:
             left_out = below[layer + rest] if rest[:1].isdigit() else set()
@@ -101,6 +117,12 @@ def roles_left_out(config: Mapping[str, Any], layers: int) -> list[frozenset[Rol
 
 def _stored_quantization(stored: Mapping[str, Any]) -> str | None:
     method = stored.get("quant_method")
+    if method == "modelopt":
+        if (algorithm := str(stored.get("quant_algo"))) not in _MODELOPT:
+            raise ModelFactsError(
+                f"hf_quant_config.json: quant_algo {algorithm!r} is not supported; supported: {', '.join(_MODELOPT)}"
+            )
+        return _MODELOPT[algorithm]
     if stored.get("kv_cache_scheme"):
         raise ModelFactsError("a kv_cache_scheme, which sets the type of the KV cache, is not supported")
     bits, size = stored.get("bits", 4), stored.get("group_size", 128)
@@ -116,6 +138,7 @@ def _never_quantized(name: str) -> bool:
         any(encoder in name for encoder in _ENCODERS)
         or last.removeprefix("re:").lstrip("*") in _NEVER_QUANTIZED
         or "norm" in last
+        or last.endswith("bias")  # no matrix
     )
 
 

@@ -17,11 +17,10 @@ import numpy as np
 from workflow_scripts.catalog.gpus_and_models import get_model, load_gpus
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import read_json
 from workflow_scripts.common.wording import listed, plural
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import every_knob
-from workflow_scripts.physics.model_facts import vocabulary_and_context
+from workflow_scripts.physics.model_facts import read_config, vocabulary_and_context
 from workflow_scripts.study.definition import ResolvedModel, resolved_models
 from workflow_scripts.study.gpus_here import unmeasurable
 from workflow_scripts.study.grid import Cell, expand
@@ -55,7 +54,7 @@ def check_requests(study: Study, cells: Sequence[Cell]) -> None:
         return cell.model, cell.workload
 
     try:
-        configs = {name: read_json(get_model(name).config) for name in resolved_models(study)}
+        configs = {name: read_config(get_model(name).config) for name in resolved_models(study)}
         vocabularies = {name: _vocabulary(model, configs[name]) for name, model in resolved_models(study).items()}
         for (model, name), group in groupby(sorted(cells, key=place), place):
             requests_of(name, study.workloads[name], [*group], vocabularies[model], configs[model])
@@ -74,7 +73,9 @@ def doubts(study: Study, cells: Sequence[Cell]) -> Iterator[str]:
                 f"workload {name!r}: {plural(count, 'request')} cannot keep {largest} sequences running; set"
                 f" num_prompts to at least {2 * largest}, or prompts_per_seq to at least 2"
             )
-    positions = {name: vocabulary_and_context(read_json(get_model(name).config))[1] for name in resolved_models(study)}
+    positions = {
+        name: vocabulary_and_context(read_config(get_model(name).config))[1] for name in resolved_models(study)
+    }
     for model in sorted({cell.model for cell in cells}):
         longest = max(cell.knobs.longest_request or 0 for cell in cells if cell.model == model)
         if longest > positions[model]:

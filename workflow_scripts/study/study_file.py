@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts.catalog.any_model import model_of_folder, model_of_hub
-from workflow_scripts.catalog.checkpoint import FILES
+from workflow_scripts.catalog.checkpoint import FILES, QUANTIZATION_FILE
 from workflow_scripts.catalog.gpus_and_models import MODELS, Model, load_gpus, study_gpus, study_models
 from workflow_scripts.common.checkout import own_or_of_checkout
 from workflow_scripts.common.files import write_bytes
@@ -60,6 +60,8 @@ def store_configs(study: Study, paths: StudyPaths) -> None:
         content = model.config.read_bytes()
         if not stored.is_file() or stored.read_bytes() != content:
             write_bytes(stored, content)
+            if (beside := model.config.with_name(QUANTIZATION_FILE)).is_file():
+                write_bytes(stored.with_name(QUANTIZATION_FILE), beside.read_bytes())
         if model.files and model.config != stored:
             model.files.write(stored.with_name(FILES))
 

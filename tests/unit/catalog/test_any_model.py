@@ -44,7 +44,7 @@ def test_a_repository_gives_its_config(tmp_path, monkeypatch, asked, revision):
 
     monkeypatch.setattr(hub, "fetch", fetch)
     model = find_model(asked)
-    assert fetched == [("org/some.Model", revision, ("config.json",))]
+    assert fetched == [("org/some.Model", revision, ("config.json", "hf_quant_config.json"))]
     assert (model.name, model.hub_repo, model.load_format) == ("some.Model", "org/some.Model", "hub")
     assert model.revision == (None if revision == "main" else COMMIT)
 

@@ -296,6 +296,43 @@ def test_matrices_that_a_checkpoint_leaves_out_keep_their_type():
     assert read_model_facts(MODELS["llama-3.1-405b"].config, None, "fp8").weight_bytes / 8 / 2**30 < 48
 
 
+def modelopt(folder, algorithm, **said):
+    """Facts of a checkpoint with what ModelOpt says beside its config."""
+    (folder / "config.json").write_text(json.dumps(LLAMA | {"dtype": "bfloat16", "rope": [0, float("inf")]}))
+    stated = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": algorithm, **said}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(stated))
+    return read_model_facts(folder)
+
+
+@pytest.mark.parametrize(("algorithm", "bits"), [("FP8", 8), ("NVFP4", 4.5)])
+@pytest.mark.parametrize("cache", [None, "FP8"])
+@pytest.mark.parametrize("excluded", [["lm_head"], ["lm_head", "model.layers.0.self_attn*"]])
+def test_what_a_checkpoint_says_beside_its_config_counts(algorithm, bits, cache, excluded, tmp_path):
+    facts = modelopt(tmp_path, algorithm, kv_cache_quant_algo=cache, exclude_modules=excluded)
+    whole, attention = model_facts(LLAMA, "bfloat16"), 48 * (2 * 48 + 2 * 16)
+    quantized = whole.layer_matrix_parameters - (attention if len(excluded) > 1 else 0)
+    assert whole.weight_bytes - facts.weight_bytes == pytest.approx(quantized * (16 - bits) / 8)
+    assert whole.bytes_per_token() / facts.bytes_per_token() == (2 if cache else 1)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said", "fault"),
+    [
+        ("W4A16_AWQ", {}, "quant_algo 'W4A16_AWQ' is not supported; supported: FP8, NVFP4"),
+        ("FP8", {"exclude_modules": ["model.layers.0.self_attn.q_proj"]}, "leaves out some layers"),
+    ],
+)
+def test_what_is_not_known_beside_a_config_is_named_with_its_file(algorithm, said, fault, tmp_path):
+    with pytest.raises(ModelFactsError, match=f"hf_quant_config.json: .*{fault}"):
+        modelopt(tmp_path, algorithm, **said)
+
+
+def test_names_of_no_matrix_do_not_matter():
+    left_out = ["gate", "e_score_correction_bias", "lm_head", "model.layers.0.input_layernorm", "model.norm"]
+    facts = model_facts(LLAMA | stored("fp8", modules_to_not_convert=left_out))
+    assert facts.weight_bytes == model_facts(LLAMA | stored("fp8")).weight_bytes
+
+
 def compressed(*weights: tuple[int, str, str], **others: object) -> dict[str, object]:
     groups = [{"num_bits": bits, "type": kind, "strategy": strategy} for bits, kind, strategy in weights]
     groups = {f"group_{i}": {"targets": ["Linear"], "weights": group} for i, group in enumerate(groups)}
@@ -462,13 +499,13 @@ def test_whole_experts_are_as_many_bytes_as_parts_of_all():
 
 
 def test_layers_are_known_where_the_weights_are_not():
-    unknown = LLAMA | stored("modelopt", quant_algo="NVFP4")
+    unknown = LLAMA | stored("modelopt", quant_algo="W4A8")
     facts = model_facts(unknown, weights=False)
     assert facts.bytes_per_token() == model_facts(LLAMA).bytes_per_token()
     for name in ("weight_bytes", "decode_weight_bytes"):
         with pytest.raises(ModelFactsError, match="llama: how the checkpoint stores"):
             getattr(facts, name)
-    with pytest.raises(ModelFactsError, match="quantization 'modelopt' is not supported"):
+    with pytest.raises(ModelFactsError, match="quant_algo 'W4A8' is not supported"):
         model_facts(unknown)
     # A known text model inside an unknown one.
     kimi = {"model_type": "kimi_k25", "dtype": "bfloat16", "text_config": DEEPSEEK | {"model_type": "kimi_k2"}}

@@ -13,6 +13,7 @@ the fewest blocks. If the capacity of such a model cannot be predicted, the fiel
 
 import json
 import math
+import re
 from argparse import BooleanOptionalAction, Namespace
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -42,7 +43,7 @@ from workflow_scripts.engines.vllm.memory import (
 )
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.layers import Attention, Experts, State
-from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
+from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on, read_config
 from workflow_scripts.physics.stored_weights import KV_CACHE_DTYPE, QUANTIZATION
 
 # What an engine's log may report of its memory, as `workflow_scripts.parse.engine_log` names it.
@@ -208,9 +209,9 @@ def asked_settings(
     entry, sizes = find_model(model), (settings.kv_cache_memory_bytes, settings.num_gpu_blocks_override)
     weights = not any([*sizes, log.get("available_kv_cache_gib")])
     facts = facts_on(entry, gpu, cpu_here(gpu), quantization, weights=weights)
-    stored = read_json(entry.config).get("quantization_config") or {}
+    stored = read_config(entry.config).get("quantization_config") or {}
     named = next((key for key in ("kv_cache_scheme", "kv_cache_quant_algo") if stored.get(key)), None)
-    if named and settings.kv_cache_dtype == "auto":
+    if named and settings.kv_cache_dtype == "auto" and facts.kv_cache_dtype is None:
         raise CapacityError(f"{entry.config}: {named} names the type of the KV cache: give it as --kv-cache-dtype")
     return facts, replace(settings, enable_prefix_caching=settings.caches_prefixes(facts))
 
@@ -220,6 +221,12 @@ def _read_log(path: Path) -> dict[str, Any]:
     if not any(log.get(name) for name in LOG_FACTS):
         raise CapacityError(f"{path}: not what `kvsweep log` prints, with a number of {', '.join(LOG_FACTS)}")
     return log
+
+
+def _possible_by(log: Mapping[str, Any]) -> dict[str, int]:
+    """The length that an engine names as possible, where it refuses a longer one."""
+    length = re.search(r"estimated maximum model length is (\d{1,9})", str(log.get("error")))
+    return {"max_model_len": int(length[1])} if length else {}
 
 
 def _observation(text: str) -> tuple[float, int]:
@@ -286,7 +293,7 @@ def main(args: Namespace) -> None:
 
     devices = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
     title = f"{args.model} on {devices} x {gpu.name}, vLLM {settings.vllm_version}, predicted"
-    fits = {} if terms["feasible"].value or log else fitting_settings(facts, gpu, settings)
+    fits = {} if terms["feasible"].value else fitting_settings(facts, gpu, settings) if not log else _possible_by(log)
     print_capacity(title, terms_by_rank(facts, gpu, settings, log), terms, settings, batch, fits)
     if observed:
         print_terms(observed)

@@ -96,4 +96,6 @@ def _what_fits(limiting: Mapping[str, Term], settings: EngineSettings, batch: Ba
 def _what_would_fit(limiting: Mapping[str, Term], fits: Mapping[str, int]) -> Iterator[str]:
     if not limiting["feasible"].value:
         options = [f"--{name.replace('_', '-')} {value}" for name, value in fits.items()]
-        yield f"It would fit with {listed(options, 'or')}." if options else "No number of such devices makes it fit."
+        if options or "log: " not in limiting["available_kv_cache"].how:
+            none = "No number of such devices makes it fit."
+            yield f"It would fit with {listed(options, 'or')}." if options else none

@@ -380,6 +380,19 @@ def test_blocks_that_are_given_come_before_the_memory_and_a_version_before_that_
     assert report_of(capsys, *REQUIRED, "--from-log", str(log))["settings"]["vllm_version"] == "0.32.0"
 
 
+@pytest.mark.parametrize("error", ["Based on it, the estimated maximum model length is 1280.", "out of memory"])
+def test_where_nothing_fits_the_length_that_the_log_names_is_told(error, tmp_path, capsys):
+    (tmp_path / "log.json").write_text(json.dumps({"available_kv_cache_gib": 0.07, "error": error}))
+    assert (
+        main(["--model", "qwen2-7b", "--gpu", "a100-sxm-80gb", *REQUIRED, "--from-log", str(tmp_path / "log.json")])
+        == 0
+    )
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "It does not fit" in printed
+    assert ("--max-model-len 1280" in printed) == ("1280" in error)
+    assert "No number" not in printed
+
+
 def test_a_log_with_the_memory_needs_no_weights_but_a_structure(tmp_path, capsys):
     (tmp_path / "log.json").write_text(json.dumps({"available_kv_cache_gib": 5.01}))
     logged = ["--from-log", str(tmp_path / "log.json")]
@@ -395,8 +408,10 @@ def test_a_log_with_the_memory_needs_no_weights_but_a_structure(tmp_path, capsys
 
     of_log = report(*logged, quant_method="modelopt")
     assert (of_log["num_blocks"]["value"], "weights" in of_log) == (5863, False)
-    assert "'modelopt' is not" in report(quant_method="modelopt")["unknown"]
+    assert "quant_algo 'None' is not" in report(quant_method="modelopt")["unknown"]
     smaller = {"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    assert report(*logged, **smaller)["num_blocks"]["value"] == 2 * 5863
+    smaller["kv_cache_scheme"] = {"num_bits": 4, "type": "float"}
     assert "--kv-cache-dtype" in report(*logged, **smaller)
     assert report(*logged, "--kv-cache-dtype", "fp8", **smaller)["num_blocks"]["value"] == 2 * 5863
     assert set(report(family="made_up")) == {"source", "model", "gpu", "unknown"}
