@@ -86,7 +86,7 @@ def planned_limits_s():
 def batch_resources(gpu, key, attempt):
     """Resources of a batch's attempt, for the cells that are still to be measured, if there are any."""
     batch = batch_of(gpu, key)
-    left = [one.cell for one in batch.starts if not is_current(*one)]
+    left = [one.cell for one in batch.starts if one in MEASURING.again or not is_current(*one)]
     avoid = [path.name for path in PATHS.wrong_nodes(gpu).glob("[!.]*")]
     tries = Attempt(attempt, SITE.attempts)
     wanted = [CELLS[cell] for cell in left or [one.cell for one in batch.starts]]

@@ -48,7 +48,7 @@ CONFIG_KEYS = (
     "occasions_vary",
     "pick",
 )
-CONFIG_KEYS += ("workload", "host", "image", "partial", "rerun")
+CONFIG_KEYS += ("workload", "host", "image", "partial", "rerun", "tries")
 ENGINE_ENVIRONMENT = f"../envs/{config['engine_environment']}.conda.yaml"
 PARSED = ("starts.parquet", "repeats.parquet", "requests.parquet", "steps.parquet", "trace.parquet")
 
@@ -117,7 +117,7 @@ class Measuring(NamedTuple):
 
     `batches`: those known in advance, by GPU and key, in the order of their rounds. `decided`: the number of the first
     round that is decided while measuring; None if there is none. `of_round` makes the batches of a round. `gpus`: the
-    devices whose cells this call can measure. `left`: cells without a device on this machine, and `why_left` in words.
+    devices whose cells this call can measure. `again`: starts that are tried again, with their outcomes. `left`: cells without a device on this machine, and `why_left` in words.
     `calibrated`: lists of devices that share a calibration job. `on_nodes`: rules that run on a cluster's nodes.
     """
 
@@ -125,6 +125,7 @@ class Measuring(NamedTuple):
     decided: int | None = None
     of_round: Callable | None = None
     gpus: tuple = ()
+    again: dict = {}
     left: dict = {}
     why_left: str = ""
     calibrated: list = []

@@ -23,6 +23,7 @@ from workflow_scripts.cluster.batches import (
 )
 from workflow_scripts.study.definition import session_keys
 from workflow_scripts.study.paths import HERE
+from workflow_scripts.study.reruns import in_words, set_aside, to_rerun
 from workflow_scripts.study.rounds import Round, RoundPlan, ended_starts, forget_plans
 
 # Newer than all results, so that `begin` runs in each call, and all that depends on it.
@@ -56,11 +57,17 @@ def planned_rounds(cells, batches_of):
     if not workflow.is_main_process:
         return {}
     of_round = partial(batches_of, definitions=definitions(), sessions=session_keys(STUDY))
-    found = pending(STUDY, PATHS, ended(), cells, time.time())
+    try:
+        again = to_rerun(ended(), [CELLS[id] for id in cells], PATHS, str(config["rerun"]), int(config["tries"]))
+    except (InputError, ValueError) as e:
+        raise WorkflowError(str(e)) from None
+    final = {cell: {n: end for n, end in of.items() if (cell, n) not in again} for cell, of in ended().items()}
+    found = pending(STUDY, PATHS, final, cells, time.time())
     return {
         "batches": {(batch.gpu, batch.key): batch for one in found.rounds for batch in of_round(one)},
         "decided": found.decided,
         "of_round": of_round,
+        "again": again,
         "gpus": tuple(dict.fromkeys(CELLS[id].gpu for id in cells)),
     }
 
@@ -81,6 +88,8 @@ def tell_what_is_measured():
         raise WorkflowError(MEASURING.why_left)
     if MEASURING.why_left:
         logger.warning(MEASURING.why_left)
+    if MEASURING.again:
+        logger.warning(f"{in_words(MEASURING.again)}.")
     cells = {one.cell for batch in MEASURING.batches.values() for one in batch.starts}
     if repeated := sorted(cell for cell in cells if PATHS.outcome(cell).exists() and 1 not in ended()[cell]):
         logger.warning(
@@ -146,7 +155,8 @@ def needed_by_batch(gpu, key):
 @cache
 def tell(batch):
     """Print what a job would measure."""
-    lines = (f"    {one.cell}, start {one.start}" for one in batch.starts)
+    again = {one: f" ({outcome}, tried again)" for one, outcome in MEASURING.again.items()}
+    lines = (f"    {one.cell}, start {one.start}{again.get(one, '')}" for one in batch.starts)
     logger.info("\n".join([f"Round {batch.round}, batch {batch.key} of {batch.gpu}:", *lines]))
 
 
@@ -170,11 +180,16 @@ def needed_by_list(wildcards):
 onstart:
     # Every call that runs a job runs this hook; the processes inside jobs have none.
     store_configs(STUDY, PATHS)
-    if measures() and any(job.rule.name == "begin" for job in workflow.dag.needrun_jobs()):
+    jobs = list(workflow.dag.needrun_jobs())
+    if measures() and any(job.rule.name == "begin" for job in jobs):
         if MEASURING.decided:
             forget_plans(PATHS, MEASURING.decided)
         for batch in MEASURING.batches.values():
             write_batch(PATHS.batch(batch.gpu, batch.key), batch)
+        keys = {job.wildcards.key for job in jobs if job.rule.name in ("measure_round", "measure_batch")}
+        measured = {one for batch in MEASURING.batches.values() if batch.key in keys for one in batch.starts}
+        for start in measured & MEASURING.again.keys():
+            set_aside(PATHS.start(*start))
 
 
 if STUDY.is_adaptive:

@@ -20,6 +20,7 @@ from pathlib import Path
 from workflow_scripts.cluster.batches import Batch, in_sessions, read_batch, without_outcome
 from workflow_scripts.cluster.site import Attempt
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option
+from workflow_scripts.common.files import last_line
 from workflow_scripts.measure.cell import WRONG_DEVICE
 from workflow_scripts.study.definition import session_keys
 from workflow_scripts.study.outcome import Start
@@ -43,7 +44,9 @@ def measure_batch(study: Study, study_file: Path, paths: StudyPaths, batch: Batc
         done += len(starts)
         for start in without_outcome(starts, study, paths) if status else ():
             failed.append(start)
-            print(f"    no outcome (exit {status}); its log is {paths.log(start.cell, start.start)}", flush=True)
+            log = paths.log(start.cell, start.start)
+            why = f": {last_line(log)}" if log.exists() else ""
+            print(f"    no outcome (exit {status}){why}; its log is {log}", flush=True)
         if status == WRONG_DEVICE and batch.gpu != HERE:
             print("    this node has the wrong device; the other cells wait for another one", flush=True)
             return [*failed, *batch.starts[done:]]

@@ -35,10 +35,13 @@ from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.cluster.site import Attempt, note_wrong_node
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option, positive
 from workflow_scripts.common.files import last_line, read_end, read_json
+from workflow_scripts.common.wording import listed
 from workflow_scripts.device.device_check import WrongDeviceError
 from workflow_scripts.device.device_lock import boot_id, device_lock
 from workflow_scripts.device.host_load import suspension
 from workflow_scripts.engines.engine import SCRATCH
+from workflow_scripts.engines.installation import missing_packages
+from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.calibration_run import CalibrationRun
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.provenance import now_in_utc, provenance_of
@@ -231,6 +234,13 @@ def main(args: Namespace) -> int:
         raise StudyError(f"--start: {len(numbers)} numbers for {len(cells)} cells; allowed: one for each")
     if args.with_logs:
         print_to(paths.log(cells[0].id, numbers[0] or 1))
+    engine = get_engine(cells[0].engine)
+    if not cells[0].environment and (lacking := missing_packages(engine)):
+        print(
+            f"{engine.name} needs {listed(lacking)}, which this environment lacks; nothing was measured",
+            file=sys.stderr,
+        )
+        return 1
     try:
         with ExitStack() as locks:
             # All processes take the locks in one order, so that no two wait for each other.

@@ -16,8 +16,16 @@ Failure = tuple[OutcomeKind, str]  # with its reason
 
 # Causes that a second attempt does not remove: the configuration does not fit the engine or the device.
 _INFEASIBLE_STATUS = ("kv_too_small", "oom", "unsupported_block_size")
-# Exceptions with which an engine refuses its arguments.
-_REFUSALS = ("ValueError", "NotImplementedError", "ValidationError")
+# Exceptions with which an engine refuses its arguments, if it says so in the words of its description.
+_REFUSALS = ("ValueError", "ValidationError")
+# A package that is missing, a file that is not there, a port in use: of the installation or the host, whatever an
+# engine makes of it.
+_OF_INSTALLATION = re.compile(
+    r"(?i)\bNo module named\b|\bpip install\b|\bis not installed\b|\bto be installed\b"
+    r"|\brequires? .{0,40}\bAccelerate\b|\bNo such file or directory\b|\bdoes not appear to have a file\b"
+    r"|\bAddress already in use\b|\bNo space left\b"
+    r"|\bPermission denied\b"
+)
 # Errors that may appear only at first use. Torch: the engine was built without a kernel, or without one for this
 # GPU. Transformers: its paged cache is too small for a whole request.
 _CANNOT = (
@@ -50,15 +58,16 @@ _GONE = ("EngineCore encountered an issue", "died unexpectedly", "Executor faile
 _NOT_INSPECTED, _KILLED = "failed to be inspected", " died with <Signals."
 
 
-def start_failure(error: Exception, log: Path) -> Failure | None:
-    """Classify a failed start, and give the reason in the engine's own words; None as in `run_failure`."""
+def start_failure(error: Exception, log: Path, refusals: Sequence[str] = ()) -> Failure | None:
+    """Classify a failed start, and give the reason in the engine's own words; None as in `run_failure`. `refusals` are
+    those of the engine's description."""
     if isinstance(error, ServerTimeoutError):
         return "timeout", str(error)
     text = decode(log.read_bytes()) if log.exists() else ""
     if _NOT_INSPECTED in f"{error}{text}" and _KILLED in text:
         return None
     status, words = _cause(error, log)
-    refused = status in _INFEASIBLE_STATUS or _name(words) in _REFUSALS or _cannot(words)
+    refused = status in _INFEASIBLE_STATUS or _is_refusal(words, refusals) or _cannot(words)
     return ("infeasible" if refused else "engine_error"), words
 
 
@@ -86,6 +95,14 @@ def request_failures(errors: Sequence[str | None], log: Path) -> Failure:
     if not verdict.error:
         return "engine_error", words
     return ("infeasible" if _cannot(verdict.error) else "engine_error"), f"{words}; the log says: {verdict.error}"
+
+
+def _is_refusal(words: str, refusals: Sequence[str]) -> bool:
+    """Whether the engine refuses its setting, its model or its device with these words."""
+    if _OF_INSTALLATION.search(words):
+        return False
+    said = _name(words) in _REFUSALS and any(re.search(pattern, words) for pattern in refusals)
+    return said or _name(words) == "NotImplementedError"
 
 
 def _cannot(words: str) -> bool:

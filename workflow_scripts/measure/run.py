@@ -27,7 +27,7 @@ from workflow_scripts.device.device_record import Device
 from workflow_scripts.device.host_load import load_by_others
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.engines.engine import SCRATCH, Effective, Engine, EngineSetup, ExpertsTouched, RequestRecord
-from workflow_scripts.engines.registry import make_engine
+from workflow_scripts.engines.registry import get_engine, make_engine
 from workflow_scripts.measure.failures import Failure, request_failures, run_failure, start_failure
 from workflow_scripts.measure.search import search_load
 from workflow_scripts.measure.session import LOOK_S, MEASURED, Job
@@ -141,7 +141,8 @@ class _Session:
                     self.engine = make_engine(job.definition.engine, setup)
                     self.effective = self.engine.start()
             except Exception as e:
-                measured.failed(e, start_failure, log)
+                refusals = get_engine(job.definition.engine).refusals
+                measured.failed(e, partial(start_failure, refusals=refusals), log)
                 return False
             self.log_bytes = since = _size(log)
         else:

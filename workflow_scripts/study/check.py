@@ -7,7 +7,7 @@ tokens that a text can have.
 """
 
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from workflow_scripts.catalog.gpus_and_models import get_model, load_gpus
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.wording import listed, plural
+from workflow_scripts.engines.installation import missing_packages
 from workflow_scripts.engines.knobs import Knobs
-from workflow_scripts.engines.registry import every_knob
+from workflow_scripts.engines.registry import every_knob, get_engine
 from workflow_scripts.physics.model_facts import read_config, vocabulary_and_context
 from workflow_scripts.study.definition import ResolvedModel, resolved_models
 from workflow_scripts.study.gpus_here import unmeasurable
@@ -107,11 +108,26 @@ def _vocabulary(model: ResolvedModel, config: Mapping[str, Any]) -> Vocabulary:
     return Vocabulary(ids, lambda _: ids[:MIN_TOKENS].tolist(), lambda _: ids[:MIN_TOKENS].tolist())
 
 
+def lacking(cells: Iterable[Cell]) -> list[str]:
+    """A note for each engine of which this environment has a part, but not all packages that it needs."""
+    engines = [get_engine(name) for name in dict.fromkeys(cell.engine for cell in cells if not cell.environment)]
+    lacks = {engine: missing_packages(engine) for engine in engines if engine.installed()}
+    return [
+        f"{engine.name} needs {listed(names)}, which is not installed here" for engine, names in lacks.items() if names
+    ]
+
+
 @command("check", option("study", type=Path, help="the study's YAML file"))
 def main(args: Namespace) -> None:
     study = load_study(args.study)
     cells = expand(study)
-    notes = [*without_tokenizer(study), *missing_files(study), *doubts(study, cells), unmeasurable(study, cells)]
+    notes = [
+        *without_tokenizer(study),
+        *missing_files(study),
+        *doubts(study, cells),
+        *lacking(cells),
+        unmeasurable(study, cells),
+    ]
     check_requests(study, cells)
     print(f"{args.study}: {plural(len(cells), 'cell')} on {', '.join(sorted({c.gpu for c in cells}))}")
     for note in filter(None, notes):

@@ -13,7 +13,14 @@ from workflow_scripts.engines.engine import Effective, ExpertsTouched
 from workflow_scripts.workloads.sampling import is_unset
 
 OutcomeKind = Literal["ok", "infeasible", "timeout", "engine_error", "invalid"]
-
+# Outcomes that the next call tries again; the others are results.
+FAILED: tuple[OutcomeKind, ...] = ("engine_error", "timeout", "invalid")
+WHAT_TO_DO: dict[str, str] = {
+    "infeasible": "nothing, it is a result: the engine refuses this setting, model or device",
+    "timeout": "if it needs longer, raise `cell_time_limit_s`; the next call tries it again",
+    "engine_error": "read the log and mend the cause; the next call tries it again",
+    "invalid": "read which check failed; the next call tries it again",
+}
 
 # Passes over the workload in one start of an engine.
 MOST_REPEATS = 1000

@@ -10,6 +10,8 @@ from workflow_scripts.study.grid import Cell
 
 CELL_PATTERN = "{gpu}/{engine}/{model}/{workload}/{knobs}"
 START_FOLDER = "start-"
+# In the folder of a start: those with what earlier attempts left.
+ATTEMPT_FOLDER = "attempt-"
 # In the folder of a start: its record, the log of the measuring command, the folder with the evidence, and the one with
 # the evidence of a start that is being measured, or was killed.
 OUTCOME, MEASURE_LOG, RAW, PARTIAL = "outcome.json", "measure.log", "raw", "raw.partial"

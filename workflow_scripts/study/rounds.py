@@ -28,10 +28,11 @@ class CellStart(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A start that has ended: the round it was measured in, and when it ended (Unix time in seconds)."""
+    """A start that has ended: the round it was measured in, when it ended (Unix time in seconds), and how."""
 
     round: int
     at_s: float
+    outcome: str = "ok"
 
 
 # By cell and number of the start.
@@ -53,7 +54,9 @@ def ended_starts(definitions: Mapping[str, str], paths: StudyPaths) -> dict[str,
     for cell, definition in definitions.items():
         records = {number: outcome_in(path) for number, path in paths.outcomes(cell).items()}
         own = {number: record for number, record in records.items() if record and is_of(record, definition)}
-        ended[cell] = {number: Ended(record.start.round, record.ended_s) for number, record in own.items()}
+        ended[cell] = {
+            number: Ended(record.start.round, record.ended_s, record.outcome) for number, record in own.items()
+        }
     return ended
 
 

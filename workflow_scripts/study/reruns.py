@@ -1,0 +1,118 @@
+"""Starts that are measured again although they have ended: failed ones, or those that a call asks for.
+
+A failure may be one of the installation or of the moment, so the next call tries it again, at most `tries` times with
+the same code, packages and driver. The old record and its evidence stay beside the new ones, in `attempt-N/`.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+
+from workflow_scripts.catalog.environments import load_environments
+from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.common.checkout import CHECKOUT, commit_of
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import sha256_of
+from workflow_scripts.engines.installation import installed_versions, lock_of, lock_sha256, missing_packages
+from workflow_scripts.engines.registry import get_engine
+from workflow_scripts.study.grid import Cell
+from workflow_scripts.study.outcome import FAILED, Outcome, outcome_in
+from workflow_scripts.study.paths import ATTEMPT_FOLDER, MEASURE_LOG, OUTCOME, RAW, StudyPaths
+from workflow_scripts.study.rounds import CellStart, EndedStarts
+
+ONLY_FAILED, NONE, ALL = "failed", "none", "all"
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What a failure may have come from. `versions` and `lock_sha256` are None if this host has no such engine, as
+    where a container measures; `driver` is None on a host without one. What is not known here does not tell
+    installations apart."""
+
+    commit: str | None
+    versions: Mapping[str, str] | None
+    lock_sha256: str | None
+    driver: str | None
+
+    def measured(self, record: Outcome) -> bool:
+        provenance, driver = record.provenance, record.device.get("driver_version")
+        return (
+            provenance.get("git_commit") == self.commit
+            and (self.versions is None or provenance.get("versions") == self.versions)
+            and (self.lock_sha256 is None or provenance.get("lock_sha256") == self.lock_sha256)
+            and (self.driver is None or driver is None or driver == self.driver)
+        )
+
+
+def installation_of(cell: Cell) -> Installation:
+    """The installation that would measure a cell here."""
+    return _installation(cell.engine, cell.environment, load_gpus()[cell.gpu].engine_kind)
+
+
+@cache
+def _installation(engine: str, environment: str, kind: str) -> Installation:
+    commit, _ = commit_of(CHECKOUT)
+    text = _DRIVER.read_text(encoding="utf-8") if kind != "cpu" and _DRIVER.exists() else ""
+    found = re.search(r"\s(\d+\.[\d.]+)\s", text)
+    driver = found[1] if found else None
+    if environment:
+        return Installation(commit, None, sha256_of(load_environments()[environment][kind]), driver)
+    if get_engine(engine).installed() is None or missing_packages(get_engine(engine)):
+        return Installation(commit, None, None, driver)
+    return Installation(commit, installed_versions(), lock_sha256(lock_of(engine)), driver)
+
+
+def attempts(folder: Path) -> list[Path]:
+    """The records of earlier attempts of the start in `folder`, in their order."""
+    found = (path for path in folder.glob(f"{ATTEMPT_FOLDER}*/{OUTCOME}"))
+    return sorted(found, key=lambda path: int(path.parent.name.removeprefix(ATTEMPT_FOLDER)))
+
+
+def is_tried_again(folder: Path, cell: Cell, tries: int) -> bool:
+    """Whether the failed start in `folder` has had fewer than `tries` attempts with the present installation."""
+    records = [record for path in (folder / OUTCOME, *attempts(folder)) if (record := outcome_in(path))]
+    return sum(map(installation_of(cell).measured, records)) < tries
+
+
+def to_rerun(
+    ended: EndedStarts, cells: Iterable[Cell], paths: StudyPaths, rerun: str = ONLY_FAILED, tries: int = 2
+) -> dict[CellStart, str]:
+    """The starts that this call measures again, with their outcomes. `rerun`: `failed`, `none`, `all`, or a pattern of
+    cells (`*` stands for any text). Raises InputError for a pattern that is no cell's."""
+    chosen = [cell for cell in cells if rerun in (ONLY_FAILED, NONE, ALL) or fnmatchcase(cell.id, rerun)]
+    if not chosen and rerun not in (ONLY_FAILED, NONE, ALL):
+        raise InputError(f"--config rerun={rerun}: no cell has such a name; allowed: failed, none, all, or a pattern")
+    found = {}
+    for cell in chosen if rerun != NONE else ():
+        for start, end in ended.get(cell.id, {}).items():
+            if rerun == ONLY_FAILED and end.outcome not in FAILED:
+                continue
+            if rerun != ONLY_FAILED or is_tried_again(paths.start(cell, start), cell, tries):
+                found[CellStart(cell.id, start)] = end.outcome
+    return found
+
+
+def in_words(reruns: Mapping[CellStart, str]) -> str:
+    """How many starts of how many cells are tried again.
+
+    >>> in_words({CellStart("a", 1): "timeout", CellStart("b", 1): "engine_error", CellStart("c", 1): "engine_error"})
+    '3 cells are tried again: engine_error 2, timeout 1'
+    """
+    cells = len({start.cell for start in reruns})
+    kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(Counter(reruns.values()).items()))
+    return f"{cells} {'cell is' if cells == 1 else 'cells are'} tried again: {kinds}"
+
+
+def set_aside(folder: Path) -> None:
+    """Move the record, the evidence and the log of the start in `folder` into its next `attempt-N/`. The record is
+    last: if this is interrupted, the start still counts as ended, and the next call completes the move."""
+    target = folder / f"{ATTEMPT_FOLDER}{len(attempts(folder)) + 1}"
+    target.mkdir(exist_ok=True)
+    for name in (RAW, MEASURE_LOG, OUTCOME):
+        if (folder / name).exists() and not (target / name).exists():
+            (folder / name).replace(target / name)
