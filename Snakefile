@@ -31,8 +31,6 @@ if MEASURING.left:
             PATHS.report,
         log:
             PATHS.root / "logs/all.log",
-        conda:
-            "envs/cpu.conda.yaml"
         params:
             why=MEASURING.why_left,
         shell:
@@ -64,8 +62,6 @@ rule status:
     """Print the outcome of every cell: counts, and the reason and log of each cell that is not ok."""
     log:
         PATHS.root / "logs/status.log",
-    conda:
-        "envs/cpu.conda.yaml"
     shell:
         'python -m workflow_scripts status --study "$STUDY" --results "$RESULTS" 2> {log:q}'
 
@@ -75,8 +71,6 @@ rule compare:
     `fail_if_worse=1` fail only if something became worse than in them."""
     log:
         PATHS.root / "logs/compare.log",
-    conda:
-        "envs/cpu.conda.yaml"
     params:
         against=lambda wildcards: other_runs("against"),
         now=PATHS.root,
@@ -98,8 +92,6 @@ rule archive_study:
         PATHS.root / f"{STUDY.name}.zip",
     log:
         PATHS.root / "logs/archive_study.log",
-    conda:
-        "envs/cpu.conda.yaml"
     shell:
         'python -m workflow_scripts archive --study "$STUDY" --results "$RESULTS" --out {output:q} > {log:q} 2>&1'
 

@@ -14,8 +14,6 @@ rule tables:
         csv=[table(name).with_suffix(".csv") for name in TABLES],
     log:
         PATHS.root / "logs/tables.log",
-    conda:
-        "../envs/cpu.conda.yaml"
     params:
         settings=SETTINGS,
         at=now_if_unfinished,
@@ -32,8 +30,6 @@ rule digest:
         PATHS.digest,
     log:
         PATHS.root / "logs/digest.log",
-    conda:
-        "../envs/cpu.conda.yaml"
     params:
         settings=SETTINGS,
         tables=PATHS.tables,

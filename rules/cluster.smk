@@ -103,8 +103,6 @@ rule measure_batch:
         PATHS.root / "logs/measure_batch/{gpu}/{key}.log",
     # The processes inside a job read this too; they would try again on the same node with the same limit.
     retries: SITE.attempts - 1 if workflow.is_main_process else 0
-    conda:
-        ENGINE_ENVIRONMENT
     resources:
         **{name: batch_resource(name) for name in (*BATCH_RESOURCES, *QUEUE_RESOURCES)},
         attempt=lambda wildcards, attempt: attempt,

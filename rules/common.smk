@@ -40,7 +40,6 @@ HOME = Path() if Path.cwd() == CHECKOUT else CHECKOUT
 CONFIG_KEYS = (
     "study",
     "results",
-    "engine_environment",
     "site",
     "runs",
     "against",
@@ -49,7 +48,6 @@ CONFIG_KEYS = (
     "pick",
 )
 CONFIG_KEYS += ("workload", "host", "image", "partial", "rerun", "tries")
-ENGINE_ENVIRONMENT = f"../envs/{config['engine_environment']}.conda.yaml"
 PARSED = ("starts.parquet", "repeats.parquet", "requests.parquet", "steps.parquet", "trace.parquet")
 
 try:
@@ -76,8 +74,7 @@ COMMAND_ENVIRONMENT = [f"STUDY={quote(str(STUDY_FILE))}", f"RESULTS={quote(str(P
 # A file yaml.py in the working folder is no module of a command.
 COMMAND_ENVIRONMENT += ["PYTHONSAFEPATH=1"]
 COMMAND_ENVIRONMENT += [f"PYTHONPATH={quote(str(CHECKOUT))}${{{{PYTHONPATH:+:$PYTHONPATH}}}}"]
-if not workflow.deployment_settings.deployment_method:
-    COMMAND_ENVIRONMENT += [f"PATH={quote(str(Path(sys.executable).parent))}:$PATH"]
+COMMAND_ENVIRONMENT += [f"PATH={quote(str(Path(sys.executable).parent))}:$PATH"]
 shell.prefix(f"set -euo pipefail; export {' '.join(COMMAND_ENVIRONMENT)}; ")
 
 # Set by the slurm profile; then cells are measured in batches (rules/cluster.smk).

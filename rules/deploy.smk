@@ -22,8 +22,6 @@ rule promise:
         PATHS.deploy / "promise.json",
     log:
         PATHS.root / "logs/promise.log",
-    conda:
-        "../envs/cpu.conda.yaml"
     params:
         tables=PATHS.tables,
         pick=config.get("pick", ""),
@@ -62,8 +60,6 @@ rule export:
         ),
     log:
         PATHS.root / "logs/export.log",
-    conda:
-        "../envs/cpu.conda.yaml"
     params:
         folder=PATHS.deploy,
         flags=[f"--{name}={config[name]}" for name in ("host", "image") if name in config],

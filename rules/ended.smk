@@ -23,8 +23,6 @@ rule begin:
         PATHS.begun,
     log:
         PATHS.root / "logs/begin.log",
-    conda:
-        "../envs/cpu.conda.yaml"
     shell:
         "touch {output:q} 2> {log:q}"
 
@@ -41,8 +39,6 @@ if PENDING | CHANGED:
             PATHS.root / "logs/ended_cells/{gpu}.log",
         wildcard_constraints:
             gpu=one_of(PENDING | CHANGED),
-        conda:
-            "../envs/cpu.conda.yaml"
         params:
             batches=lambda wildcards, input: [Path(one).with_suffix(".json") for one in input if one.endswith(".done")],
         shell:

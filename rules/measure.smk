@@ -41,8 +41,6 @@ rule measure_round:
         touch(marker(HERE, "{key}")),
     log:
         PATHS.root / "logs/measure_round/{key}.log",
-    conda:
-        ENGINE_ENVIRONMENT
     # All cores of a local run, because nothing else may load the machine while a cell is timed.
     threads: workflow.resource_settings.cores or 1
     resources:
@@ -68,8 +66,6 @@ rule measure:
         update(PATHS.outcome(CELL_PATTERN)),
     log:
         PATHS.cell(CELL_PATTERN) / "measure.log",
-    conda:
-        ENGINE_ENVIRONMENT
     threads: workflow.resource_settings.cores or 1
     resources:
         host_device=1,

@@ -12,8 +12,6 @@ if RUNS:
             PATHS.imported,
         log:
             PATHS.root / "logs/read_imported.log",
-        conda:
-            "../envs/cpu.conda.yaml"
         shell:
             "python -m workflow_scripts read-imported --runs {input.runs:q} --out {output:q} > {log:q} 2>&1"
 
@@ -27,8 +25,6 @@ rule parse:
         [update(PATHS.parsed("{gpu}") / name) for name in PARSED],
     log:
         PATHS.root / "logs/parse/{gpu}.log",
-    conda:
-        "../envs/cpu.conda.yaml"
     threads: workflow.resource_settings.cores or 1
     params:
         cells=PATHS.root / "cells",

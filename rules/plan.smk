@@ -17,8 +17,6 @@ rule predict_cells:
         PATHS.capacity,
     log:
         PATHS.root / "logs/predict_cells.log",
-    conda:
-        "../envs/cpu.conda.yaml"
     threads: workflow.resource_settings.cores or 1
     params:
         settings=SETTINGS,
@@ -38,7 +36,5 @@ rule plan:
         rules.predict_cells.output,
     log:
         PATHS.root / "logs/plan.log",
-    conda:
-        "../envs/cpu.conda.yaml"
     shell:
         'python -m workflow_scripts plan --study "$STUDY" --results "$RESULTS" --written 2> {log:q}'

@@ -11,8 +11,6 @@ rule prepare_model:
         manifest=PATHS.model("{model}", "{key}") / "model_manifest.json",
     log:
         PATHS.root / "logs/prepare_model/{model}-{key}.log",
-    conda:
-        "../envs/cpu.conda.yaml"
     resources:
         **MEASURING.prepare_resources,
     params:
@@ -37,8 +35,6 @@ rule prepare_workload:
         manifest=PATHS.workload("{model}", "{workload}", "{prompts}-{key}").with_name("workload.json"),
     log:
         PATHS.root / "logs/prepare_workload/{model}/{workload}/{prompts}-{key}.log",
-    conda:
-        "../envs/cpu.conda.yaml"
     resources:
         **MEASURING.prepare_resources,
     params:
@@ -67,8 +63,6 @@ rule install_environment:
         PATHS.root / "logs/install_environment/{environment}-{kind}.log",
     wildcard_constraints:
         kind="cpu|cuda",
-    conda:
-        "../envs/cpu.conda.yaml"
     resources:
         **MEASURING.prepare_resources,
     shell:
@@ -89,8 +83,6 @@ rule fetch_sharegpt:
     """Fetch the ShareGPT file of the study and check its checksum; no other target runs this."""
     log:
         PATHS.root / "logs/fetch_sharegpt.log",
-    conda:
-        "../envs/cpu.conda.yaml"
     shell:
         'python -m workflow_scripts fetch-sharegpt --study "$STUDY" 2> >(tee {log:q} >&2)'
 
@@ -99,8 +91,6 @@ rule check_study:
     """Check whether the installed engines accept the study's settings; needs no GPU; no other target runs this."""
     log:
         PATHS.root / "logs/check_study.log",
-    conda:
-        ENGINE_ENVIRONMENT
     shell:
         'python -m workflow_scripts check-engines --study "$STUDY" 2> >(tee {log:q} >&2)'
 
@@ -111,8 +101,6 @@ rule prepare_device:
         PATHS.device("{gpu}"),
     log:
         PATHS.root / "logs/prepare_device/{gpu}.log",
-    conda:
-        ENGINE_ENVIRONMENT
     threads: workflow.resource_settings.cores or 1
     resources:
         host_device=1,
@@ -139,8 +127,6 @@ rule calibrate_devices:
         touch(PATHS.calibrated("{gpus}")),
     log:
         PATHS.root / "logs/calibrate_devices/{gpus}.log",
-    conda:
-        ENGINE_ENVIRONMENT
     # All cores of a local run, because nothing else may load the machine while steps are timed.
     threads: 1 if CELLS_PER_JOB else workflow.resource_settings.cores or 1
     resources:

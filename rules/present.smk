@@ -18,8 +18,6 @@ rule figures:
         ),
     log:
         PATHS.root / "logs/figures.log",
-    conda:
-        "../envs/cpu.conda.yaml"
     params:
         settings=SETTINGS,
         tables=PATHS.tables,
@@ -46,8 +44,6 @@ rule report:
         PATHS.report,
     log:
         PATHS.root / "logs/report.log",
-    conda:
-        "../envs/cpu.conda.yaml"
     params:
         settings=SETTINGS,
         tables=PATHS.tables,

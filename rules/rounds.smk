@@ -205,8 +205,6 @@ if STUDY.is_adaptive:
             PATHS.root / "logs/next_round/{round}.log",
         wildcard_constraints:
             round="[0-9]+",
-        conda:
-            "../envs/cpu.conda.yaml"
         threads: workflow.resource_settings.cores or 1
         params:
             gpus=lambda wildcards: MEASURING.gpus,
