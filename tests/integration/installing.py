@@ -3,6 +3,9 @@
 import os
 import subprocess
 import sys
+import sysconfig
+import venv
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.integration.conftest import CHECKOUT
@@ -24,3 +27,25 @@ def uv(*words: str | Path, cwd: Path = CHECKOUT, **changed: str) -> str:
         settings[key.rpartition(".")[2]] = value.strip("'")
     index = {"UV_DEFAULT_INDEX": settings["index-url"]} if "index-url" in settings else {}
     return run(Path(sys.executable).with_name("uv"), *words, cwd=cwd, **index, **changed)
+
+
+class Environment:
+    """A copy of this environment, of links, in which a package is missing until it is installed."""
+
+    def __init__(self, folder: Path, package: str) -> None:
+        self._from, self._package = Path(sysconfig.get_path("purelib")), package
+        venv.create(folder, symlinks=True)
+        self.python = folder / "bin/python"
+        self._site = folder / self._from.relative_to(sys.prefix)
+        self._link(lambda name: not name.startswith(package))
+        for script in Path(sys.prefix, "bin").iterdir():
+            if not (folder / "bin" / script.name).exists():
+                (folder / "bin" / script.name).symlink_to(script)
+
+    def install(self) -> None:
+        self._link(lambda name: name.startswith(self._package))
+
+    def _link(self, is_wanted: Callable[[str], bool]) -> None:
+        for entry in self._from.iterdir():
+            if is_wanted(entry.name) and not (self._site / entry.name).exists():
+                (self._site / entry.name).symlink_to(entry)

@@ -31,7 +31,7 @@ class LabCheckout:
     """A copy of the working tree, whose catalogue knows the lab's devices, with a site file for the lab."""
 
     def __init__(self, root: Path, lab: SlurmLab, results: str | None = None) -> None:
-        self.root, self.lab = root, lab
+        self.root, self.lab, self.python = root, lab, Path(sys.executable)
         self.study = root / (results or "results") / "lab"
         self.config = ["study=lab.yaml", *([f"results={results}"] if results else [])]
         listed = subprocess.run(
@@ -65,7 +65,7 @@ class LabCheckout:
             {
                 **{"name": f"sweep-{number}", "model": "tiny-llama-57m", "engine": "hf-static"},
                 **sweep,
-                "knobs": {**knobs[sweep.get("engine", "hf-static")], **sweep.get("knobs", {})},
+                "knobs": {**knobs.get(sweep.get("engine", "hf-static"), {}), **sweep.get("knobs", {})},
             }
             for number, sweep in enumerate(sweeps)
         ]
@@ -77,7 +77,7 @@ class LabCheckout:
     def command(self, *arguments: str) -> list[str]:
         """`snakemake --profile slurm` on the study; status checks are more frequent than on a shared cluster."""
         return [
-            *(sys.executable, "-m", "tests.integration.often_asking", "--profile", "slurm"),
+            *(str(self.python), "-m", "tests.integration.often_asking", "--profile", "slurm"),
             *("--config", "site=config/lab_site.yaml", *self.config),
             *("--slurm-init-seconds-before-status-checks", "2", "--latency-wait", "10"),
             *arguments,
@@ -112,7 +112,7 @@ def planned_cells(checkout: LabCheckout, said: str = "") -> set[str]:
     """Cells of the batches that a dry run shows; it says this."""
     printed = checkout.snakemake("--dry-run").stdout
     assert said in printed
-    return set(re.findall(r"^    (\S+), start \d+$", printed, re.MULTILINE))
+    return set(re.findall(r"^    (\S+), start \d+(?: \(.*\))?$", printed, re.MULTILINE))
 
 
 def known_jobs(lab: SlurmLab) -> set[str]:

@@ -3,40 +3,17 @@
 import re
 import subprocess
 import sys
-import sysconfig
-import venv
 from pathlib import Path
 
 import pytest
 
 from tests.integration.conftest import CHECKOUT, snakemake_command
+from tests.integration.installing import Environment
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
 
 STATIC = "cpu-all/hf-static/tiny-llama-57m/short/static-batch2-cachedynamic"
 ECHO = "cpu-all/echo/tiny-llama-57m/short/atonce2"
-
-
-class Environment:
-    """A copy of this environment, of links, in which a package is missing until it is installed."""
-
-    def __init__(self, folder: Path, package: str) -> None:
-        self._from, self._package = Path(sysconfig.get_path("purelib")), package
-        venv.create(folder, symlinks=True)
-        self.python = folder / "bin/python"
-        self._site = folder / self._from.relative_to(sys.prefix)
-        self._link(lambda name: not name.startswith(package))
-        for script in Path(sys.prefix, "bin").iterdir():
-            if not (folder / "bin" / script.name).exists():
-                (folder / "bin" / script.name).symlink_to(script)
-
-    def install(self) -> None:
-        self._link(lambda name: name.startswith(self._package))
-
-    def _link(self, is_wanted) -> None:
-        for entry in self._from.iterdir():
-            if is_wanted(entry.name) and not (self._site / entry.name).exists():
-                (self._site / entry.name).symlink_to(entry)
 
 
 @pytest.fixture

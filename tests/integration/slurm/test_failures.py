@@ -161,7 +161,7 @@ def test_a_hang_slurms_time_limit_a_full_disk_and_killed_processes_cost_no_other
         assert checkout.outcome(measured).outcome == "ok", checkout.outcome(measured).reason
         assert sorted(p.name for p in checkout.folder(measured).iterdir()) == ["measure.log", "outcome.json", "raw"]
     assert engines(lab) == {}
-    assert planned_cells(checkout) == {full}
+    assert planned_cells(checkout) == {full, hung}
     # Each cell that has no values is named, with its reason in one line and its log.
     lines = [line.strip() for line in status.splitlines()]
     for state, reason, log in (
