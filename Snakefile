@@ -12,7 +12,8 @@ configfile: str(own_or_of_checkout("config/config.yaml"))
 
 include: "rules/common.smk"
 include: "rules/rounds.smk"
-include: "rules/cluster.smk" if CELLS_PER_JOB else "rules/measure.smk"
+include: "rules/cluster.smk" if CELLS_PER_JOB else "rules/machine.smk"
+include: "rules/measure.smk"
 include: "rules/ended.smk"
 include: "rules/prepare.smk"
 include: "rules/plan.smk"
@@ -22,27 +23,25 @@ include: "rules/present.smk"
 include: "rules/deploy.smk"
 
 
-if MEASURING.left:
+rule all:
+    """Measure every cell of the study and draw its report."""
+    default_target: True
+    input:
+        PATHS.root / "left_out.txt" if MEASURING.left else PATHS.report,
 
-    rule all:
-        """Draw the report of the study, then fail, because cells were left out."""
-        default_target: True
-        input:
-            PATHS.report,
-        log:
-            PATHS.root / "logs/all.log",
-        params:
-            why=MEASURING.why_left,
-        shell:
-            "echo {params.why:q} > {log:q}; exit 1"
 
-else:
-
-    rule all:
-        """Measure every cell of the study and draw its report."""
-        default_target: True
-        input:
-            PATHS.report,
+rule left_out:
+    """Say which cells this machine cannot measure, and fail; `all` needs it after the report, if there are any."""
+    input:
+        PATHS.report,
+    output:
+        PATHS.root / "left_out.txt",
+    log:
+        PATHS.root / "logs/left_out.log",
+    params:
+        why=MEASURING.why_left,
+    shell:
+        "echo {params.why:q} > {log:q}; exit 1"
 
 
 rule partial_report:

@@ -43,30 +43,6 @@ def calibration_resource(name):
     return resource
 
 
-prepares_on_nodes = SITE.prepare != "login"
-fits = bool(set(GPUS) & set(SITE.gpus))
-MEASURING = Measuring(
-    **planned_rounds(
-        [id for id, cell in CELLS.items() if cell.gpu in SITE.gpus],
-        partial(batches_of_cluster, cells=CELLS, size=CELLS_PER_JOB),
-    ),
-    left={} if fits else CELLS,
-    why_left="" if fits else f"study {STUDY.name!r} is for {', '.join(GPUS)}; {what_fits(SITE, config['site'])}",
-    calibrated=[
-        [gpu] for gpu in dict.fromkeys(wanted.cell.gpu for wanted in CALIBRATIONS.values()) if gpu in SITE.gpus
-    ],
-    calibrate_resources={name: calibration_resource(name) for name in (*BATCH_RESOURCES, *QUEUE_RESOURCES)},
-    prepare_resources=queue_resources(SITE.queue_to_prepare()) if prepares_on_nodes else {},
-    setup="\n".join(["set +u", *SITE.setup, "set -u"]),
-    launcher=SITE.launcher,
-    on_nodes=(
-        "measure_batch",
-        "calibrate_devices",
-        *(("prepare_model", "prepare_workload", "install_environment") if prepares_on_nodes else ()),
-    ),
-)
-
-
 def batch_resource(name):
     """A resource of a batch's job as a function, as Snakemake expects it; None if the site does not set it."""
 
@@ -93,30 +69,28 @@ def batch_resources(gpu, key, attempt):
     return job_resources(wanted, SITE, STUDY.cell_time_limit_s, tries, avoid, planned_limits_s())
 
 
-rule measure_batch:
-    """Measure some cells in one allocation; a cell that fails stops no other, and every outcome is kept."""
-    input:
-        lambda wildcards: needed_by_batch(wildcards.gpu, wildcards.key),
-    output:
-        touch(marker("{gpu}", "{key}")),
-    log:
-        PATHS.root / "logs/measure_batch/{gpu}/{key}.log",
-    # The processes inside a job read this too; they would try again on the same node with the same limit.
-    retries: SITE.attempts - 1 if workflow.is_main_process else 0
-    resources:
-        **{name: batch_resource(name) for name in (*BATCH_RESOURCES, *QUEUE_RESOURCES)},
-        attempt=lambda wildcards, attempt: attempt,
-    params:
-        batch=str(PATHS.batch("{gpu}", "{key}")),
-        setup=MEASURING.setup,
-        launcher=MEASURING.launcher,
-        attempts=SITE.attempts,
-    shell:
-        "exec > {log:q} 2>&1\n"
-        "{params.setup}\n"
-        "{params.launcher} python -m workflow_scripts measure-batch"
-        ' --study "$STUDY"'
-        ' --results "$RESULTS"'
-        " --batch {params.batch:q}"
-        " --attempt {resources.attempt}"
-        " --attempts {params.attempts}"
+prepares_on_nodes = SITE.prepare != "login"
+fits = bool(set(GPUS) & set(SITE.gpus))
+MEASURING = Measuring(
+    **planned_rounds(
+        [id for id, cell in CELLS.items() if cell.gpu in SITE.gpus],
+        partial(batches_of_cluster, cells=CELLS, size=CELLS_PER_JOB),
+    ),
+    left={} if fits else CELLS,
+    why_left="" if fits else f"study {STUDY.name!r} is for {', '.join(GPUS)}; {what_fits(SITE, config['site'])}",
+    calibrated=[
+        [gpu] for gpu in dict.fromkeys(wanted.cell.gpu for wanted in CALIBRATIONS.values()) if gpu in SITE.gpus
+    ],
+    calibrate_resources={name: calibration_resource(name) for name in (*BATCH_RESOURCES, *QUEUE_RESOURCES)},
+    prepare_resources=queue_resources(SITE.queue_to_prepare()) if prepares_on_nodes else {},
+    setup="\n".join(["set +u", *SITE.setup, "set -u"]),
+    launcher=SITE.launcher,
+    attempts=SITE.attempts,
+    threads=1,
+    resources={name: batch_resource(name) for name in (*BATCH_RESOURCES, *QUEUE_RESOURCES)},
+    on_nodes=(
+        "measure",
+        "calibrate_devices",
+        *(("prepare_model", "prepare_workload", "install_environment") if prepares_on_nodes else ()),
+    ),
+)

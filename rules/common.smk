@@ -110,7 +110,7 @@ def measures():
 
 
 class Measuring(NamedTuple):
-    """What and where this call measures, as rules/measure.smk or rules/cluster.smk define it.
+    """What and where this call measures, as rules/machine.smk or rules/cluster.smk define it.
 
     `batches`: those known in advance, by GPU and key, in the order of their rounds. `decided`: the number of the first
     round that is decided while measuring; None if there is none. `of_round` makes the batches of a round. `gpus`: the
@@ -126,10 +126,13 @@ class Measuring(NamedTuple):
     left: dict = {}
     why_left: str = ""
     calibrated: list = []
-    calibrate_resources: dict = {"host_device": 1}
+    resources: dict = {}
+    calibrate_resources: dict = {}
     prepare_resources: dict = {}
     setup: str = ""
     launcher: str = ""
+    attempts: int = 1
+    threads: int = workflow.resource_settings.cores or 1
     on_nodes: tuple = ()
 
 

@@ -128,9 +128,10 @@ rule calibrate_devices:
     log:
         PATHS.root / "logs/calibrate_devices/{gpus}.log",
     # All cores of a local run, because nothing else may load the machine while steps are timed.
-    threads: 1 if CELLS_PER_JOB else workflow.resource_settings.cores or 1
+    threads: MEASURING.threads
     resources:
         **MEASURING.calibrate_resources,
+        host_device=1,
     params:
         setup=MEASURING.setup,
         launcher=MEASURING.launcher,

@@ -186,7 +186,7 @@ onstart:
             forget_plans(PATHS, MEASURING.decided)
         for batch in MEASURING.batches.values():
             write_batch(PATHS.batch(batch.gpu, batch.key), batch)
-        keys = {job.wildcards.key for job in jobs if job.rule.name in ("measure_round", "measure_batch")}
+        keys = {job.wildcards.key for job in jobs if job.rule.name == "measure"}
         measured = {one for batch in MEASURING.batches.values() if batch.key in keys for one in batch.starts}
         for start in measured & MEASURING.again.keys():
             set_aside(PATHS.start(*start))

@@ -131,7 +131,7 @@ class Cluster(Campaign):
 
     def _jobs(self) -> list[dict[str, str]]:
         with suppress(AssertionError, subprocess.TimeoutExpired):
-            return [job for job in self.lab.jobs() if "measure_batch" in job["Comment"]]
+            return [job for job in self.lab.jobs() if "rule_measure_" in job["Comment"]]
         return []
 
     def nurse(self) -> None:

@@ -557,7 +557,7 @@ def test_a_second_call_and_a_dry_run_beside_a_running_one_change_no_file(tmp_pat
     sweep = {"name": "static", "gpu": "cpu-all", "engine": "hf-static", "model": "tiny-llama-57m", "workload": "short"}
     starts = {"at_least": 2, "at_most": 3}
     study = write_study(tmp_path, sweeps=[sweep | {"knobs": {"batch_size": [2, 4]}}], starts=starts)
-    command = [word for word in snakemake_command(study, results, "--until=measure_round") if word != "--nolock"]
+    command = [word for word in snakemake_command(study, results, "--until=measure") if word != "--nolock"]
     # The test holds the device meanwhile, so that no cell is measured.
     with device_lock(load_gpus()["cpu-all"]):
         with (tmp_path / "first.log").open("w") as log:

@@ -40,11 +40,11 @@ def test_each_cell_runs_on_a_node_of_its_gpu_and_the_report_is_drawn(checkout, l
     done = checkout.snakemake(*RATES)
     assert done.returncode == 0, done.stderr
     jobs = {job["JobId"]: job for job in lab.jobs()}
-    measured = [job for job in jobs.values() if "measure_batch" in job["Comment"]]
+    measured = [job for job in jobs.values() if "rule_measure_" in job["Comment"]]
     assert len(measured) == len(GPU_TYPES)
     # Parsing and tables are made where Snakemake runs.
     on_nodes = {re.sub("(^rule_|_wildcards_.*)", "", job["Comment"]) for job in jobs.values()}
-    assert on_nodes == {"prepare_model", "prepare_workload", "measure_batch"}
+    assert on_nodes == {"prepare_model", "prepare_workload", "measure"}
     for gpu in GPU_TYPES:
         outcome = checkout.outcome(cell(f"lab-{gpu}"))
         assert outcome.outcome == "ok", outcome.reason
@@ -77,7 +77,7 @@ def test_without_a_study_the_profile_stops_and_names_a_command_that_works(checko
     (named,) = re.findall(r"Type: (snakemake --profile slurm --configfile \S+)", stopped.stderr)
     planned = typed(f"{named} --dry-run")
     assert planned.returncode == 0, planned.stderr
-    assert "measure_batch" in planned.stdout
+    assert "rule measure:" in planned.stdout
 
 
 def test_a_second_call_has_nothing_to_do_and_a_new_setting_is_all_that_a_third_would_measure(checkout):
@@ -91,7 +91,7 @@ def test_a_second_call_has_nothing_to_do_and_a_new_setting_is_all_that_a_third_w
     assert re.search(r"^total +0$", planned.stdout + planned.stderr, re.MULTILINE), planned.stderr
     run = checkout.root / "workflow_scripts/measure/run.py"
     run.write_text(run.read_text() + "\n# A comment.\n")
-    assert "measure_batch" not in checkout.snakemake("--dry-run").stdout
+    assert "rule measure:" not in checkout.snakemake("--dry-run").stdout
     checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES], "knobs": {"batch_size": [4, 3]}}])
     assert planned_cells(checkout) == {cell(f"lab-{gpu}", batch=3) for gpu in GPU_TYPES}
 
@@ -221,7 +221,7 @@ def test_an_environment_is_installed_once_and_a_broken_one_ends_only_its_own_cel
     gpus = ["lab-l40s", "lab-h100"]
     checkout.write_study([{"gpu": gpus, "environment": [OLD, BROKEN]}])
     known = known_jobs(lab)
-    done = checkout.snakemake("--until", "measure_batch")
+    done = checkout.snakemake("--until", "measure")
     assert done.returncode == 0, done.stderr
     installed = [job for job in lab.jobs() if job["JobId"] not in known and "install_environment" in job["Comment"]]
     assert [job["Partition"] for job in installed] == ["gpu-l40s"] * 2
@@ -243,13 +243,13 @@ def test_a_cell_that_lacked_a_package_is_measured_once_it_is_installed_and_no_ot
         echoing = {"gpu": "lab-a100", "engine": "echo", "knobs": {"at_once": 2}}
         checkout.write_study([{"gpu": "lab-h100", "knobs": {"batch_size": 8}}, echoing])
         lacks, echo = cell("lab-h100", batch=8), "lab-a100/echo/tiny-llama-57m/short/atonce2"
-        stopped = checkout.snakemake("--until", "measure_batch")
+        stopped = checkout.snakemake("--until", "measure")
         assert stopped.returncode == 1
         assert "hf-static needs accelerate" in stopped.stdout + stopped.stderr
         assert not (checkout.folder(lacks) / "outcome.json").exists()
         ended_at = checkout.outcome(echo).provenance["ended_at"]
         lacking.install()
-        done = checkout.snakemake("--until", "measure_batch")
+        done = checkout.snakemake("--until", "measure")
         assert done.returncode == 0, done.stderr
         assert checkout.outcome(lacks).outcome == "ok", checkout.outcome(lacks).reason
         assert checkout.outcome(echo).provenance["ended_at"] == ended_at

@@ -38,7 +38,7 @@ def measuring(checkout: LabCheckout, cell_id: str) -> bool:
 def jobs_of(lab: SlurmLab, gpu: str, known: set[str]) -> list[dict[str, str]]:
     """Measuring jobs of a GPU that are not `known`, in the order of their submission; not those of another user."""
     own = [job for job in lab.jobs() if job["UserId"].startswith("root(")]
-    jobs = [job for job in own if f"measure_batch_wildcards_{gpu}_" in job["Comment"]]
+    jobs = [job for job in own if f"measure_wildcards_{gpu}_" in job["Comment"]]
     return sorted((job for job in jobs if job["JobId"] not in known), key=lambda job: int(job["JobId"]))
 
 
@@ -126,7 +126,7 @@ def test_a_hang_slurms_time_limit_a_full_disk_and_killed_processes_cost_no_other
         with FileLock(lock, mode=0o666):
             # The test holds the device meanwhile, so that no cell is done too early.
             with device_lock(load_gpus()["cpu-all"]):
-                snakemake = checkout.start("--until", "measure_batch")
+                snakemake = checkout.start("--until", "measure")
                 wait_for(lambda: "waiting: another" in said_by(checkout, held), 300, "a cell that waits")
                 lab.client("scontrol", "update", f"JobId={job('h100')['JobId']}", "TimeLimit=1")
                 wait_for(lambda: measuring(checkout, killed), 300, "the cell to be killed")
@@ -182,7 +182,7 @@ def test_a_partial_report_is_drawn_from_what_there_is_and_again_from_its_archive
     """As the test before left it: three cells measured, one that hung, one missing."""
     done = checkout.snakemake("partial_report")
     assert done.returncode == 0, done.stderr
-    assert "measure_batch" not in done.stderr
+    assert "rule measure:" not in done.stderr
     with (checkout.study / "tables/cells.csv").open() as lines:
         outcomes = {row["cell_id"]: row["outcome"] for row in csv.DictReader(lines)}
     assert outcomes == {
@@ -234,7 +234,7 @@ def test_killed_jobs_lost_nodes_and_a_restarted_controller_lose_and_double_nothi
     try:
         # The test holds the device meanwhile, so that no cell is done too early.
         with device_lock(load_gpus()["cpu-all"]):
-            snakemake = checkout.start("--until", "measure_batch")
+            snakemake = checkout.start("--until", "measure")
             wait_for(lambda: all(measuring(checkout, c) for c in cells.values()), 180, "four running cells")
             lab.restart_controller()
         wait_for(lambda: bool(engines(lab)), 120, "an engine")
@@ -279,16 +279,16 @@ def test_what_runs_when_snakemake_is_killed_is_measured_once_and_taken_over(chec
     try:
         # The test holds the device meanwhile, so that no cell is done too early.
         with device_lock(load_gpus()["cpu-all"]):
-            started.append(first := checkout.start("--until", "measure_batch"))
+            started.append(first := checkout.start("--until", "measure"))
             wait_for(lambda: measuring(checkout, target), 180, "the cell")
-            beside = checkout.snakemake("--until", "measure_batch")
+            beside = checkout.snakemake("--until", "measure")
             assert beside.returncode != 0
             assert "cannot be locked" in beside.stderr + beside.stdout
             first.kill()
             first.wait()
             assert checkout.snakemake("--unlock").returncode == 0
             # The job of the first goes on; that of the second waits for the cell.
-            started.append(second := checkout.start("--until", "measure_batch"))
+            started.append(second := checkout.start("--until", "measure"))
             wait_for(lambda: len(jobs_of(lab, "lab-l40s", known)) == 2, 120, "a job of the second")
             second.terminate()
         second.wait(timeout=300)
@@ -342,10 +342,10 @@ def test_a_cell_on_the_wrong_gpu_counts_nothing_and_is_sent_to_another_node(chec
     for gpu in ("h200", "h100-sxm"):  # as another user might name a node
         write_text(checkout.study / f"wrong_nodes/{gpu}/$(touch executed)", "")
     known = known_jobs(lab)
-    done = checkout.snakemake("--until", "measure_batch", "--slurm-array-jobs", "measure_batch")
+    done = checkout.snakemake("--until", "measure", "--slurm-array-jobs", "measure")
     assert done.returncode == 0, done.stderr
     jobs = sorted((j for j in lab.jobs() if j["JobId"] not in known), key=lambda job: int(job["JobId"]))
-    measured = [job for job in jobs if "measure_batch" in job["Comment"]]
+    measured = [job for job in jobs if "rule_measure_" in job["Comment"]]
     *trapped, alone = measured
     assert len({job["NodeList"] for job in trapped}) == 1
     (node,) = {job["NodeList"] for job in trapped}

@@ -69,7 +69,7 @@ def test_a_cell_needs_as_many_gpus_of_its_type_as_it_has_ranks(tmp_path):
 
 def measured_in(planned: str) -> list[set[str]]:
     """The cells of each round that a dry run would measure, as GPU and knobs."""
-    keys = re.findall(r"rule measure_round:(?:\n.+)*?\n +wildcards: key=(.+)", planned)
+    keys = re.findall(r"rule measure:(?:\n.+)*?\n +wildcards: gpu=here, key=(.+)", planned)
     told = re.findall(r"^Round (\d+), batch (\w+) of here:\n((?: {4}\S+, start \d+\n)+)", planned, re.MULTILINE)
     assert sorted(keys) == sorted(key for _, key, _ in told)
     cells = {int(number): re.findall(r"(\S+), start", lines) for number, _, lines in told}
@@ -84,7 +84,7 @@ def test_cells_without_their_gpu_are_named_and_left_missing_and_the_others_measu
     assert "prepared/devices/cpu-1core.json" in planned
     assert "prepared/devices/h200.json" not in planned
     # The call ends with the same words, after the report.
-    assert f"> {mixed.paths.root}/logs/all.log; exit 1" in planned
+    assert f"> {mixed.paths.root}/logs/left_out.log; exit 1" in planned
     # The plan's files are outputs of a job, so that Snakemake locks them; a plan alone measures no device.
     assert "rule predict_cells:" in planned
     for target in ("prepare", "plan"):
@@ -101,10 +101,10 @@ def test_a_study_with_a_gpu_that_no_machine_can_measure_is_planned_only(tmp_path
     planned = mixed.dry_run("prepare", "all")
     assert ": 2 for mi300x. mi300x: its cells can be planned, but not measured;" in planned
     assert measured_in(planned) == [{"cpu-1core seqs1", "cpu-1core seqs2"}]
-    assert f"> {mixed.paths.root}/logs/all.log; exit 1" in planned
+    assert f"> {mixed.paths.root}/logs/left_out.log; exit 1" in planned
     planned = mixed.dry_run("partial_report")
     assert "rule predict_cells:" in planned
-    assert "rule measure_round:" not in planned
+    assert "rule measure:" not in planned
     # A server elsewhere may run on any device.
     assert unmeasurable(mixed.study, [cell("mi300x", "openai", endpoint="there", users=1)]) is None
 
