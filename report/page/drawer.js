@@ -2,7 +2,6 @@
 import { changeAddress } from "./address.js";
 import { blockMap } from "./blocks.js";
 import { store, unpack } from "./data.js";
-import { distributions } from "./distribution.js";
 import { choice, definitionList, el, tableOf } from "./dom.js";
 import { download } from "./save.js";
 import { stripsView } from "./strips.js";
@@ -83,7 +82,7 @@ function part(title, ...children) {
   return [el("h3", {}, title), ...children];
 }
 
-// Distributions, timeline and block map, if the page holds the cell's timeline.
+// Timeline and block map, if the page holds the cell's timeline.
 async function timelineParts(cell, data) {
   const held = [...document.querySelectorAll("template.timeline")].find((node) => node.dataset.cell === cell.cell_id);
   if (!held) {
@@ -104,10 +103,8 @@ async function timelineParts(cell, data) {
   };
   show(timeline.repeats[0]);
   const repeats = choice("Repeat", timeline.repeats.map((repeat) => [String(repeat), `repeat ${repeat}`]), "0", (value) => show(Number(value)));
-  const spread = distributions(timeline, data.colours);
   const ofStart = startsOf(cell.repeats) > 1 ? " of the first start that gave results" : "";
   return [
-    ...(spread.length ? part("Latency of its requests", el("p", { class: "note" }, `The share of the requests that took at most this long, one line per repeat${ofStart}.`), ...spread) : []),
     ...part("Timeline", ...(timeline.repeats.length > 1 ? [repeats] : []), el("p", { class: "note" }, `One repeat${ofStart}. ${chosenNote(timeline)}`), box),
   ];
 }

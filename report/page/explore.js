@@ -14,10 +14,13 @@ const AXIS = new Set(["set.max_num_seqs", "set.batch_size"]);
 const MOST_SERIES = 24;
 // A measure over a wider range than this has a logarithmic axis.
 export const MANY_TIMES = 20;
+// The quantities that most readers look for; the others stand below them.
+const MAIN = [RATE, STEADY, "total_tokens_per_s", "requests_per_s", "ttft_s_p50", "ttft_s_p99", "tpot_s_p50", "e2e_s_p50", "energy_j_per_output_token", "kv_bytes_used_mean", "mbu", "ceiling_share"];
 const DRAWN = new Set(["ok", "invalid"]);
 
 function metricsWithValues(store) {
-  return Object.keys(COLUMNS).filter((name) => store.repeats[name] !== undefined);
+  const known = Object.keys(COLUMNS).filter((name) => store.repeats[name] !== undefined);
+  return [...MAIN.filter((name) => known.includes(name)), ...known.filter((name) => !MAIN.includes(name))];
 }
 
 // What the x axis may be: the number of sequences, settings that are numbers, or another measure.
@@ -217,7 +220,7 @@ export function showExplore(panel, store) {
   controls.append(logBoxes);
   const now = update(firstChoice(store, facets));
   controls.prepend(
-    choice("Show", metrics.map((name) => [name, COLUMNS[name].label]), now.metric, (value) => update({ y: value, log: null })),
+    choice("Show", metrics.map((name) => [name, COLUMNS[name].label, MAIN.includes(name) ? "Main quantities" : "More"]), now.metric, (value) => update({ y: value, log: null })),
     choice("Against", axes.map((axis) => [axis.id, axis.label]), now.x.id, (value) => update({ x: value, log: null })),
     ...(now.colours.length ? [choice("Colour by", now.colours.map((facet) => [facet.id, facet.words]), now.colourBy?.id, (value) => update({ by: value, hide: [] }))] : []),
   );
@@ -228,7 +231,7 @@ export function showExplore(panel, store) {
   );
   panel.replaceChildren(
     el("h2", {}, "Explore"),
-    ...[controls, form, summary, legend, box],
+    ...[legend, box, controls, form, summary],
     el("p", { class: "note" }, "A point is the value of a cell. Its bar is the 95 % interval, or the range of the repeats if no interval is known; of up to 200 cells, short lines across it are the repeats. Lines join cells of one environment that differ only in the setting below the chart. Points of the same setting stand side by side, so that they do not hide each other. Hollow points failed a check. Click a point or the settings in a row to open the cell."),
     table,
   );

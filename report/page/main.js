@@ -5,7 +5,7 @@ import { el } from "./dom.js";
 import { openCell } from "./drawer.js";
 import { showExplore } from "./explore.js";
 import { showLimits } from "./limits.js";
-import { joinMarks, makeSortable, openFoldsForPrint, reveal } from "./static.js";
+import { joinMarks, makeSortable, reveal } from "./static.js";
 import { makeSavable } from "./take_away.js";
 
 const VIEWS = [
@@ -15,6 +15,7 @@ const VIEWS = [
 ];
 const tabs = new Map();
 const panels = new Map();
+const list = el("div", { role: "tablist", "aria-label": "Views", class: "tabs" });
 
 async function open(id) {
   const view = VIEWS.find((candidate) => candidate.id === id) ?? VIEWS[0];
@@ -23,6 +24,9 @@ async function open(id) {
     tabs.get(other).tabIndex = other === view.id ? 0 : -1;
     panels.get(other).hidden = other !== view.id;
   }
+  // In the report the tabs stand below the fastest settings, elsewhere at the top.
+  if (view.show) document.querySelector("main").prepend(list);
+  else document.getElementById("views").append(list);
   if (!view.show) return;
   const panel = panels.get(view.id);
   panel.replaceChildren(el("p", { class: "note" }, "Unpacking the data of the page ..."));
@@ -38,12 +42,14 @@ async function open(id) {
 const left = new Map();
 
 function choose(id) {
+  const focused = document.activeElement;
   const here = current();
   here.delete("cell");
   if (here.get("view")) left.set(here.get("view"), here);
   const address = id === "report" ? location.pathname + location.search : `#${left.get(id) ?? new URLSearchParams({ view: id })}`;
   history.pushState(null, "", address);
   open(id);
+  focused?.focus();
 }
 
 function follow() {
@@ -54,7 +60,6 @@ function follow() {
 }
 
 function build() {
-  const list = el("div", { role: "tablist", "aria-label": "Views", class: "tabs" });
   for (const { id, name } of VIEWS) {
     const tab = el("button", { type: "button", role: "tab", id: `tab-${id}`, "aria-controls": `view-${id}`, onclick: () => choose(id) }, name);
     const panel = el("div", { role: "tabpanel", id: `view-${id}`, "aria-labelledby": `tab-${id}` });
@@ -67,19 +72,17 @@ function build() {
     if (!step) return;
     const all = [...tabs.values()];
     const next = all[(all.indexOf(document.activeElement) + step + all.length) % all.length];
-    next.focus();
     next.click();
+    next.focus();
   });
-  // All views go into the page's main part; what it held, with the contents, becomes the view Report.
+  // All views go into the page's main part; what it held becomes the view Report.
   const main = document.querySelector("main");
-  const others = [...document.body.children].filter((node) => node !== main && !node.matches("header, .skip, script, template"));
-  panels.get("report").append(...others, ...main.children);
-  main.append(list, ...panels.values());
+  panels.get("report").append(...main.children);
+  main.append(...panels.values());
 }
 
-for (const table of document.querySelectorAll("table")) makeSortable(table);
+for (const table of document.querySelectorAll("figure.table table")) makeSortable(table);
 makeSavable();
-openFoldsForPrint();
 joinMarks();
 // A page without data of cells, such as that of a comparison, has no views.
 if (document.getElementById("page-data")) {

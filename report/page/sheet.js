@@ -2,7 +2,6 @@
 import { inkOf, mark, onPaper } from "./canvas.js";
 import { el, nameSaves, saveRow } from "./dom.js";
 import { download, slug } from "./save.js";
-import { SvgContext } from "./svg.js";
 
 const FONT = "12px system-ui, sans-serif";
 const LINE = 18;
@@ -29,34 +28,20 @@ function paintPicture(context, width, tall, draw, legend) {
   });
 }
 
-function savePicture(kind, width, tall, draw, { title, legend = [] }) {
-  const name = `${slug(document.title, title)}.${kind}`;
+function savePicture(width, tall, draw, { title, legend = [] }) {
   const height = tall + LINE * (legend.length ? legend.length + 0.5 : 0);
-  const paint = (context) => paintPicture(context, width, tall, draw, legend);
-  if (kind === "svg") {
-    const context = new SvgContext();
-    paint(context);
-    download(name, context.text(width, height, title), "image/svg+xml");
-    return;
-  }
-  savePng(name, width, height, paint);
-}
-
-// Save what paint(context) draws as PNG.
-export function savePng(name, width, height, paint) {
   const canvas = el("canvas", { width: Math.round(width * SCALE), height: Math.round(height * SCALE) });
   const context = canvas.getContext("2d");
   context.scale(SCALE, SCALE);
-  paint(context);
-  canvas.toBlob((blob) => download(name, blob), "image/png");
+  paintPicture(context, width, tall, draw, legend);
+  canvas.toBlob((blob) => download(`${slug(document.title, title)}.png`, blob), "image/png");
 }
 
 // A canvas in `box` that calls draw(context, width, height) now and whenever its size or the page's colours change.
 // `picture()` gives the {title, legend} with which it is saved.
 export function sheet(box, height, properties, draw, picture) {
   const canvas = el("canvas", properties);
-  const save = (kind) => () => savePicture(kind, box.clientWidth, height(), draw, picture());
-  const saves = saveRow(picture().title, { SVG: save("svg"), PNG: save("png") });
+  const saves = saveRow(picture().title, { PNG: () => savePicture(box.clientWidth, height(), draw, picture()) });
   box.append(canvas, saves);
   const redraw = () => {
     const width = box.clientWidth;

@@ -1,4 +1,4 @@
-// What the script adds to the static page: tables that can be sorted by a column, and open folds on paper.
+// What the script adds to the static page: tables that can be sorted by a column.
 
 function sortBy(table, heading, column) {
   const down = heading.getAttribute("aria-sort") === "ascending";
@@ -39,16 +39,4 @@ export function joinMarks() {
     const links = [...marks.children];
     marks.addEventListener("keydown", ({ key }) => links[links.indexOf(document.activeElement) + { ArrowRight: 1, ArrowLeft: -1 }[key]]?.focus());
   }
-}
-
-// Open all folds for printing; afterwards they are as before.
-export function openFoldsForPrint() {
-  let opened = [];
-  addEventListener("beforeprint", () => {
-    opened = [...document.querySelectorAll("main details:not([open])")];
-    for (const fold of opened) fold.open = true;
-  });
-  addEventListener("afterprint", () => {
-    for (const fold of opened) fold.open = false;
-  });
 }

@@ -37,6 +37,16 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def shortened(text: str, most: int) -> str:
+    """A text of at most this many letters; of a longer one its beginning and its end.
+
+    >>> shortened("h200", 9), shortened("a-very-long-name", 9)
+    ('h200', 'a-ve…name')
+    """
+    half = (most - 1) // 2
+    return text if len(text) <= most else f"{text[: most - 1 - half]}…{text[len(text) - half :]}"
+
+
 def interval_text(value: float, low: float, high: float, unit: str = "", scope: str | None = None) -> str:
     """A value with its unit, its interval, and what the interval covers, in words.
 

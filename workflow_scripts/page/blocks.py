@@ -40,23 +40,6 @@ class Absent:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A sentence with its verdict; `tone` is good, bad or neutral and only colours the verdict."""
-
-    verdict: str
-    sentence: str
-    tone: str = "neutral"
-
-
-@dataclass(frozen=True)
-class Findings:
-    """Findings in one list, with a note that ends it."""
-
-    findings: Sequence[Finding]
-    note: str = ""
-
-
-@dataclass(frozen=True)
 class CellMark:
     """The mark of a cell at a place of a figure in pixels: the address that opens the cell, and what it shows."""
 
@@ -68,19 +51,16 @@ class CellMark:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawn figure: its images in page width and column width as data addresses, with the marks of cells in them, and
-    its caption."""
+    """A drawn figure by the kind of its size (wide: "", a `column`, the `first` screen): its elements, their sizes in
+    pixels and the marks of cells in them."""
 
     name: str
-    wide: str
-    narrow: str
-    wide_px: tuple[int, int]
-    narrow_px: tuple[int, int]
+    title: str
+    drawn: Mapping[str, str]
+    sizes: Mapping[str, tuple[int, int]]
+    marks: Mapping[str, Sequence[CellMark]]
     alt: str
-    caption: Sequence[tuple[str, str]]
-    facts: str
-    wide_marks: Sequence[CellMark] = ()
-    narrow_marks: Sequence[CellMark] = ()
+    caption: str
 
 
 @dataclass(frozen=True)
@@ -167,7 +147,7 @@ class Definitions:
     entries: Sequence[tuple[str, str]]
 
 
-Block = Text | Absent | Finding | Findings | Figure | Table | Fold | Command | Definitions
+Block = Text | Absent | Figure | Table | Fold | Command | Definitions
 
 
 def shown(value: Any, column: str = "", largest: float = math.inf) -> str:

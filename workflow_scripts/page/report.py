@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +16,11 @@ import pandas as pd
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.columns import COLUMNS, column, unit_of
 from workflow_scripts.common.files import read_json
-from workflow_scripts.common.wording import number, plural
+from workflow_scripts.common.wording import listed, number, plural
+from workflow_scripts.page.answers import Answer
 from workflow_scripts.page.blocks import MODEL, Absent, Block, CellMark, Figure, Fold, Link, table_of
-from workflow_scripts.page.plot import Plot, data_address, size_px
+from workflow_scripts.page.kit import SIZES, Plot
+from workflow_scripts.page.plot import inline, size_px
 from workflow_scripts.study.cell_status import status_of_starts
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.paths import StudyPaths
@@ -156,72 +157,47 @@ CELL: Mapping[str, str] = {**PLACE_HEADINGS, "knobs": "Settings"}
 REPEAT_COLUMNS: Mapping[str, str] = {"start": "Start", "repeat": "Repeat"}
 
 
-@dataclass(frozen=True)
-class FigurePart:
-    """The part of a section that shows one figure; `plot` raises a MissingError if it lacks something.
+Draw = Callable[[Tables], Plot]
 
-    Its caption is a file beside the module that draws it: what it shows, how to read it, and what it does not show.
-    """
 
-    plot: Callable[[Tables], Plot]
+def figure_of(draw: Draw, report: Report) -> Figure | Absent:
+    """A figure as it was drawn, or why it was not; its name is that of the function that draws it."""
+    name = draw.__name__
+    facts = report.manifest.get(name, {"missing": "the figures were not drawn"})
+    files = {kind: report.figures / f"{name}{kind}.svg" for kind in SIZES}
+    if "missing" in facts or not all(path.exists() for path in files.values()):
+        return Absent("", facts.get("missing", f"there is no figure {name.replace('_', ' ')}"))
+    sizes = {kind: size_px(path) for kind, path in files.items()}
+    marks = {
+        kind: [
+            report.cell_mark(cell, measure, told, x * size[0], y * size[1])
+            for cell, measure, told, x, y in sorted(facts.get("marks", {}).get(kind, ()), key=itemgetter(3))
+        ]
+        for kind, size in sizes.items()
+    }
+    return Figure(
+        name,
+        title=facts["title"],
+        drawn={kind.removeprefix("."): inline(path) for kind, path in files.items()},
+        sizes={kind.removeprefix("."): size for kind, size in sizes.items()},
+        marks={kind.removeprefix("."): found for kind, found in marks.items()},
+        alt=facts["alt"],
+        caption=f"{caption_of(draw)} {figure_facts(facts)}",
+    )
 
-    @property
-    def name(self) -> str:
-        """The figure's name, which is that of the function that draws it."""
-        return self.plot.__name__
 
-    @property
-    def caption(self) -> str:
-        """The caption, as Snakemake's own report reads it."""
-        module = Path(str(sys.modules[self.plot.__module__].__file__))
-        return module.with_name(f"{self.name}.rst").read_text(encoding="utf-8")
-
-    @property
-    def paragraphs(self) -> Sequence[tuple[str, str]]:
-        """The paragraphs of the caption, each with its bold words at the beginning, if any."""
-        parts = [" ".join(paragraph.split()).rpartition(":** ") for paragraph in self.caption.split("\n\n")]
-        return [(f"{lead.removeprefix('**')}:" if lead else "", text) for lead, _, text in parts]
-
-    def __call__(self, report: Report) -> Iterator[Block]:
-        facts = report.manifest.get(self.name, {"missing": "the figures were not drawn"})
-        wide, narrow = report.figures / f"{self.name}.svg", report.figures / f"{self.name}.column.svg"
-        if "missing" in facts or not (wide.exists() and narrow.exists()):
-            # A reason why it cannot be drawn says enough; a figure that should be there is named.
-            named = "" if "missing" in report.manifest.get(self.name, {}) else f"figure {self.name.replace('_', ' ')}"
-            yield Absent(named, facts.get("missing", "its file does not exist"))
-            return
-        sizes = {"wide": size_px(wide), "narrow": size_px(narrow)}
-        marks = {
-            of: [
-                report.cell_mark(cell, measure, told, x * size[0], y * size[1])
-                for cell, measure, told, x, y in sorted(facts.get("marks", {}).get(of, ()), key=itemgetter(3))
-            ]
-            for of, size in sizes.items()
-        }
-        yield Figure(
-            self.name,
-            wide=data_address(wide),
-            narrow=data_address(narrow),
-            wide_px=sizes["wide"],
-            narrow_px=sizes["narrow"],
-            wide_marks=marks["wide"],
-            narrow_marks=marks["narrow"],
-            alt=facts["alt"],
-            caption=self.paragraphs,
-            facts=figure_facts(facts),
-        )
+def caption_of(draw: Draw) -> str:
+    """What a figure shows and how to read it: the text of the function that draws it."""
+    return " ".join((draw.__doc__ or "").split())
 
 
 def figure_facts(facts: Mapping[str, Any]) -> str:
     """A sentence that says where a figure's numbers come from.
 
-    >>> figure_facts({"sources": ["measured", "predicted"], "repeats": "3 repeats per cell", "notes": ["x is y"]})
-    'Source: measured and predicted; 3 repeats per cell. X is y.'
+    >>> figure_facts({"sources": ["measured", "predicted"], "note": "X is y."})
+    'Numbers are measured and predicted. X is y.'
     """
-    *others, last = facts["sources"]
-    source = "Source: " + (f"{', '.join(others)} and {last}" if others else last)
-    source += f"; {facts['repeats']}" if facts["repeats"] else ""
-    return " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in (source, *facts["notes"]))
+    return f"Numbers are {listed(facts['sources'])}. {facts['note']}".strip()
 
 
 @dataclass(frozen=True)
@@ -268,24 +244,23 @@ def several_starts(rows: pd.DataFrame) -> pd.DataFrame:
 class Subject:
     """One subject of the report; `id` is the address of its section in the page.
 
-    Its section begins with its `findings`, which are sentences from tables and texts that end them, and then shows its
-    `parts`. The first `lines` of its findings stand on the first screen too, in the order in which the study's question
-    has words that `asked` (a pattern) finds. Only studies for which `is_in` holds have the section.
+    Its section has one `sentence`, which answers its title, the first of its `figures`, and two folds: one with why
+    is so and further figures, one with its `tables` and the published claims. Its `answers` stand on the first screen,
+    in the order in which the study's question has words that `asked` (a pattern) finds. Only studies for which `is_in`
+    holds have the section.
     """
 
     id: str
     title: str
-    parts: Sequence[Part] = ()
-    findings: Sequence[Part] = ()
-    lines: int = 1
+    sentence: Callable[[Report], str] | None = None
+    figures: Sequence[Draw] = ()
+    why: Sequence[Part] = ()
+    tables: Sequence[Part] = ()
+    answers: Callable[[Report], Iterable[Answer]] | None = None
     asked: str = r"\Z"
     is_in: Callable[[Study], bool] = lambda study: True
 
-    def asked_at(self, question: str) -> int:
-        """Where the question asks for this subject; after its end if it does not."""
+    def asked_at(self, question: str) -> int | None:
+        """Where the question asks for this subject; None if it does not."""
         found = re.search(self.asked, question, re.IGNORECASE)
-        return found.start() if found else len(question)
-
-    @property
-    def figures(self) -> Sequence[FigurePart]:
-        return [part for part in self.parts if isinstance(part, FigurePart)]
+        return found.start() if found and found.group() else None

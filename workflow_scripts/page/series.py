@@ -5,18 +5,52 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from workflow_scripts.common.wording import plural
-from workflow_scripts.page.blocks import shown
+from workflow_scripts.common.wording import shortened
+from workflow_scripts.page.style import Look, looks
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name, labels, setting
-from workflow_scripts.tables.parsed_facts import REPEAT
 from workflow_scripts.tables.results import RAN_IN, MissingError, Tables, require
 
 # Where cells of several engines are compared.
 PLACES = ["gpu", "model", "workload"]
+
+
+# Letters of a device's name in a figure.
+MOST_LETTERS = 16
+
+
+def device_names(tables: Tables) -> dict[str, str]:
+    """Short names of the devices, with and without the source of their numbers: those of cards without their form, if
+    that tells them apart."""
+    names = short_names(tables.devices)
+    return {**{gpu.partition(" (")[0]: name for gpu, name in names.items()}, **names}
+
+
+def device_looks(tables: Tables) -> dict[str, Look]:
+    """How each device is drawn, in every figure."""
+    own = looks(tables.devices)
+    return {**{gpu.partition(" (")[0]: look for gpu, look in own.items()}, **own}
+
+
+def short_names(devices: Sequence[str]) -> dict[str, str]:
+    """Short names of devices.
+
+    >>> short_names(["h200", "h100-sxm"]), short_names(["h100-sxm", "h100-pcie"])
+    ({'h200': 'H200', 'h100-sxm': 'H100'}, {'h100-sxm': 'H100-SXM', 'h100-pcie': 'H100-PCIE'})
+    """
+    cards = [device.partition("-")[0] for device in devices]
+    alone = [
+        device if cards.count(card) > 1 or not any(map(str.isdigit, card)) else card
+        for device, card in zip(devices, cards, strict=True)
+    ]
+    short = [
+        name.upper() if len(name) <= MOST_LETTERS and " " not in name else shortened(name, MOST_LETTERS)
+        for name in alone
+    ]
+    names = short if len({*short}) == len(short) else list(devices)
+    return dict(zip(devices, names, strict=True))
 
 
 @dataclass(frozen=True)
@@ -96,15 +130,6 @@ def told_apart(rows: pd.DataFrame, names: Sequence[str], otherwise: Sequence[str
     return [name for name in names if rows[name].nunique() > 1] or list(otherwise)
 
 
-def ends_in_words(what: str, at: "pd.Series[float]") -> str:
-    """The first and the last value of a line.
-
-    >>> ends_in_words("h200: mean", pd.Series([1200.0, 2500.0], index=[1, 64]))
-    'h200: mean 1,200 at 1, 2,500 at 64.'
-    """
-    return f"{what} {shown(at.iloc[0])} at {at.index[0]:g}, {shown(at.iloc[-1])} at {at.index[-1]:g}."
-
-
 def series_labels(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
     """For each row the settings of the knobs that differ between rows; defaults only if there is no other setting.
 
@@ -123,12 +148,15 @@ def series_labels(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
     return pd.Series(labels, index=rows.index, dtype=object)
 
 
-def cell_titles(cells: pd.DataFrame, shown: list[str], knobs: Sequence[str]) -> pd.Series:
-    """For each of the `shown` cells the names, and on a second line the settings, that distinguish it from all `cells`,
-    as elsewhere on the page."""
-    names = told_apart(cells, COORDINATES, ["engine"])
-    titles: pd.Series = cells.loc[shown, names].agg(" · ".join, axis=1).str.cat(labels(cells, knobs)[shown], sep="\n")
-    return titles
+def cell_names(tables: Tables) -> dict[str, str]:
+    """A short name of each cell: the device, and what else tells it from others."""
+    cells = tables.cells
+    # What most cells have is not named; an engine's settings tell which it is.
+    most = {name: cells[name].value_counts().index[0] for name in ("model", "workload")}
+    others = [cells[name].where(cells[name] != most[name], "") for name in most if cells[name].nunique() > 1]
+    parts = [cells["gpu"].map(device_names(tables)), *others, labels(cells, tables.knobs)]
+    words = [" · ".join(filter(None, map(str, of_one))) for of_one in zip(*parts, strict=True)]
+    return dict(zip(cells["cell_id"], words, strict=True))
 
 
 def without_shared(settings: "pd.Series[str]") -> "pd.Series[str]":
@@ -140,32 +168,3 @@ def without_shared(settings: "pd.Series[str]") -> "pd.Series[str]":
     parts = settings.str.split(", ")
     shared = set.intersection(*map(set, parts)) if len(parts) else set()
     return parts.map(lambda of_one: ", ".join(part for part in of_one if part not in shared))
-
-
-def repeats_of(rows: pd.DataFrame) -> str:
-    """The number of timed passes behind the mark of a cell, in words.
-
-    >>> repeats_of(pd.DataFrame({"cell_id": ["a", "a", "b"], "start": [1, 2, 1], "repeat": [0, 0, 0]}))
-    '1 to 2 repeats per cell'
-    """
-    return repeats_in_words(rows[REPEAT].drop_duplicates().groupby("cell_id").size())
-
-
-def repeats_in_words(counts: "pd.Series[Any]") -> str:
-    low, high = int(counts.min()), int(counts.max())
-    return f"{'' if low == high else f'{low} to '}{plural(high, 'repeat')} per cell"
-
-
-def evenly(rows: pd.DataFrame, by: Sequence[str], order: str, most: int) -> pd.DataFrame:
-    """At most `most` (two or more) rows of each group, evenly spaced by `order`, including the lowest and the highest.
-
-    >>> rows = pd.DataFrame({"group": "a", "value": range(9)})
-    >>> list(evenly(rows, ["group"], "value", 3)["value"])
-    [0, 4, 8]
-    """
-    grouped = rows.groupby(list(by), sort=False)[order]
-    rank = grouped.rank(method="first", na_option="bottom") - 1
-    last = (grouped.transform("size") - 1).clip(lower=1)
-    # Rank r is taken if it is the first at or after one of `most` evenly spaced places among the ranks.
-    place, step = rank * (most - 1) / last, (most - 1) / last
-    return rows[(last < most) | (np.ceil(place) < place + step)]

@@ -1,45 +1,49 @@
-"""Colours and marks of all figures: one place, so that a device looks the same in every figure."""
+"""Colours and marks of all figures: a colour belongs to one device, and everything else differs by fill or place."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import cycle
 
-# Readers with common colour-vision deficiencies can tell them apart, and their contrast to white and to the dark page
-# is at least 3:1; devices also differ by their marks.
-COLOURS = ("#0173b2", "#d55e00", "#029e73", "#9944ee", "#aa88aa", "#cc7744", "#ee44dd", "#cc0044")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h")
-
-# These four change when the page is dark, so no other part of a figure may have exactly these colours.
-INK, MUTED, GRID, PAPER = "#1f2328", "#59636e", "#d8dee4", "#fefefe"
-DARK: Mapping[str, str] = {INK: "#e6edf3", MUTED: "#9aa4af", GRID: "#343b44", PAPER: "#14181d"}
-
-OUTCOMES: Mapping[str, tuple[str, str]] = {
-    # outcome -> colour, and the sign with the same meaning
-    "ok": ("#029e73", ""),
-    "infeasible": ("#9944ee", "×"),
-    "timeout": ("#aa88aa", "T"),
-    "engine_error": ("#d55e00", "!"),
-    "invalid": ("#0173b2", "?"),
-    "unknown": ("#e0c000", "~"),
-    "missing": (PAPER, "–"),
+# Ink, paper and devices, on a light and on a dark page. As text, each has a contrast of at least 4.5:1, and readers
+# with common colour-vision deficiencies can tell the devices apart.
+INK, MUTED, GRID, PAPER = "#17202a", "#5b6673", "#e3e7ec", "#fefefe"
+COLOURS = ("#0b62c4", "#b84a00", "#3d0f2d", "#8205ff", "#6b0000", "#922480", "#d60047", "#00005b")
+_DARK_COLOURS = ("#6cb2ff", "#ff9a57", "#fefe0a", "#7f66fe", "#f9007c", "#e69dc1", "#28fe93", "#c1fed6")
+# Colour of a light page -> its name in the page's styles, and its colour on a dark page.
+NAMED: Mapping[str, tuple[str, str]] = {
+    INK: ("ink", "#e8edf2"),
+    MUTED: ("muted", "#9aa6b2"),
+    GRID: ("line", "#2a323b"),
+    PAPER: ("paper", "#0f1317"),
+    **{colour: (f"d{i}", _DARK_COLOURS[i]) for i, colour in enumerate(COLOURS)},
 }
-
-LineStyle = str | tuple[float, tuple[float, ...]]
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h")
 
 
 @dataclass(frozen=True)
-class Mark:
-    """How one device or engine is drawn, wherever it appears."""
+class Look:
+    """How a series is drawn: a line that is not `measured` is broken and has no marks."""
 
-    color: str
-    marker: str
+    colour: str = INK
+    marker: str = "o"
+    measured: bool = True
 
 
-def marks(names: Iterable[str]) -> dict[str, Mark]:
-    """A mark for each name, in the given order; with more names than colours, colour and mark together still differ.
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """A look for each name, in the given order; with more names than colours, colour and mark together still differ.
 
-    >>> marks(["h200", "l40s"])["l40s"].marker
+    >>> looks(["h200", "l40s"])["l40s"].marker
     's'
     """
     pairs = zip(cycle(COLOURS), cycle(MARKERS), strict=False)
-    return {name: Mark(*pair) for name, pair in zip(dict.fromkeys(names), pairs, strict=False)}
+    return {name: Look(*pair) for name, pair in zip(dict.fromkeys(names), pairs, strict=False)}
+
+
+def style_sheet() -> str:
+    """The colours as variables of the page, light and dark."""
+
+    def block(place: int) -> str:
+        pairs = {name: (light, dark) for light, (name, dark) in NAMED.items()}
+        return ":root{" + "".join(f"--{name}:{pair[place]};" for name, pair in pairs.items()) + "}"
+
+    return f"{block(0)}\n@media screen and (prefers-color-scheme:dark){{{block(1)}}}\n"

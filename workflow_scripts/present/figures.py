@@ -15,31 +15,32 @@ from typing import Any
 from workflow_scripts.common.command import STUDY, TABLES, command, option, out
 from workflow_scripts.common.files import write_json, write_text
 from workflow_scripts.common.markdown import rows_of
-from workflow_scripts.page.plot import use_style, write_plot
-from workflow_scripts.page.report import FigurePart
+from workflow_scripts.page.kit import use_style
+from workflow_scripts.page.plot import write_plot
+from workflow_scripts.page.report import Draw, caption_of
 from workflow_scripts.questions.knobs.central_tables import knob_tables
 from workflow_scripts.questions.sections import SUBJECTS
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.results import MissingError, Tables
 
 MANIFEST = "figures.json"
-FIGURES: Mapping[str, FigurePart] = {figure.name: figure for subject in SUBJECTS for figure in subject.figures}
+FIGURES: Mapping[str, Draw] = {draw.__name__: draw for subject in SUBJECTS for draw in subject.figures}
 
 
 def draw_figures(tables: Tables, out: Path) -> dict[str, dict[str, Any]]:
     """Draw all figures with their captions; return what each shows, or under `missing` why it is not drawn."""
     use_style()
     drawn: dict[str, dict[str, Any]] = {}
-    for name, figure in FIGURES.items():
+    for name, draw in FIGURES.items():
         try:
-            plot = figure.plot(tables)
+            plot = draw(tables)
         except MissingError as e:
             drawn[name] = {"missing": str(e)}
             for old in out.glob(f"{name}.*"):
                 old.unlink()
             continue
         marks = write_plot(plot, out, name)
-        write_text(out / f"{name}.rst", figure.caption)
+        write_text(out / f"{name}.rst", f"{caption_of(draw)}\n")
         drawn[name] = plot.describe() | {"marks": marks}
     write_json(out / MANIFEST, drawn)
     return drawn

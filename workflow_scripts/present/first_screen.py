@@ -1,57 +1,37 @@
-"""The first screen of the page: one sentence and one picture per answer, the best settings, and one line of trust."""
+"""The first screen of the page: title, answers, two pictures, and the fastest settings."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
 from workflow_scripts.common.columns import column
-from workflow_scripts.common.wording import listed, number, plural, sentence
+from workflow_scripts.common.wording import plural, shortened
 from workflow_scripts.device.device_record import NOISY_PCT
 from workflow_scripts.engines.vllm.knobs import VLLM
-from workflow_scripts.page.blocks import UNKNOWN, Figure, Finding, Fold, Table, outcome_words
-from workflow_scripts.page.plot import Plot
-from workflow_scripts.page.report import Report
-from workflow_scripts.page.sentences import (
-    DECIDED,
-    NOT_DECIDED,
-    OWN_SECTION,
-    explained,
-    largest_first,
-    of_whole_repeats,
-    span,
-    with_counts,
-    without_effect,
-)
-from workflow_scripts.page.series import PLACES, environments_in_words, one_line, values_at
-from workflow_scripts.physics.rate_ceiling import times_at_mixes
-from workflow_scripts.present.figures import FIGURES
-from workflow_scripts.questions.devices import section as device_ratios
-from workflow_scripts.questions.devices.section import of_rates, speedups
-from workflow_scripts.questions.environments import section as environments_compared
-from workflow_scripts.questions.knobs import latency, sequence_limit
-from workflow_scripts.questions.knobs import section as other_settings
-from workflow_scripts.questions.knobs.sequence_limit import WORK
-from workflow_scripts.questions.limits.section import RATES
-from workflow_scripts.questions.predictions import section as predicted_and_measured
-from workflow_scripts.questions.recommendations.table import TESTS_ONLY
-from workflow_scripts.questions.trust.where_measured import SLOW_FIRST, host_load, steadiness, without_first
+from workflow_scripts.page.answers import NO, PARTLY, YES, Answer, Bar
+from workflow_scripts.page.blocks import Figure, Table, outcome_words
+from workflow_scripts.page.digits import rounded
+from workflow_scripts.page.report import Report, Subject, figure_of
+from workflow_scripts.page.series import PLACES, device_looks, device_names
+from workflow_scripts.page.style import INK, NAMED
+from workflow_scripts.questions.cells.section import SUBJECT as CELLS
+from workflow_scripts.questions.sections import SECTIONS
+from workflow_scripts.questions.trust.where_measured import host_load
 from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.progress import clock
-from workflow_scripts.study.setting_words import instead_of, setting_phrase, settings_in_words, shortly
-from workflow_scripts.tables.results import RAN_IN, RATE, STEADY, MissingError, Tables, records, under_load
+from workflow_scripts.study.setting_words import setting_phrase
+from workflow_scripts.tables.results import RATE, STEADY, MissingError, records, under_load
 
-MOST_DEVICES, MOST_RATES, SEQUENCES = 2, 3, "max_num_seqs"
-TIMES, WAIT, ENERGY = ("tpot_s_p50", "ttft_s_p50"), "queue_s_p50", "energy_j_per_output_token"
-# A wait for a free place is told if it is more than this share of the time to the first token.
-WORTH_SAYING = 0.05
-# If it is not decided between more settings, these are not named.
-MOST_NAMED = 3
-# A longer table of the fastest settings is folded.
-MOST_OPEN = 10
+LEAST_ANSWERS, MOST_ANSWERS, PICTURES, MOST_FASTEST, MOST_DEVICES = 3, 7, 2, 5, 3
+TPOT, TTFT, ENERGY = "tpot_s_p50", "ttft_s_p50", "energy_j_per_output_token"
+# Words of a composed title, letters of a name in it, of work and of a reason.
+MOST_WORDS, MOST_NAME, MOST_WORK, MOST_REASON = 8, 28, 46, 80
+TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
+_FINE_TICKS = (1, 1.1, 1.2, 1.5, 2, 3, 5, 0.9, 0.8, 0.7, 0.5)
 
 
 @dataclass(frozen=True)
@@ -60,340 +40,298 @@ class Unfinished:
 
     ended: int
     wanted: int
-    words: Sequence[str]
+    words: str
 
 
 @dataclass(frozen=True)
-class Answer:
-    """An answer of the study: its lines, and its picture, which is that of the section with this address. A line
-    without a verdict says what the section's first finding says."""
+class DrawnBar:
+    """A bar on an axis, in per cent of its width; `side` is where its label stands."""
+
+    value: float
+    low: float | None
+    high: float | None
+    label: str
+    colour: str
+    hollow: bool
+    square: bool
+    up: int
+    side: str
+
+    @property
+    def label_at(self) -> float:
+        return (self.high if self.high is not None else self.value) if self.side == "right" else self.low or self.value
+
+
+@dataclass(frozen=True)
+class Row:
+    """An answer with the section that it leads to, and its bars."""
 
     section: str
-    lines: Sequence[Finding]
-    figure: Figure | None
+    answer: Answer
+    bars: Sequence[DrawnBar]
+
+
+@dataclass(frozen=True)
+class Fastest:
+    """A row of the fastest settings: its device, the work, and its values as text; a link opens the cell."""
+
+    href: str
+    device: str
+    colour: str
+    work: str
+    rate: str
+    bar: DrawnBar
+    others: Sequence[str]
 
 
 @dataclass(frozen=True)
 class FirstScreen:
-    """What the reader sees first."""
+    """What the reader sees first. `ticks` are places of the axis of answers in per cent, with their texts."""
 
+    title: str
+    sub: str
     unfinished: Unfinished | None
-    answers: Sequence[Answer]
-    trust: Sequence[tuple[str, str]]
-    best: Table | Fold | None
+    rows: Sequence[Row]
+    ticks: Sequence[tuple[float, str]]
+    key: str
+    pictures: Sequence[tuple[str, Figure]]
+    fastest: Sequence[Fastest]
+    without_rate: Table | None
+    headings: Sequence[str]
 
 
 def first_screen(report: Report) -> FirstScreen:
-    parts: dict[str, tuple[Callable[[Report], Iterable[Finding]], Callable[[Tables], Plot]]] = {
-        environments_compared.SUBJECT.id: (_in_one(_environments), environments_compared.environments),
-        sequence_limit.SUBJECT.id: (_in_one(_throughput), sequence_limit.throughput),
-        latency.SUBJECT.id: (lambda _: (), latency.speed_per_user),
-        device_ratios.SUBJECT.id: (_in_one(_devices), device_ratios.device_ratios),
-        other_settings.SUBJECT.id: (_changes, other_settings.effects),
-        predicted_and_measured.SUBJECT.id: (lambda _: (), predicted_and_measured.prediction_errors),
-    }
-    answers = [Answer("cells", held, None)] if (held := list(_pipeline(report))) else []
-    for section, (lines_of, draw) in parts.items():
-        with suppress(MissingError):
-            lines = list(lines_of(report))
-            figure = next((block for block in FIGURES[draw.__name__](report) if isinstance(block, Figure)), None)
-            answers.append(Answer(section, lines, figure))
-    of_pairs = ("knobs", "latencies", "engines", "devices", "environments")
-    if not any(answer.lines for answer in answers) and not any(len(report.tables.get(of)) for of in of_pairs):
-        answers = [_without_comparison(report)]
+    found = _answers(report)
+    values = [end for _, answer in found for bar in answer.bars for end in (bar.value, bar.low, bar.high)]
+    place, ticks = _axis(values)
+    rows = [Row(section, answer, _bars(report, answer.bars, place)) for section, answer in found]
+    headings, fastest = _fastest(report)
     unfinished = None
     if seen := report.progress:
-        words = [*seen.in_words(), f"As of {clock(seen.at_s)}."]
+        words = f"{next(iter(seen.in_words()), '')} As of {clock(seen.at_s)}."
         unfinished = Unfinished(seen.ended, seen.wanted, words)
-    return FirstScreen(unfinished, answers, list(_trust(report)), best_settings(report))
-
-
-def _pipeline(report: Report) -> Iterator[Finding]:
-    """Whether every cell that can run was measured, if the study asks whether the pipeline holds."""
-    if "pipeline" in report.study.question:
-        failed = int((~report.grid["outcome"].isin(["ok", "infeasible"])).sum())
-        verdict, tone = ("failed", "bad") if failed else ("holds", "good")
-        yield Finding(verdict, f"Cells: {', '.join(_cells(report))}; {failed} failed or not run.", tone)
-
-
-def _without_comparison(report: Report) -> Answer:
-    """How many cells were measured if no two differ in one setting alone, with the rates of the first ones."""
-    cells = report.grid["cell_id"][report.grid["outcome"].eq("ok")]
-    rates = report.tables.value(RATE).reindex(cells).dropna().head(MOST_RATES)
-    named = "; ".join(f"{report.names[str(cell)]}: {column(RATE).text(rate)}" for cell, rate in rates.items())
-    said = (
-        f"No two measured cells differ in one setting alone. {named}" if len(cells) else "Nothing has been measured yet"
+    return FirstScreen(
+        _title(report, [answer for _, answer in found]),
+        " · ".join(_sub(report)),
+        unfinished,
+        rows,
+        ticks,
+        "Bars: 95 % intervals. Hollow: not decided." if ticks else "",
+        _pictures(report),
+        fastest,
+        None if fastest else _without_rate(report),
+        headings,
     )
-    line = Finding(f"{len(cells)} of {plural(len(report.grid), 'cell')}", f"{said.removesuffix('. ')}.")
-    return Answer("cells", [line], None)
 
 
-def _in_one(sentences_of: Callable[[Report], Iterator[str]]) -> Callable[[Report], Iterator[Finding]]:
-    """The sentences as one line without a verdict, if there are any."""
+def _without_rate(report: Report) -> Table:
+    """How cells ended, if none has a rate."""
+    rows = report.grid.assign(reason=report.grid["reason"].fillna("").map(lambda of: shortened(str(of), MOST_REASON)))
+    counts = rows.groupby(["outcome", "reason"], sort=False).size().sort_values(ascending=False).head(MOST_FASTEST)
+    found = records(counts.reset_index(name="cells"))
+    body = [[f"{row['cells']:,}", outcome_words(row["outcome"]), row["reason"]] for row in found]
+    return Table("Cells", ["Cells", "Outcome", "Reason"], body, [True, False, False])
 
-    def line(report: Report) -> Iterator[Finding]:
-        if told := " ".join(sentences_of(report)):
-            yield Finding("", told)
 
-    return line
+def _answers(report: Report) -> list[tuple[str, Answer]]:
+    """The answers to the questions that the study asks, in their order; if these are few, further ones."""
+    asked: list[tuple[float, str, Answer]] = []
+    others: list[tuple[str, Answer]] = []
+    for subject in (*SECTIONS, CELLS):
+        if subject.answers is None or not subject.is_in(report.study):
+            continue
+        with suppress(MissingError):
+            found = list(subject.answers(report))
+            at = subject.asked_at(report.study.question)
+            if at is None:
+                others += [(subject.id, answer) for answer in found]
+            else:
+                asked += [(at, subject.id, answer) for answer in found]
+    rows = [(section, answer) for _, section, answer in sorted(asked, key=lambda of: of[0])]
+    # Questions that were not asked come in the order of the page.
+    return (rows + others[: max(0, LEAST_ANSWERS + 1 - len(rows))])[:MOST_ANSWERS]
 
 
-def _environments(report: Report) -> Iterator[str]:
-    pairs = environments_compared.pairs(report.tables)
-    for (gpu, value), rows in list(pairs.groupby(["gpu", "value"], sort=False))[:MOST_DEVICES]:
-        largest = rows.iloc[0]
-        ends = span(largest[["ratio_low", "ratio_high"]])
-        yield (
-            f"{value} instead of {largest['baseline']} on {gpu}: {with_counts(rows['verdict'])}. The largest ratio is "
-            f"{number(largest['ratio'])} ({ends or 'no interval'})."
+def _axis(values: Sequence[float]) -> tuple[Any, list[tuple[float, str]]]:
+    """The place of a ratio in per cent of the axis, and the ticks; the axis always has 1."""
+    known = [value for value in values if math.isfinite(value) and value > 0]
+    if not known:
+        return (lambda _: 0.0), []
+    low, high = min([*known, 1]), max([*known, 1.5])
+    span = math.log(high / low)
+    start = math.log(low) - 0.05 * span
+    width = 1.32 * span  # with room for labels
+
+    def place(value: float) -> float:
+        return round(100 * (math.log(value) - start) / width, 2)
+
+    ticks: list[tuple[float, str]] = []
+    for tick in (*(_FINE_TICKS if high / low < 4 else ()), *TICKS):
+        at = place(tick)
+        if 0 <= at <= 97 and all(abs(at - other) > 9 for other, _ in ticks):
+            ticks.append((at, f"{tick:,g}×"))
+    return place, sorted(ticks)
+
+
+def _bars(report: Report, bars: Sequence[Bar], place: Any) -> list[DrawnBar]:
+    devices = device_looks(report.tables)
+    drawn = []
+    for i, bar in enumerate(bars):
+        look = devices.get(bar.gpu)
+        low, high = (place(end) if math.isfinite(end) and end > 0 else None for end in (bar.low, bar.high))
+        right = high if high is not None else place(bar.value)
+        drawn.append(
+            DrawnBar(
+                place(bar.value),
+                low,
+                high,
+                bar.label,
+                NAMED[look.colour if look else INK][0],
+                bar.hollow,
+                bool(look and look.marker == "s"),
+                0 if len(bars) == 1 else 8 * (2 * i - 1),
+                "right" if right < 76 else "left",
+            )
         )
-    changed = environments_compared.changed_by_itself(report)
-    yield from (block.sentence for block in islice(changed, MOST_DEVICES) if isinstance(block, Finding))
+    return drawn
 
 
-def _throughput(report: Report) -> Iterator[str]:
-    """The first device's rate and KV memory at the lowest and the highest max-num-seqs; then what others published."""
-    knob, group = sequence_limit.most_important_group(report.tables)
-    if knob != SEQUENCES:
+def _title(report: Report, answers: Sequence[Answer]) -> str:
+    """The study's title, or one of its devices and its strongest answers."""
+    if report.study.title:
+        return report.study.title
+    devices = report.tables.devices
+    names = device_names(report.tables)
+    start = ", ".join(shortened(names[gpu], MOST_NAME) for gpu in devices[:MOST_DEVICES])
+    start += f" and {len(devices) - MOST_DEVICES} more" if len(devices) > MOST_DEVICES else ""
+    title = start
+    decided = [answer for answer in answers if answer.gain and answer.verdict in (YES, NO, PARTLY)]
+    for i, answer in enumerate(sorted(decided, key=_size, reverse=True)[:2]):
+        longer = f"{title}{', ' if i else ': '}{answer.gain}"
+        if len(longer.split()) <= MOST_WORDS:
+            title = longer
+    if title == start:
+        measured = int(report.grid["outcome"].eq("ok").sum())
+        title = f"{start}: {measured} of {plural(len(report.grid), 'cell')} measured"
+    return title
+
+
+def _size(answer: Answer) -> float:
+    return max((abs(math.log(bar.value)) for bar in answer.bars if bar.value > 0), default=0.0)
+
+
+def _sub(report: Report) -> Iterator[str]:
+    """One line: models, versions, cells, when; and one clause if the numbers cannot be trusted."""
+    cells, outcomes = report.tables.rows, report.grid["outcome"]
+    models = resolved_models(report.study)
+    random = any(model.load_format in ("dummy", "seeded") for model in models.values())
+    names = list(report.grid["model"].value_counts().index)
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    yield f"{shortened(names[0], MOST_NAME)}{more}{', random weights' * random}"
+    versions = cells.dropna(subset="engine_version").drop_duplicates("engine")
+    for engine, version in list(zip(versions["engine"], versions["engine_version"], strict=True))[:1]:
+        yield f"{'vLLM' if engine == VLLM.name else engine} {str(version).split()[-1]}"
+    yield f"{int(outcomes.eq('ok').sum())} of {plural(len(outcomes), 'cell')}"
+    if cells["source"].eq("imported").any():
+        yield f"{cells.loc[cells['source'].eq('imported'), 'cell_id'].nunique()} imported"
+    if len(started := cells["started_at"].dropna().astype(str)):
+        yield started.max()[:10]
+    if cells["source"].eq("simulated").any():
+        yield "simulated: these numbers are made up"
         return
-    effects = report.tables.get("knobs", "comparison", "knob", "gpu", "ratio", "verdict")
-    overall = effects[(effects["comparison"] == "overall") & (effects["knob"] == knob)]
-    # As the first finding of the section, whose verdict stands before the sentence.
-    for row in records(largest_first(overall[overall["gpu"].isin(overall["gpu"].head(1))]).head(1)):
-        ends = f"; 95 % interval {interval}" if (interval := span([row["ratio_low"], row["ratio_high"]])) else ""
-        settings = [name for name in group.rows["series"][group.rows["cell_id"] == row["cell_id"]] if name][:1]
-        told = (
-            f"with {', '.join([instead_of(knob, row['value'], row['baseline']), *settings])}, "
-            f"{number(row['ratio'])} times the output tokens/s on {row['gpu']} ({number(row['baseline_rate'])} to "
-            f"{number(row['rate'])}{', while the engine is full' if row['metric'] == STEADY else ''})"
-            f"{ends}{of_whole_repeats(row)}."
-        )
-        yield f"Not flat: {told}" if row["verdict"] in DECIDED else sentence(told)
-    yield from (block.sentence for block in islice(sequence_limit.kv_memory(report), 1) if isinstance(block, Finding))
-    line = one_line(group)
-    values = values_at(report.tables, line, sequence_limit.rate_of(line))
-    published = sequence_limit.published_rates(report.tables, set(group.rows["cell_id"]))
-    if len(published):
-        rows = line.rows.merge(published, left_on="cell_id", right_index=True)
-        gpu = rows["gpu"].iloc[0]
-        own = rows[rows["gpu"] == gpu].groupby("x")[list(published)].median()
-        own["times"] = own["published"] / values.loc[gpu].squeeze(axis=1)
-        at = own.loc[own["times"].idxmax()]
-        beside = times_at_mixes(at["times"], at["published_prompt_share"])
-        yield f"Published for {gpu} with {setting_phrase(knob, at.name)}: {at['published']:,.0f} tokens/s, {beside}."
-
-
-def _devices(report: Report) -> Iterator[str]:
-    """For each pair of devices how the speed-up changes with the number of sequences; else what explains it."""
+    failed = int((~outcomes.isin(["ok", "infeasible", "missing"])).sum())
     with suppress(MissingError):
-        yield from (comparison for _, comparison, _ in list(speedups(report.tables))[:MOST_DEVICES])
-        return
-    ratios = of_rates(report.tables.need("devices"))
-    for (a, b), rows in list(ratios.groupby(["gpu_a", "gpu_b"], sort=False))[:MOST_DEVICES]:
-        explanations = rows["explanation"].where(rows["explanation"] != "none").dropna()
-        why = "no single ratio of the devices is shown to explain it"
-        if len(explanations):
-            most = explanations.value_counts()
-            why = f"it is shown to be the ratio of {explained(most.index[0])} in {most.iloc[0]} of {len(rows)}"
-        if rows["cannot_show"].notna().any():
-            why = "this machine cannot show whether memory bandwidth explains it"
-        of_settings = f"{len(rows)} settings" if len(rows) > 1 else "one setting"
-        yield f"{a} against {b}: {span(rows['ratio'])} times over {of_settings}; {why}."
+        load, noisy = host_load(cells)
+        if len(noisy):
+            yield f"others used over {NOISY_PCT:g} % of the CPU in {len(noisy)} of {len(load)}"
+            return
+    if failed:
+        yield f"{failed} failed"
 
 
-def _changes(report: Report) -> Iterator[Finding]:
-    """Of the settings without a section of their own: the first device's largest change that is shown, then those
-    without effect or without a verdict."""
-    rows = other_settings.largest_changes(report.tables)
-    rows = rows[~rows["about"].isin([*OWN_SECTION, "engine"])]
-    shown = rows["verdict"].isin(DECIDED)
-    own = rows[shown & (rows["gpu"] == next((gpu for gpu in report.tables.devices if gpu in set(rows["gpu"])), None))]
-    for row in records((own if len(own) else rows[shown]).head(1)):
-        interval = span([row["ratio_low"], row["ratio_high"]])
-        times = f"{number(row['ratio'])} times" + (f" ({interval})" if interval else "")
-        said = f"{row['label']}: {times} the output tokens/s on {row['gpu']}{of_whole_repeats(row)}."
-        yield Finding(f"{number(row['ratio'])} times", said)
-    yield from without_effect(rows[~shown & ~rows["about"].isin(rows.loc[shown, "about"])])
-    yield from other_settings.not_compared(report)
+def _pictures(report: Report) -> list[tuple[str, Figure]]:
+    """The figures of the first subjects that the question asks for and that could be drawn, with their sections."""
+
+    def rank(subject: Subject) -> float:
+        at = subject.asked_at(report.study.question)
+        return len(report.study.question) + 1 if at is None else at
+
+    fallback = [subject for subject in SECTIONS if subject.id == "trust"]
+    subjects = [*sorted((of for of in SECTIONS if of.id != "trust"), key=rank), *fallback, CELLS]
+    found: list[tuple[str, Figure]] = []
+    for subject in subjects:
+        figures = subject.figures if subject is CELLS else subject.figures[:1]
+        for draw in figures if subject.is_in(report.study) else ():
+            figure = figure_of(draw, report)
+            if isinstance(figure, Figure) and len(found) < PICTURES:
+                # Its section has it too, and no two elements have one id.
+                column = figure.drawn["column"].replace(f"{figure.name}-column", f"first-{figure.name}-column")
+                found.append((subject.id, replace(figure, drawn={**figure.drawn, "column": column})))
+    return found
 
 
-def _trust(report: Report) -> Iterator[tuple[str, str]]:
-    cells = report.tables.rows
-    if len(gpus := cells.loc[cells["source"] == "simulated", "gpu"].unique()):
-        yield "Simulated", f"{listed(map(str, gpus))}: these numbers are made up and say nothing about a GPU"
-    if random := [
-        of for of, model in resolved_models(report.study).items() if model.load_format in ("dummy", "seeded")
-    ]:
-        of = f"random, of {listed(random)}; the work does not depend on their values"
-        yield "Weights", f"{of}, but at a power limit the speed may, slightly"
-    yield "Cells", ", ".join(_cells(report))
-    yield "Measured", _starts(report)
-    known, unsteady = steadiness(cells)
-    if unsteady:
-        faster = without_first(report.tables, unsteady)
-        yield "Not steady", f"{len(unsteady)} of {plural(len(known), 'measured cell')} had {SLOW_FIRST}{faster}"
-    with suppress(MissingError):
-        load, noisy = host_load(report.tables.rows)
-        above = f"above {NOISY_PCT:g} % of the CPU in {len(noisy)} of {len(load)} measured cells"
-        yield "Load by others", above if len(noisy) else f"never above {NOISY_PCT:g} % of the CPU"
-    versions = cells.dropna(subset="engine_version").groupby("engine", sort=False)["engine_version"].unique()
-    named = [
-        version if version[:1].isalpha() else f"{engine} {version}"
-        for engine, of_one in versions.items()
-        for version in of_one
-    ]
-    if named:
-        several = bool(cells.groupby(["gpu", "engine"])[RAN_IN].nunique().max() > 1)
-        yield (
-            "Versions",
-            ", ".join(dict.fromkeys(named)) + ", in several environments, which are not compared" * several,
+def _fastest(report: Report) -> tuple[Sequence[str], list[Fastest]]:
+    """The fastest cell of each model, workload, device and engine, the one with the highest rate first."""
+    best = sorted(_best(report), key=lambda row: -row["value"])[:MOST_FASTEST]
+    if not best:
+        return [], []
+    tables, ids = report.tables, [row["cell_id"] for row in best]
+    others = [name for name in (TPOT, TTFT, ENERGY) if tables.value(name).reindex(ids).notna().any()]
+    most = max(end for row in best for end in (row["value"], row["high"]) if math.isfinite(end))
+    names, devices = device_names(tables), device_looks(tables)
+    fastest = []
+    for row in best:
+        look = devices[row["gpu"]]
+        colour = NAMED[look.colour][0]
+        low, high = (round(90 * row[end] / most, 2) if math.isfinite(row[end]) else None for end in ("low", "high"))
+        value = round(90 * row["value"] / most, 2)
+        bar = DrawnBar(value, low, high, "", colour, hollow=False, square=look.marker == "s", up=0, side="right")
+        beside = [float(column(name).scaled(tables.value(name).get(row["cell_id"], math.nan))) for name in others]
+        fastest.append(
+            Fastest(
+                report.cell_link(row["cell_id"]).href,
+                names[row["gpu"]],
+                colour,
+                shortened(_work(report, row), MOST_WORK),
+                rounded(row["value"], row["low"], row["high"]),
+                bar,
+                list(map(rounded, beside)),
+            )
         )
+    labels = {TPOT: "TPOT, ms", TTFT: "TTFT, ms", ENERGY: "J/token"}
+    return ["Work", "tokens/s", "", *(labels[name] for name in others)], fastest
 
 
-def _cells(report: Report) -> Iterator[str]:
-    elsewhere = report.grid["source"].eq("imported").to_numpy(dtype=bool)
-    outcomes = report.grid.loc[~elsewhere, "outcome"]
-    by_jobs = report.tables.get("provenance", "what")["what"].eq("job: SLURM_JOB_ID").any()
-    yield f"{outcomes.eq('ok').sum()} of {len(outcomes)} measured{', by Slurm jobs' * bool(by_jobs)}"
-    for outcome in ("infeasible", "timeout", "engine_error", "invalid"):
-        if count := outcomes.eq(outcome).sum():
-            yield f"{count} {outcome_words(outcome)}"
-    if missing := outcomes.eq("missing").sum():
-        yield f"{missing} not run yet"
-    if elsewhere.any():
-        yield f"{elsewhere.sum()} imported from runs elsewhere"
-
-
-def _starts(report: Report) -> str:
-    starts = report.tables.rows.groupby("cell_id")["start"].nunique()
-    repeats = plural(report.study.repeats, "repeat")
-    if starts.max() <= 1:
-        return f"{repeats} of one start per cell; how much starts differ is known from other studies"
-    text = f"{repeats} per start, {span(starts[starts > 0])} starts per cell"
-    measures = report.tables.get("intervals", "measure", "starts_apart_pct")
-    apart = measures.groupby("measure")["starts_apart_pct"].max().reindex([RATE, STEADY])
-    named = [
-        f"{number(of)} %{words}"
-        for of, words in zip(apart, (" over whole repeats", " while full"), strict=True)
-        if of > 0
-    ]
-    return text + (f", whose mean throughput differs by at most {listed(named)}" if named else "")
-
-
-def best_settings(report: Report) -> Table | Fold | None:
-    """The table, with the settings of each engine apart and the largest model with the most work first; None if no
-    cell has a rate that is not that of its load."""
-    tables, place = report.tables, [*PLACES, "engine"]
-    recommended = tables.get("recommendations", "role", *PLACES)
+def _best(report: Report) -> Iterator[dict[str, Any]]:
+    """For each model, workload, device and engine the recommended cell, or the one with the highest rate."""
+    tables = report.tables
+    rates = {measure: tables.intervals_of(measure) for measure in (STEADY, RATE)}
+    recommended = tables.get("recommendations", "cell_id", "metric", "role")
+    recommended = recommended[recommended["role"].eq("best_throughput")]
+    metrics = dict(zip(recommended["cell_id"], recommended["metric"], strict=True))
     cells = report.grid[(report.grid["outcome"] == "ok") & report.grid["comparable"].eq(True)]
-    cells = cells[~under_load(cells)]
-    means_of = tables.values.reindex(columns=[RATE, *TIMES, WAIT, ENERGY])
-    cells = cells[cells["cell_id"].isin(means_of.index[means_of[RATE].notna()])]
-    if cells.empty:
-        return None
-    cells = cells.merge(tables.rows.drop_duplicates("cell_id")[["cell_id", RAN_IN]], on="cell_id")
-    cells["environment"] = environments_in_words(cells)
-    fastest = recommended[recommended["role"] == "best_throughput"].assign(engine=VLLM.name)
-    best = {row["cell_id"]: row for row in records(fastest)}
-    measured = tables.rows[tables.rows["cell_id"].isin(cells["cell_id"])]
-    size = measured.groupby("model")["model_weights_gib"].max().fillna(0).to_dict()
-    tokens = measured.assign(tokens=measured[RATE] * measured["wall_s"]).groupby(PLACES)["tokens"].sum().to_dict()
-    places = sorted(
-        cells.groupby([*place, RAN_IN], sort=False), key=lambda of: (size[of[0][1]], tokens[of[0][:3]]), reverse=True
-    )
-    rows = [
-        _row(tables, of_place, means_of, next((best[cell] for cell in of_place["cell_id"] if cell in best), None))
-        for _, of_place in places
-    ]
-    headings = ["Model and workload", "Device and engine", "Fastest setting"]
-    headings += [column(RATE).axis, *(column(name).label for name in TIMES), column(ENERGY).axis, "Of ceiling"]
-    note = (
-        "Geometric means over starts, of whole repeats, with the 95 % interval; or the range of several settings, with "
-        "their number, if it is not decided which is the fastest. Where requests differ, rates while full decide. "
-        "First tokens include waiting."
-    )
-    if len(sources := tables.limits.drop_duplicates("cell_id")["rates"].map(RATES).unique()):
-        note += f" Ceilings: {listed(sources)}."
-    if means_of[ENERGY].isna().all():
-        headings, rows = headings[:-2] + headings[-1:], [row[:-2] + row[-1:] for row in rows]
-    table = Table("Fastest settings", headings, rows, [i > 2 for i in range(len(headings))], note)
-    return table if len(rows) <= MOST_OPEN else Fold(f"Fastest settings of {len(rows)} combinations", [table])
+    for _, of_place in cells[~under_load(cells)].groupby([*PLACES, "engine"], sort=False):
+        of_cell = {str(row["cell_id"]): row for row in records(of_place)}
+        chosen = next((cell for cell in of_cell if cell in metrics), "")
+        measure = metrics[chosen] if chosen else RATE
+        known = {row["cell_id"]: row for row in records(rates[measure].reset_index()) if row["cell_id"] in of_cell}
+        if known:
+            # Of settings that are not shown to differ, the recommended one.
+            cell = chosen if chosen in known else max(known, key=lambda of: known[of]["value"])
+            yield {**of_cell[cell], **known[cell], "full": measure == STEADY}
 
 
-def _row(tables: Tables, cells: pd.DataFrame, means_of: pd.DataFrame, best: dict[str, Any] | None) -> list[str]:
-    """The row of a place; it does not depend on which of several tied settings has the highest mean.
-
-    Without a recommendation, intervals say which settings are tied.
-    """
-    metric = best["metric"] if best else RATE
-    if best:
-        # What is a test of preemption is not recommended.
-        cells = cells[cells.get(TESTS_ONLY, pd.Series(index=cells.index)).isna()]
-    first, rates = cells.iloc[0], tables.intervals_of(metric).reindex(cells["cell_id"])
-    if best is None:
-        # Settings whose intervals overlap that of the highest mean are not shown to differ from it.
-        lowest = float(rates["low"].iloc[rates["value"].to_numpy().argmax()])
-        members = cells[~rates["high"].lt(lowest).to_numpy()]
-    else:
-        ties = best["ties"].split(", ") if isinstance(best["ties"], str) else []
-        members = cells[cells["knobs"].isin([best["knobs"], *ties])]
-    words = best_in_words(members, cells, tables.knobs)
-    work = tables.measured.loc[tables.measured["cell_id"].isin(cells["cell_id"]), list(WORK)]
-    words += "; requests differ" * bool(work.nunique().gt(1).any())
-    of_them = means_of.loc[members["cell_id"]]
-    rate = span(rates["value"].reindex(members["cell_id"]))
-    if len(members) > 1:
-        rate = f"{rate} (of {len(members)})"
-    elif ends := span(rates.loc[members["cell_id"].iloc[0], ["low", "high"]]):
-        rate = f"{rate} ({ends})"
-    rate += " while full" * (metric == STEADY)
-    times = [of_them[name].dropna() for name in TIMES]
-    latencies = [
-        column(name).text(of.min(), of.max()) if len(of) else UNKNOWN for name, of in zip(TIMES, times, strict=True)
-    ]
-    waits = of_them[WAIT].dropna()
-    if len(waits) and waits.max() > WORTH_SAYING * times[1].max():
-        latencies[1] += f", waits {column(WAIT).text(waits.min(), waits.max())}"
-    named = [
-        f"{first['model']}, {first['workload']}",
-        f"{first['gpu']}, {first['engine']}{first['environment']}",
-        words,
-    ]
-    return [*named, rate, *latencies, span(of_them[ENERGY]) or UNKNOWN, _of_limit(tables, members)]
-
-
-def best_in_words(members: pd.DataFrame, cells: pd.DataFrame, knobs: Sequence[str]) -> str:
-    """The best setting in words; `members` are the best cell and those not shown to be slower, `cells` all of them."""
-    varied = [knob for knob in knobs if cells[knob].nunique(dropna=False) > 1]
-    if len(cells) == 1:
-        only = settings_in_words(members, [knob for knob in knobs if members[knob].notna().any()])[0]
-        return f"{sentence(only)} (the only one)"
-    if len(members) == 1:
-        others = settings_in_words(cells.drop(members.index), varied)
-        among = f"instead of {others[0]}" if len(others) == 1 else f"of {len(cells)}"
-        return f"{sentence(settings_in_words(members, varied)[0])} ({among})"
-    if len(members) == len(cells):
-        return f"Not decided between {len(cells)} settings"
-    fixed = [knob for knob in varied if members[knob].nunique(dropna=False) == 1]
-    moving = [knob for knob in varied if knob not in fixed]
-    values = members[fixed].astype("string").fillna("").iloc[0]
-    alike = (cells[fixed].astype("string").fillna("") == values).all(axis=1)
-    if fixed and alike.sum() == len(members):
-        tied = listed(_side_by_side(members.sort_values(moving), moving), "or")
-        return f"{sentence(settings_in_words(members.head(1), fixed)[0])}; {tied}"
-    named = f": {'; '.join(settings_in_words(members, varied))}" if len(members) <= MOST_NAMED else ""
-    return f"Not decided between {len(members)} of {len(cells)} settings{named}"
-
-
-def _side_by_side(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
-    """The settings in words; of a single knob only the first in full."""
-    if len(knobs) > 1:
-        return settings_in_words(rows, knobs)
-    first, *others = rows[knobs[0]]
-    return [setting_phrase(knobs[0], first), *(shortly(knobs[0], other, first) for other in others)]
-
-
-def _of_limit(tables: Tables, members: pd.DataFrame) -> str:
-    shares = tables.value("ceiling_share").reindex(members["cell_id"]).dropna()
-    text = f"{span(100 * shares)} %" if len(shares) else UNKNOWN
-    return f"{text}, {NOT_DECIDED}" if shares.max() > 1 else text
+def _work(report: Report, row: dict[str, Any]) -> str:
+    cell = report.grid.set_index("cell_id").loc[row["cell_id"]]
+    sequences = cell["max_concurrency_allowed"]
+    parts = [row["workload"]]
+    if pd.notna(sequences):
+        parts.append(plural(int(sequences), "sequence"))
+    if row["engine"] != VLLM.name:
+        parts.append("HuggingFace" if str(row["engine"]).startswith("hf") else row["engine"])
+    if row["model"] != report.grid["model"].value_counts().index[0]:
+        parts.append(row["model"])
+    knob = "knob_enable_prefix_caching"
+    if knob in cell and pd.notna(cell[knob]):
+        parts.append(setting_phrase(knob, cell[knob]))
+    return ", ".join(map(str, parts)) + ", while full" * bool(row["full"])

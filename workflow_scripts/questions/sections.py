@@ -1,4 +1,4 @@
-"""The subjects of the report, in the page's order. Each module holds one: its section, figures, tables, sentences."""
+"""The subjects of the report, in the page's order. Each module holds one: its section, figures, tables and answers."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from workflow_scripts.questions.environments import section as environments_comp
 from workflow_scripts.questions.knobs import central_tables, latency, prefix_caching, sequence_limit, speculation
 from workflow_scripts.questions.knobs import section as other_settings
 from workflow_scripts.questions.limits import section as hardware_limits
-from workflow_scripts.questions.memory import block_tables_by_step, kv_block_size
+from workflow_scripts.questions.memory import kv_block_size
 from workflow_scripts.questions.memory import section as memory_pressure
 from workflow_scripts.questions.predictions import section as predicted_and_measured
 from workflow_scripts.questions.recommendations import section as settings_to_serve
@@ -26,21 +26,13 @@ schemas()  # imports every module that makes a table, so that each table is chec
 
 # The sections of the page, then what it folds at its end.
 _SECTIONS = (
-    *(
-        environments_compared,
-        sequence_limit,
-        device_ratios,
-        hardware_limits,
-        latency,
-        host_waiting,
-        energy,
-    ),
-    *(vllm_against_hf, prefix_caching, kv_block_size, memory_pressure, other_settings, speculation),
-    *(predicted_and_measured, servers_under_load, how_sure),
+    *(sequence_limit, device_ratios, environments_compared, latency, servers_under_load, hardware_limits, host_waiting),
+    *(energy, vllm_against_hf, prefix_caching, kv_block_size, memory_pressure, other_settings, speculation),
+    *(predicted_and_measured, how_sure),
 )
 _APPENDIX = (
-    *(every_cell, settings_to_serve, central_tables, workload_requests, block_tables_by_step, what_ran),
-    *(where_measured, take_away, glossary),
+    *(every_cell, settings_to_serve, central_tables, workload_requests, what_ran, where_measured),
+    *(take_away, glossary),
 )
 SECTIONS: Sequence[Subject] = [module.SUBJECT for module in _SECTIONS]
 APPENDIX: Sequence[Subject] = [module.SUBJECT for module in _APPENDIX]

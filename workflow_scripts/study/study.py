@@ -177,7 +177,14 @@ class Study(StrictRecord):
 
     schema_version: Literal[1]
     name: Name
-    question: str = Field(min_length=1, description="what the study is to answer; the report opens with it")
+    title: str | None = Field(
+        None,
+        min_length=1,
+        max_length=80,
+        pattern=r"^\S+( \S+){0,7}$",
+        description="what was found, in at most 8 words: the title of the report; if left out, its clearest answers",
+    )
+    question: str = Field(min_length=1, description="what the study is to answer; the report answers it in this order")
     repeats: int = Field(3, ge=1, description="timed passes over the workload per start of the engine, after warm-up")
     starts: Starts = Field(
         ONE_START,

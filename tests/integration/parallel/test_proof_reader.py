@@ -16,7 +16,7 @@ from workflow_scripts.common.columns import COLUMNS, column, unit_of
 from workflow_scripts.common.wording import number
 from workflow_scripts.page.blocks import DIGITS as TABLE_DIGITS
 from workflow_scripts.page.blocks import UNKNOWN
-from workflow_scripts.page.sentences import MOST_SENTENCES
+from workflow_scripts.page.digits import rounded
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.rate_ceiling import MeanLengths, judge_rate
 from workflow_scripts.questions.engines.table import with_cell_ids
@@ -30,69 +30,64 @@ UNITS = "tokens/s|ms|J/token|GiB"
 IN_WORDS = re.compile(rf"({NUMBER}) (?:(?:output|total) )?({UNITS})\b(?! each)")  # "each" is of the steps of a repeat
 OF_HEADING = re.compile(rf"\(({UNITS})\)")
 INTERVAL = re.compile(rf"95 % interval ({NUMBER}) to ({NUMBER})")
-RATIO = re.compile(rf"({NUMBER}) times[^(]*\((?:95 % interval )?({NUMBER} to {NUMBER})")
-WAITING = re.compile(r"(\d+) %\s+([^:]+: [^:]+): the GPU waits for its host")
-# Verdicts without a number: one word for one thing.
-VERDICTS = {
-    *("flat", "not decided", "changes", "possible", "impossible", "infeasible", "timeout", "engine error", "invalid"),
-    *("failed start", "flagged", "kept up", "kept up, slow client", "saturated", "predicted", "quiet host", "busy GPU"),
-    *("limited by server", "limited by client and server", "not steady"),
-    *("block size", "decided", "simulated", "published", "remote code", "by itself", "ramp", "cannot show", "missed"),
-    *("loaded host", "slowed GPU", "not compared", "holds", "failed"),
-}
-DIGITS = range(2, 7)
+DIGITS = range(1, 7)
 
 
 STUDIES = ("two_gpus", "h200_later", "slurm_h100")
 
 
 class Page(HTMLParser):
-    """The tables of a page by caption, as rows of texts, and the texts of its findings."""
+    """The tables of a page by caption, as rows of texts; its answers, and the texts of its sections."""
 
     def __init__(self, html):
         super().__init__()
         self._tag = self._title = ""
-        self.tables, self.findings, self._into = [], [], None
+        self.tables, self.answers, self.told, self._into = [], [], [], None
         # By caption, the cell that each row of a table links to.
         self.cells = []
-        # The verdicts of the findings, and by figure what the marks of its cells say.
-        self.verdicts, self.marks, self._figure = [], {}, ""
+        # By figure what the marks of its cells say.
+        self.marks, self._figure = {}, ""
         self.feed(html)
 
     def handle_starttag(self, tag, attrs):
+        known = dict(attrs)
         if tag == "table":
-            self.tables.append((dict(attrs)["aria-label"], []))
+            self.tables.append((known["aria-label"], []))
             self.cells.append([])
         elif tag == "tr":
             self.tables[-1][1].append([])
             self.cells[-1].append(None)
-        elif tag == "a" and self.cells and self._into is not self.findings and self._into is not None:
-            _, is_cell, cell = (dict(attrs).get("href") or "").partition("&cell=")
+        elif tag == "a" and self.cells and self._into is not None:
+            _, is_cell, cell = (known.get("href") or "").partition("&cell=")
             if is_cell:
                 self.cells[-1][-1] = unquote(cell)
         elif tag in ("td", "th"):
             self._into = self.tables[-1][1][-1]
             self._into.append("")
         elif tag == "li":
-            self._into = self.findings
-            self._into.append("")
+            self.answers.append({})
         elif tag == "figure":
-            self._figure = dict(attrs).get("id", "")
-        elif tag == "circle":
+            self._figure = known.get("id", "")
+        elif tag == "circle" and self._figure:
             self.marks.setdefault(self._figure, []).append(self._title)
-        is_verdict = (dict(attrs).get("class") or "").startswith("verdict")
-        self._tag = tag if tag == "title" or is_verdict else ""
+        kind = (known.get("class") or "").split(" ")[0]
+        if kind in ("verdict", "q", "ans", "told") or tag == "title":
+            self._tag = "title" if tag == "title" else kind
+        elif tag != "span":
+            self._tag = ""
 
     def handle_endtag(self, tag):
-        if tag in ("td", "th", "li"):
+        if tag in ("td", "th"):
             self._into = None
+        self._tag = "" if tag != "span" or self._tag != "verdict" else self._tag
 
     def handle_data(self, data):
         if self._tag == "title":
             self._title = data
-        elif self._tag:
-            self.verdicts.append(data)
-        self._tag = ""
+        elif self._tag in ("verdict", "q", "ans"):
+            self.answers[-1][self._tag] = self.answers[-1].get(self._tag, "") + data
+        elif self._tag == "told":
+            self.told.append(data)
         if self._into is not None:
             self._into[-1] += data
 
@@ -178,7 +173,7 @@ def test_numbers_of_a_row_that_follow_from_each_other_do(folder, tables):
     assert alone["queue_s_p50"].to_numpy() == pytest.approx(alone["ttft_s_p50"].to_numpy(), rel=0.03)
 
 
-def test_the_parts_of_a_repeat_are_its_time_and_only_cells_that_wait_by_no_measure_are_busy(folder, tables, page):
+def test_the_parts_of_a_repeat_are_its_time(folder, tables, page):
     waits = tables["waiting"]
     parts = waits[["device_s", "launch_s", "arrival_s", "other_s"]]
     assert parts.notna().all(axis=1).equals(parts.notna().any(axis=1))
@@ -191,13 +186,6 @@ def test_the_parts_of_a_repeat_are_its_time_and_only_cells_that_wait_by_no_measu
             float(row[of]) for of in row if of.startswith(("GPU works", "Launches", "First", "Other")) if row[of] != "–"
         ]
         assert told == [] or sum(told) == pytest.approx(100, abs=0.05)
-    sampled = waits.dropna(subset="driver_idle_share").groupby("cell_id")
-    means = sampled[["waiting_share", "driver_idle_share"]].mean()
-    shares = means["waiting_share"].fillna(means["driver_idle_share"]).sort_values(ascending=False)
-    much = [f"{100 * share:.0f}" for share in shares[shares > 0.1]]
-    named = {name: pct for text in page.findings for pct, name in WAITING.findall(text)}
-    assert sorted(named.values()) == sorted(much[:MOST_SENTENCES] if shown else [])
-    assert ("busy GPU" in page.verdicts) == (bool(shown) and not much)
 
 
 def test_rows_of_a_place_are_in_the_order_of_their_settings(folder, tables, page):
@@ -239,7 +227,7 @@ def known(tables):
 
 def test_every_number_with_a_unit_is_one_of_the_tables(folder, tables, page):
     texts = known(tables)
-    stated = [(unit, value, text) for text in page.findings for value, unit in IN_WORDS.findall(text)]
+    stated = [(unit, value, text) for text in page.told for value, unit in IN_WORDS.findall(text)]
     for caption, (headings, *rows) in page.tables:
         if "data-sheet" in caption:
             continue
@@ -254,22 +242,7 @@ def test_every_number_with_a_unit_is_one_of_the_tables(folder, tables, page):
     assert [of for of in stated if of[1] not in texts.get(of[0], ())] == []
 
 
-def test_a_rate_while_full_is_a_steady_one(folder, tables, page):
-    steady = tables["intervals"].query("measure == 'steady_output_tokens_per_s'")["value"]
-    texts = {of for value in steady for of in (*(number(value, digits) for digits in DIGITS), f"{value:,.0f}")}
-    claims = tables.get("claims", pd.DataFrame(columns=["evidence", "seen_here"]))
-    told = [*page.findings, *claims[["evidence", "seen_here"]].stack()]
-    stated = [(of, text) for text in told for of in re.findall(rf"({NUMBER}) output tokens/s while [a-z ]*full", text)]
-    assert [of for of in stated if of[0] not in texts] == []
-    assert stated or folder.name not in STUDIES
-
-
-def test_a_ratio_before_a_sentence_is_one_of_its_numbers(page):
-    ratios = [(found[1], text) for text in page.findings if (found := re.match(r"\s*([\d.,]+ times)", text))]
-    assert [of for of in ratios if of[1].count(of[0]) < 2] == []
-
-
-def test_every_interval_of_a_finding_is_one_of_the_tables(folder, tables, page):
+def test_every_interval_of_a_mark_is_one_of_the_tables(tables, page):
     ends = set()
     for table in tables.values():
         measures = {unit_of(str(name)) for key in {"measure", "metric"} & set(table) for name in table[key].unique()}
@@ -279,8 +252,10 @@ def test_every_interval_of_a_finding_is_one_of_the_tables(folder, tables, page):
                 for a, b in table[[low, high]].dropna().drop_duplicates().to_numpy(float):
                     for pair in [(a, b), *([(1 / b, 1 / a)] if a > 0 else [])]:
                         ends.add(tuple(number(end * factor) for end in pair))
-    texts = [*page.findings, *chain(*page.marks.values())]
-    intervals = [(found, text) for text in texts for found in INTERVAL.findall(text)]
+    # A prediction's band is drawn over the measured rate.
+    rows = tables["predictions"].dropna(subset=["low", "high", "measured"])
+    ends |= {tuple(number(of / row.measured) for of in (row.low, row.high)) for row in rows.itertuples()}
+    intervals = [(found, text) for text in chain(*page.marks.values()) for found in INTERVAL.findall(text)]
     assert len(intervals) > 3
     assert [of for of in intervals if of[0] not in ends] == []
 
@@ -303,61 +278,26 @@ def test_no_measured_cell_is_impossible_at_its_lengths_or_at_any(folder, tables)
     assert [of for of in judged if of[-1].verdict == "impossible"] == []
 
 
-def test_a_verdict_is_a_number_or_one_of_few_words(page):
-    assert {of for of in page.verdicts if not re.search(r"\d", of)} <= VERDICTS
-
-
-def test_a_ratio_is_a_badge_only_if_a_test_decides_it(folder, tables, page):
-    by_verdict = {True: set(), False: set()}
-    for name in ("knobs", "latencies", "engines", "engine_decomposition", "environments"):
-        rows = tables.get(name, pd.DataFrame(columns=["verdict"])).dropna(subset="verdict")
-        for row in rows.rename(columns=lambda of: of.removeprefix("improvement_")).itertuples():
-            ratio = tuple(number(of) for of in (row.ratio, row.ratio_low, row.ratio_high))
-            by_verdict[row.verdict != "not decided"].add(ratio)
-    badges = [
-        (found[1], INTERVAL.search(text)) for text in page.findings if (found := re.match(rf"({NUMBER}) times ", text))
-    ]
-    ratios = [(ratio, *interval.groups()) for ratio, interval in badges if interval]
-    assert ratios
-    assert not set(ratios) & (by_verdict[False] - by_verdict[True])
-
-
-def test_the_errors_of_predictions_are_told_of_every_device_and_engine(folder, tables, page):
-    compared = tables["predictions"].dropna(subset=["predicted", "measured"])
-    compared = compared[compared["quantity"].isin([RATE, "ttft_s_p50", "tpot_s_p50"])]
-    # The rate of a server follows from its load.
-    loaded = compared["cell_id"].isin(tables["cells"].loc[under_load(tables["cells"]), "cell_id"])
-    compared = compared[~loaded | compared["quantity"].ne(RATE)]
-    told = [text for text in page.findings if " predicted from " in text]
-    by = ["gpu", "engine", "model", compared["bound_by"].eq("kv_blocks"), compared["same_card"].fillna(value=True)]
-    for (gpu, engine, *which), part in compared.groupby(by):
-        of_cells = [f"On {gpu}, ", f" {engine} cell"]
-        for quantity, of in part.groupby("quantity"):
-            sizes = 100 * (of["predicted"] / of["measured"] - 1).abs()
-            off = f"{number(sizes.median())} % (at most {number(sizes.max())} %)"
-            off = off if len(sizes) > 2 else " and ".join(map(number, sizes)) + " %"
-            of_cells.append(f"{off} for {column(quantity).in_words}")
-        banded = part.dropna(subset=["low", "high"])
-        outside = int((~banded["measured"].between(banded["low"], banded["high"])).sum())
-        of_cells += [f"; {outside} of {len(banded)} values are outside"] * (outside > 0)
-        texts = [text for text in told if all(part in text for part in of_cells)]
-        assert texts, (gpu, engine, which)
-        assert any((" values are outside" in text) == (outside > 0) for text in texts)
-    assert len(compared) or folder.name not in STUDIES
-
-
-def test_a_figure_has_the_cells_of_the_sentences_of_its_section(folder, page):
-    waiting = {name for text in page.findings for _, name in WAITING.findall(text)}
-    assert waiting or folder.name != "two_gpus"
-    drawn = page.marks.get("figure-waiting_by_repeat", [])
-    assert [name for name in waiting if not any(text.startswith(name) for text in drawn)] == []
-    rates = page.marks.get("figure-throughput", [])
-    assert len(rates) > 1
-    assert all("tokens/s" in text for text in rates)
-    # Lines that colours do not tell apart, as those of the made study, are not all drawn.
-    for name in ("speed_per_user", "latency"):
-        beside = {text.rpartition(": ")[0] for text in page.marks[f"figure-{name}"]}
-        assert {text.rpartition(": ")[0] for text in rates} <= beside or folder.name not in STUDIES
+def test_a_verdict_is_one_of_five_and_agrees_with_the_tables(folder, tables, page):
+    verdicts = {of["verdict"].split()[-1] for of in page.answers}
+    assert verdicts <= {"Yes", "No", "Partly", "Likely", "Open"}
+    assert 3 <= len(page.answers) <= 7
+    # A ratio that decides is one of a comparison that is shown to differ, or whose own interval excludes 1.
+    effects, engines = tables["knobs"], tables["engines"].rename(columns=lambda of: of.removeprefix("improvement_"))
+    decided = pd.concat([effects[effects["verdict"] == "changes"], tables["devices"]])
+    excluded = pd.concat([effects, engines, tables["devices"]])
+    excluded = excluded[(excluded["ratio_low"] > 1) | (excluded["ratio_high"] < 1)]
+    for answer in page.answers:
+        for text in re.findall(rf"({NUMBER})×", answer["ans"]):
+            of = {"Yes": decided, "No": decided, "Likely": excluded}.get(answer["verdict"].split()[-1])
+            if of is not None:
+                ratios = [
+                    *zip(of["ratio"], of["ratio_low"], of["ratio_high"], strict=True),
+                    *zip(1 / of["ratio"], 1 / of["ratio_high"], 1 / of["ratio_low"], strict=True),
+                ]
+                assert text in {rounded(*ends) for ends in ratios}, answer
+    asked = {"two_gpus": "bandwidth", "h200_later": "Predictions"}.get(folder.name, "")
+    assert asked in page.answers[0]["q"]
 
 
 def values_of(tables):
@@ -370,35 +310,28 @@ def values_of(tables):
 def test_the_mark_of_a_cell_in_a_figure_is_the_value_that_tables_and_sentences_state(folder, tables):
     """Whatever is drawn of a cell is its mean or median as it is declared, and a ratio is one of a table."""
     values = values_of(tables)
-    measured = tables["repeats"].groupby("cell_id")[RATE].apply(lambda of: set(of.dropna()))
     predictions = tables["predictions"].query("quantity == @RATE").set_index("cell_id")
     errors = predictions["predicted"] / predictions["measured"]
-    idle = tables["waiting"].groupby("cell_id")["driver_idle_share"].apply(lambda of: 100 * of)
-    at_ceiling = tables["limits"]["mfu"] * tables["limits"]["flop_per_s"] / tables["limits"]["factor"]
-    limits = tables["limits"].assign(at=at_ceiling / 1e12 / tables["limits"][f"{RATE}_ceiling"])
     ratios = pd.concat([tables["knobs"], tables["devices"].assign(cell_id=cell_ids(tables["devices"], "gpu_a"))])
     engines = tables["engines"]["improvement_ratio"].dropna()
     checked = set()
     for name, figure in json.loads((folder / "figures/figures.json").read_text()).items():
-        for cell, measure, (value, *_), *_ in figure.get("marks", {}).get("wide", ()):
+        for cell, measure, (value, *_), *_ in figure.get("marks", {}).get("", ()):
             checked.add(name)
             if measure in values:
                 stated = [column(measure).scaled(values.at[cell, measure])]
-            elif measure == "driver_idle_share":
-                stated = list(idle[cell])
-            elif measure == "flop_per_s":
-                stated = list(limits[limits["cell_id"] == cell].groupby("rates")["at"].median() * values.at[cell, RATE])
-            elif name == "spread":
-                stated = [rate / values.at[cell, RATE] for rate in measured[cell]]
+            elif measure == "ceiling_share":
+                ceilings = tables["limits"][tables["limits"]["cell_id"] == cell].groupby("rates")[f"{RATE}_ceiling"]
+                stated = list(100 * values.at[cell, RATE] / ceilings.median())
             elif name == "prediction_errors":
                 stated = [errors[cell]]
             else:
-                stated = [*ratios.loc[ratios["cell_id"] == cell, "ratio"], *(engines if name == "effects" else ())]
+                stated = [*ratios.loc[ratios["cell_id"] == cell, "ratio"], *engines]
             assert any(np.isclose(value, number, rtol=1e-6) for number in stated), (name, cell, measure, value, stated)
-    assert {"roofline", "waiting_by_repeat", "prediction_errors", "spread"} <= checked or folder.name not in STUDIES
+    assert {"limits", "prediction_errors"} <= checked or folder.name not in STUDIES
     if folder.name == "two_gpus":
-        assert {"throughput", "speed_per_user", "output_by_block_size", "energy", "engines"} <= checked
-        assert {"predicted_by_max_num_seqs", "prefix_caching", "effects", "device_ratios"} <= checked
+        assert {"throughput", "speed_per_user", "energy", "engines", "prefix_caching", "block_size"} <= checked
+        assert {"other_settings", "device_ratios"} <= checked
 
 
 def test_a_cell_has_one_value_of_a_measure_in_every_table_of_the_page_and_in_its_views(folder, tables, page):
@@ -451,49 +384,26 @@ def test_kv_memory_in_use_is_at_most_that_of_the_blocks_in_use(tables):
     assert (repeats["kv_bytes_used_mean"] <= blocks * (1 + 1e-9)).all()
 
 
-def test_each_line_of_the_first_screen_has_a_number_and_no_ratio_is_told_twice(folder):
-    _, _, after = (folder / "report.html").read_text(encoding="utf-8").partition('<ul class="findings lines">')
-    lines = re.findall(r"<li>(.*?)</li>", re.sub(r"<(?!/?li>)[^>]*>", "", after.partition("</ul>")[0]), re.DOTALL)
-    assert [line for line in lines if not re.search(r"\d", line)] == []
-    ratios = [of for line in lines for of in RATIO.findall(line)]
-    assert len(ratios) == len(set(ratios))
-
-
 def test_a_share_of_the_ceiling_is_the_rate_beside_it_over_the_ceiling(tables, page):
     rates = tables["intervals"].query("measure == @RATE").set_index("cell_id")["value"]
     ceilings = (
         tables["limits"].groupby(["cell_id", "rates"])[f"{RATE}_ceiling"].median().reset_index("rates", drop=True)
     )
     shares = (100 * rates / ceilings).dropna()
-    texts = {number(share, digits) for share in shares for digits in DIGITS}
-    stated = [of for text in page.findings if "share of the ceiling" in text for of in re.findall(r"([\d.]+) %", text)]
     for (_, (headings, *rows)), cells in zip(page.tables, page.cells, strict=True):
-        if "Of ceiling" in headings:
-            stated += [of for row in rows for of in re.findall(NUMBER, row[headings.index("Of ceiling")])]
-        elif column("ceiling_share").axis in headings:
+        if column("ceiling_share").axis in headings:
             at = headings.index(column("ceiling_share").axis)
             shown = [(cell, row[at]) for row, cell in zip(rows, cells[1:], strict=True) if cell in shares]
             texts_of = {of: {number(n, TABLE_DIGITS) for n in shares.loc[[of]]} for of, _ in shown}
             texts_of |= {of: {UNKNOWN} for of in tables["cells"].loc[under_load(tables["cells"]), "cell_id"]}
             assert [of for of in shown if of[1] not in texts_of[of[0]]] == []
             assert shown
-    assert [of for of in stated if of not in texts] == []
 
 
-def test_a_share_above_the_ceiling_is_impossible_or_not_decided(page):
-    above = re.compile(r"share of the ceiling (?:.* )?\d{3,}(?:\.\d+)? %")
-    assert [text for text in page.findings if above.search(text) and not text.startswith("not decided")] == []
-    for _, (headings, *rows) in page.tables:
-        shares = [row[headings.index("Of ceiling")] for row in rows if "Of ceiling" in headings]
-        assert [of for of in shares if re.search(r"(?<![\d.])\d{3,}", of) and "not decided" not in of] == []
-
-
-def test_the_first_line_answers_what_the_study_asks_first_and_no_text_has_the_short_name_of_settings(folder, tables):
+def test_no_text_has_the_short_name_of_settings(folder, tables):
     html = (folder / "report.html").read_text(encoding="utf-8")
-    assert "random, of llama" in html.partition("<nav")[0] or folder.name not in STUDIES
-    if asked := {"two_gpus": "devices", "h200_later": "predictions"}.get(folder.name):
-        assert f'href="#{asked}"' in html.partition('<ul class="findings lines">')[2].partition("</li>")[0]
-    texts = " ".join(re.findall(r'alt="([^"]*)"', html))
+    assert "random weights" in html.partition("</header>")[0] or folder.name not in STUDIES
+    texts = " ".join(re.findall(r'aria-label="([^"]*)"', html))
     texts += re.sub(r"<(script|style|template)\b.*?</\1>|<[^>]*>", " ", html, flags=re.DOTALL)
     assert not re.search(r"\de[+-]\d", texts)
     assert not [name for name in tables["cells"]["knobs"] if "-" in name and name in texts]

@@ -9,11 +9,9 @@ import pandas as pd
 import pytest
 
 from workflow_scripts.predict.capacity_of_cells import predict_study
-from workflow_scripts.questions.devices.section import speedups
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.measurements import read_measurements
-from workflow_scripts.tables.results import Tables
 
 
 def test_every_cell_has_its_outcome_and_nothing_is_measured(two_gpus, two_gpus_evidence):
@@ -91,9 +89,6 @@ def test_ratios_fall_from_the_bandwidths_to_the_operations(two_gpus):
     assert not chat["only_waiting"].any()
     assert chat.loc[256, ["power_cap_share_a", "power_cap_share_b"]].tolist() == pytest.approx([0.75, 0.60], abs=0.01)
     assert chat.loc[256, "sm_clock_mhz_min_a"] == 1140
-    [(_, sentence, _)] = speedups(Tables(two_gpus / "tables"))
-    assert sentence.startswith("h200 over h100-sxm: 1.33 times at 1 sequence")
-    assert "1.14 at 256" in sentence
     assert chat["steady_ratio"].to_dict() == pytest.approx({1: 1.33, 4: 1.30, 16: 1.37, 64: 1.11, 256: 1.03}, abs=0.01)
     # A model fitted to one GPU expects the ratio; that of the bandwidths does not explain it.
     off = chat[[f"{of}_ratio_error_pct" for of in ("predicted", "own_predicted", "measured_bandwidth")]].abs().max()

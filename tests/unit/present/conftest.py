@@ -1,19 +1,15 @@
 """Made-up results, drawn once for all tests of this room."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
-from matplotlib.axes import Axes
 
 from tests.unit.present.synthetic import arguments, columns_of
-from workflow_scripts.page.blocks import Finding, Fold, Table
-from workflow_scripts.page.plot import Plot
+from workflow_scripts.page.blocks import Fold, Table
 from workflow_scripts.page.report import Part, Report
-from workflow_scripts.present import figures, page
+from workflow_scripts.present import page
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.measurements import FRAME_COLUMNS, read_measurements, split
 from workflow_scripts.tables.results import Tables
@@ -117,38 +113,9 @@ def in_table(report: Report, name: str) -> pd.DataFrame:
     return pd.read_parquet(report.tables.folder / f"{name}.parquet")
 
 
-def told(part: Part, report: Report) -> list[tuple[str, str]]:
-    """The findings of a part, each with its verdict and its sentence."""
-    return [(block.verdict, block.sentence) for block in part(report) if isinstance(block, Finding)]
-
-
 def table_in(part: Part, report: Report) -> Table:
     """The only table of a part, folded or not."""
     (block,) = part(report)
     (table,) = block.blocks if isinstance(block, Fold) else [block]
     assert isinstance(table, Table)
     return table
-
-
-@pytest.fixture
-def axes_of() -> Iterator[Callable[..., Axes]]:
-    """A function that draws a panel of a plot."""
-
-    def draw(plot: Plot, panel: int = 0) -> Axes:
-        _, ax = plt.subplots()
-        plot.panels[panel].draw(ax)
-        return ax
-
-    yield draw
-    plt.close("all")
-
-
-@pytest.fixture
-def plot_of(tmp_path: Path) -> Callable[[str, pd.DataFrame], Plot]:
-    """A figure of a study with these cells and their values, and no other table."""
-
-    def plot(name: str, cells: pd.DataFrame) -> Plot:
-        write_cells(cells, tmp_path)
-        return figures.FIGURES[name].plot(Tables(tmp_path))
-
-    return plot

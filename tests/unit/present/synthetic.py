@@ -4,7 +4,7 @@ Numbers of cells are made up here. Tables that follow from them are made by the 
 evidence than cells are made up too, and checked with their schema.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +87,13 @@ STUDY = study_content(
 
 
 # The figures of the sections that the study has.
-DRAWN = [part.name for of in SUBJECTS if of.is_in(Study.model_validate(STUDY)) for part in of.figures]
+DRAWN = [draw.__name__ for of in SUBJECTS if of.is_in(Study.model_validate(STUDY)) for draw in of.figures]
 
 
-def write_study(folder: Path) -> Path:
+def write_study(folder: Path, content: Mapping[str, Any] = STUDY) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "synthetic.yaml"
-    path.write_text(yaml.safe_dump(STUDY, sort_keys=False))
+    path = folder / f"{content['name']}.yaml"
+    path.write_text(yaml.safe_dump(dict(content), sort_keys=False))
     return path
 
 
@@ -198,7 +198,7 @@ def facts_table(cells: pd.DataFrame, gpu: str, name: str) -> pd.DataFrame:
         for row in cells[told & (cells["gpu"] == gpu)].itertuples()
     ]
     types = table_columns()[name]
-    return pd.concat(parts).reindex(columns=list(types)).astype(types)
+    return pd.concat([pd.DataFrame(), *parts]).reindex(columns=list(types)).astype(types)
 
 
 def columns_of(table: str) -> list[str]:
@@ -289,7 +289,7 @@ def claims_table() -> pd.DataFrame:
 def serving_tables(cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The tables `serving` and `serving_summary`: the server answers at most ten requests a second."""
     rows = cells[(cells["engine"] == "vllm-serve") & cells["repeat"].notna()]
-    rate = rows["knob_request_rate_per_s"].astype(float)
+    rate = rows.get("knob_request_rate_per_s", pd.Series(dtype=float)).astype(float)
     answered, saturated = np.minimum(rate, 10), rate > 10
     table = rows.assign(load="open loop", request_rate_per_s=rate, arrivals_per_s=rate, requests_per_s=answered)
     table = table.assign(goodput_requests_per_s=answered * np.where(saturated, 0.2, 1.0), saturated=saturated)
@@ -344,15 +344,21 @@ def arguments(**options: Path) -> list[str]:
     return [word for name, path in options.items() for word in (f"--{name}", str(path))]
 
 
-def write_results(folder: Path) -> Path:
-    """Write a study's whole results with made-up numbers below `folder`; return the study file."""
-    path = write_study(folder)
+def write_results(
+    folder: Path,
+    content: Mapping[str, Any] = STUDY,
+    change: Callable[[pd.DataFrame], pd.DataFrame] = lambda cells: cells,
+) -> Path:
+    """Write a study's whole results with made-up numbers below `folder`; return the study file. `change` may change its
+    cells."""
+    path = write_study(folder, content)
     study = load_study(path)
-    cells = cells_table(study)
+    cells = change(cells_table(study))
     write_tables(cells, folder / "tables")
-    write_table(blocks_table(study), folder / "tables/blocks.parquet")
+    if content is STUDY:
+        write_table(blocks_table(study), folder / "tables/blocks.parquet")
     assert study_digest.main(arguments(study=path, tables=folder / "tables", out=folder / "tables/digest.json")) == 0
-    for gpu in SPEED:
+    for gpu in dict.fromkeys(cells.loc[cells["repeat"].notna(), "gpu"]):
         parsed = folder / "parsed" / gpu
         parsed.mkdir(parents=True, exist_ok=True)
         for name in FACTS:
@@ -367,10 +373,71 @@ def write_results(folder: Path) -> Path:
     return path
 
 
-def draw_results(folder: Path) -> None:
-    """Write the results of `write_results`, and draw their figures and their page."""
-    study = write_results(folder)
+def draw_results(
+    folder: Path,
+    content: Mapping[str, Any] = STUDY,
+    change: Callable[[pd.DataFrame], pd.DataFrame] = lambda cells: cells,
+) -> Path:
+    """Write the results of `write_results`, and draw their figures and their page, which is returned."""
+    study = write_results(folder, content, change)
     drawn = {name: folder / name for name in ("tables", "figures", "cells")}
     parsed = {"tables": folder / "tables", "parsed": folder / "parsed"}
     assert figures.main(arguments(study=study, out=folder / "figures", **parsed)) == 0
     assert page.main(arguments(study=study, out=folder / "report.html", **drawn)) == 0
+    return folder / "report.html"
+
+
+def _ended(outcome: str, reason: str, of: Callable[[pd.DataFrame], "pd.Series[bool]"]) -> Callable[..., pd.DataFrame]:
+    """A change by which some cells have no rate."""
+
+    def change(cells: pd.DataFrame) -> pd.DataFrame:
+        some = of(cells)
+        failed = cells[some].drop_duplicates("cell_id").copy()
+        kept = [name for name in failed if name.startswith("knob_") or name in ASKED]
+        failed.loc[:, [name for name in failed if name not in kept]] = pd.NA
+        failed = failed.assign(outcome=outcome, reason=reason, comparable=outcome != "missing")
+        return pd.concat([cells[~some], failed.astype(cells.dtypes)], ignore_index=True)
+
+    return change
+
+
+ASKED = ("cell_id", "study", "sweeps", "knobs", "max_concurrency_allowed", *NAMES, *MEASURED_BY, "start")
+LONG = "a-workload-of-somebody-who-writes-everything-into-its-name-and-more"
+LADDER = {"model": "llama-3.1-8b-instruct", "knobs": {"max_num_seqs": [1, 16, 256]}}
+SIX = ["h200", "h100-sxm", "a100-sxm-80gb", "l40s", "h100-pcie", "a100-pcie-80gb"]
+MANY = {"block_size": [16, 32, 64, 128], "max_num_seqs": [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]}
+# Studies that differ from what most studies are -> sweeps, other content, and a change of their cells.
+GENERATED: Mapping[str, tuple[list[dict[str, Any]], dict[str, Any], Callable[[pd.DataFrame], pd.DataFrame]]] = {
+    "one-cell": ([{}], {}, lambda cells: cells),
+    "failures-alone": ([LADDER], {}, _ended("engine_error", "CUDA out of memory", lambda cells: cells["gpu"].notna())),
+    "many-cells": (
+        [
+            {
+                "model": "llama-3.1-8b-instruct",
+                "gpu": ["h200", "l40s"],
+                "knobs": {**MANY, "enforce_eager": [True, False]},
+            }
+        ],
+        {"question": "Does max-num-seqs, the block size, or an eager engine matter?"},
+        lambda cells: cells,
+    ),
+    "six-devices": ([{**LADDER, "gpu": SIX}], {"question": "How do GPUs compare?"}, lambda cells: cells),
+    "long-names": (
+        [LADDER, {**LADDER, "name": "two", "workload": f"{LONG}-2"}],
+        {"workloads": {LONG: fixed(64), f"{LONG}-2": fixed(32)}},
+        lambda cells: cells,
+    ),
+    "server": (
+        [{"engine": "vllm-serve", "knobs": {**SETTING, "request_rate_per_s": [1, 4, 16]}}],
+        {"question": "Which request rate does a server keep up with?"},
+        lambda cells: cells,
+    ),
+    "imported": ([LADDER], {}, lambda cells: cells.assign(source="imported")),
+    "unfinished": ([LADDER], {}, _ended("missing", "", lambda cells: cells["knob_max_num_seqs"].ne(1))),
+}
+
+
+def draw_generated(folder: Path, name: str) -> Path:
+    """Draw the page of one of the `GENERATED` studies."""
+    sweeps, content, change = GENERATED[name]
+    return draw_results(folder / name, study_content(*sweeps, name=name, repeats=3, **content), change)

@@ -27,33 +27,28 @@ def module_of(name: str, code: str, monkeypatch: pytest.MonkeyPatch) -> ModuleTy
 
 
 @pytest.fixture
-def subject(monkeypatch, tmp_path):
+def subject(monkeypatch):
     """The recipe's subject, listed as the recipe says."""
     text = recipe("A figure with its table")
     assert f"`{NAME.replace('.', '/')}.py`" in text.partition("```")[0]
-    (caption,) = blocks(text, "rst")
-    (tmp_path / "longest_waits.rst").write_text(caption)
     module = module_of(NAME, blocks(text, "python")[0], monkeypatch)
-    module.__file__ = str(tmp_path / "section.py")
     subject: Subject = module.SUBJECT
     monkeypatch.setattr(page, "SECTIONS", [*SECTIONS, subject])
-    monkeypatch.setattr("workflow_scripts.present.figures.FIGURES", {figure.name: figure for figure in subject.figures})
+    monkeypatch.setattr("workflow_scripts.present.figures.FIGURES", {draw.__name__: draw for draw in subject.figures})
     return subject
 
 
 def test_the_recipe_for_a_figure_with_its_table_works(results, subject, tmp_path):
     drawn = draw_figures(results.tables, tmp_path / "figures")
     assert "missing" not in drawn["longest_waits"]
-    assert (tmp_path / "figures" / "longest_waits.rst").read_text(encoding="utf-8").startswith("The time that 99 %")
+    assert (tmp_path / "figures" / "longest_waits.rst").read_text(encoding="utf-8").startswith("The 99th percentile")
     assert results.write_page(tmp_path / "report.html", figures=tmp_path / "figures") == 0
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     section = html[html.index('<section id="longest-waits"') :]
     assert '<figure id="figure-longest_waits">' in section
-    assert "A falling line means" in section
     assert 'aria-label="The longest waits"' in section
-    [finding] = subject.findings
-    [block] = finding(results.report)
-    assert "wait longest" in str(block)
+    assert '<p class="told">The slowest requests wait 400 ms.' in section
+    assert [answer.verdict for answer in subject.answers(results.report)] == ["Yes"]
 
 
 def test_the_recipe_for_a_table_works(results, monkeypatch):

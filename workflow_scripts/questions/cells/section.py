@@ -1,90 +1,66 @@
 """The outcome of every cell, with the reasons of those that failed."""
 
 from collections.abc import Iterator, Mapping
-from textwrap import shorten
-from typing import Any
 
+import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.patches import Patch, Rectangle
 
 from workflow_scripts.common.columns import column
-from workflow_scripts.page.blocks import Block, Finding, Fold, Link, Table, Text, outcome_words, shown, table_of
-from workflow_scripts.page.plot import Panel, Plot, hide_y
-from workflow_scripts.page.report import MOST_ROWS, FigurePart, Report, Subject
-from workflow_scripts.page.sentences import with_counts
-from workflow_scripts.page.style import INK, MUTED, OUTCOMES, PAPER
+from workflow_scripts.common.wording import plural, shortened
+from workflow_scripts.page.answers import NO, OPEN, PARTLY, YES, Answer
+from workflow_scripts.page.blocks import Block, Fold, Link, Table, outcome_words, shown, table_of
+from workflow_scripts.page.comparisons import every_knob_compared
+from workflow_scripts.page.kit import Plot, bar
+from workflow_scripts.page.report import MOST_ROWS, Report, Subject
+from workflow_scripts.page.style import INK
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.tables.results import RATE, Tables, records
 
-TILES_PER_ROW = 30
-MOST_TILES = 600
-MOST_BARS = 40
-# Of a reason in a sentence; the list of reasons has the whole text.
-MOST_LETTERS = 120
-ROW_IN = 0.19
-EDGE: Mapping[str, Any] = {"edgecolor": MUTED, "linewidth": 0.4}
+NO_FAULT = ("ok", "infeasible")
+# Of a reason in an answer.
+MOST_REASON = 40
 
 
 def grid_outcomes(tables: Tables) -> Plot:
-    """One tile per cell, with colour and sign of its outcome; bars of counts if there are too many cells for tiles."""
+    """Number of cells by how they ended."""
+    counts = tables.cells["outcome"].map(outcome_words).value_counts()
+    return _counts(counts, "How the cells ended")
+
+
+def outcomes_by_place(tables: Tables) -> Plot:
+    """Number of cells without a rate by device, engine and model, with how they ended."""
     cells = tables.cells
-    tiles = len(cells) <= MOST_TILES
-    by = cells.groupby(COORDINATES if tiles else COORDINATES[:3], sort=False)
-    strips = {" · ".join(map(str, names)): list(part["outcome"]) for names, part in by}
-    notes = []
-    if not tiles:
-        notes.append(f"the study has {len(cells)} cells, more than can be drawn one by one: bars count them")
-        if len(strips) > MOST_BARS:
-            notes.append(f"{MOST_BARS} of {len(strips)} combinations of device, engine and model are drawn")
-            strips = dict(list(strips.items())[:MOST_BARS])
-    rows = sum(map(_lines_of, strips.values())) if tiles else 2 * len(strips)
-    return Plot(
-        title=f"Outcome of each of the {len(cells)} cells" if tiles else f"Outcomes of {len(cells)} cells",
-        alt=f"{len(cells)} cells: {with_counts(cells['outcome'])}.",
-        panels=[Panel("", lambda ax: _draw_tiles(ax, strips) if tiles else _draw_bars(ax, strips))],
-        handles=[
-            Patch(facecolor=color, edgecolor=MUTED, label=f"{sign} {outcome_words(outcome)}".strip())
-            for outcome, (color, sign) in OUTCOMES.items()
-            if outcome in set(cells["outcome"])
-        ],
-        notes=notes,
-        panel_height_in=rows * ROW_IN + (0.1 if tiles else 0.5),
-        x_label="" if tiles else "Cells",
-    )
+    troubled = cells[cells["outcome"] != "ok"]
+    rows = troubled if len(troubled) else cells
+    names = rows["outcome"].map(outcome_words) + " · " + rows[COORDINATES[:3]].agg(" · ".join, axis=1)
+    return _counts(names.value_counts(), "Where cells have no rate" if len(troubled) else "Cells by place")
 
 
-def _lines_of(outcomes: list[str]) -> int:
-    return 1 + -(-len(outcomes) // TILES_PER_ROW)
+def _counts(counts: "pd.Series[int]", title: str) -> Plot:
+    rows = pd.DataFrame({"name": list(counts.index), "value": counts.to_numpy(dtype=float)})
+    rows = rows.assign(low=np.nan, high=np.nan, colour=INK, text=[f"{count:,}" for count in counts])
+    return bar(rows, title, "cells")
 
 
-def _draw_tiles(ax: Axes, strips: Mapping[str, list[str]]) -> None:
-    y = 0
-    for title, outcomes in strips.items():
-        ax.text(0, y + 0.62, title, va="center", fontsize=8.5)
-        for i, outcome in enumerate(outcomes):
-            color, sign = OUTCOMES[outcome]
-            column, row = i % TILES_PER_ROW, y + 1 + i // TILES_PER_ROW
-            ax.add_patch(Rectangle((column, row + 0.08), 0.88, 0.84, facecolor=color, **EDGE))
-            ink = INK if color == PAPER else "white"
-            ax.text(column + 0.44, row + 0.5, sign, color=ink, ha="center", va="center_baseline", fontsize=7)
-        y += _lines_of(outcomes)
-    ax.set_xlim(0, TILES_PER_ROW)
-    ax.set_ylim(y, 0)
-    ax.axis("off")
+def answers(report: Report) -> Iterator[Answer]:
+    outcomes = report.grid["outcome"]
+    ended = outcomes[outcomes != "missing"]
+    failed = int((~ended.isin(NO_FAULT)).sum())
+    measured = int(outcomes.eq("ok").sum())
+    said = f"{measured} of {len(outcomes)} measured" + f", {failed} failed" * bool(failed)
+    verdict = OPEN if len(ended) < len(outcomes) else YES if not failed else PARTLY if measured else NO
+    yield Answer(verdict, "Did every cell run?", said)
+    if failed:
+        reasons_ = report.grid.loc[~outcomes.isin([*NO_FAULT, "missing"]), "reason"].fillna("unknown").value_counts()
+        first = shortened(str(reasons_.index[0]), MOST_REASON)
+        yield Answer(YES if len(reasons_) == 1 else NO, "One reason for all?", first)
+    if every_knob_compared(report.tables) == []:
+        yield Answer(NO, "Settings compared?", "no two cells differ in one")
 
 
-def _draw_bars(ax: Axes, strips: Mapping[str, list[str]]) -> None:
-    for i, (title, outcomes) in enumerate(strips.items()):
-        counts = pd.Series(outcomes).value_counts()
-        ax.text(0, 2 * i + 0.62, f"{title}: {len(outcomes)}", va="center", fontsize=8.5)
-        left = 0
-        for outcome, (color, _) in OUTCOMES.items():
-            if outcome in counts:
-                ax.barh(2 * i + 1.4, counts[outcome], left=left, height=0.8, color=color, **EDGE)
-                left += counts[outcome]
-    ax.set_ylim(2 * len(strips), 0)
-    hide_y(ax)
+def sentence(report: Report) -> str:
+    outcomes = report.grid["outcome"]
+    return f"{int(outcomes.eq('ok').sum())} of {plural(len(outcomes), 'cell')} have a rate."
 
 
 def _counted(report: Report, cells: pd.DataFrame, columns: Mapping[str, str], caption: str, what: str) -> Table:
@@ -106,31 +82,6 @@ def reasons(report: Report) -> Iterator[Block]:
         yield _counted(report, words, columns, "Cells that failed or did not run, by reason", "reasons")
 
 
-def unsuccessful(report: Report) -> Iterator[Block]:
-    troubled = report.grid[~report.grid["outcome"].isin(["ok", "missing"])]
-    for outcome, cells in troubled.groupby("outcome", sort=False):
-        reasons = cells["reason"].dropna().value_counts()
-        sentence = f"{len(cells)} of {len(report.grid)} cells ended as {outcome_words(outcome)}."
-        if len(reasons):
-            example = cells.loc[cells["reason"] == reasons.index[0], "cell_id"].iloc[0]
-            of_some = "" if reasons.iloc[0] == len(cells) else f"In {reasons.iloc[0]} of them: "
-            sentence += (
-                f" {of_some}{shorten(reasons.index[0], MOST_LETTERS, placeholder=' ...')} ({report.names[example]})"
-            )
-        yield Finding(outcome_words(outcome), sentence, "bad")
-    failed = report.grid["failed_starts"].dropna()
-    if len(failed):
-        example = report.grid.loc[failed.index[0], "cell_id"]
-        measured = report.grid["outcome"].eq("ok").sum()
-        sentence = (
-            f"In {len(failed)} of {measured} measured cells some starts of the engine failed; only the others count. "
-            f"For example, {failed.iloc[0]} ({report.names[example]})"
-        )
-        yield Finding("failed start", sentence, "bad")
-    if len(troubled) or len(failed):
-        yield Text("The section Cells and failures gives all reasons.")
-
-
 def not_as_asked(report: Report) -> Iterator[Block]:
     replaced = report.grid.dropna(subset="not_as_asked")
     if len(replaced):
@@ -141,7 +92,8 @@ def not_as_asked(report: Report) -> Iterator[Block]:
 def every_cell(report: Report) -> Iterator[Block]:
     rates = report.tables.value(RATE)
     for names, part in report.grid.groupby(COORDINATES, sort=False):
-        summary = f"{' · '.join(map(str, names))}: {with_counts(part['outcome'])}"
+        counts = part["outcome"].map(outcome_words).value_counts().items()
+        summary = f"{' · '.join(map(str, names))}: {', '.join(f'{count} {words}' for words, count in counts)}"
         yield Fold(summary, [_cell_lines(report, part, rates)])
 
 
@@ -163,5 +115,9 @@ def _cell_lines(report: Report, part: pd.DataFrame, rates: "pd.Series[float]") -
 SUBJECT = Subject(
     id="cells",
     title="Cells and failures",
-    parts=[FigurePart(grid_outcomes), reasons, not_as_asked, every_cell],
+    asked="pipeline",
+    sentence=sentence,
+    figures=[grid_outcomes, outcomes_by_place],
+    answers=answers,
+    tables=[reasons, not_as_asked, every_cell],
 )

@@ -1,89 +1,20 @@
-"""What the engines were asked: the workloads, and the lengths and arrivals of the requests that really ran."""
+"""What the engines were asked: the workloads, and the lengths of the requests that really ran."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
 
-from workflow_scripts.common.columns import column
 from workflow_scripts.common.files import read_json
-from workflow_scripts.common.wording import number
 from workflow_scripts.page.blocks import Absent, Block, shown, table_of
-from workflow_scripts.page.plot import Panel, Plot, key, plain_log_axis
-from workflow_scripts.page.report import FigurePart, Report, Subject
-from workflow_scripts.page.series import cell_titles, evenly
-from workflow_scripts.page.style import COLOURS, LineStyle
+from workflow_scripts.page.report import Report, Subject
 from workflow_scripts.study.paths import MANIFEST
-from workflow_scripts.tables.results import MissingError, Tables, require
+from workflow_scripts.tables.results import MissingError, Tables
 from workflow_scripts.workloads.sampling import in_words
 from workflow_scripts.workloads.workload_kinds import LengthDistribution, TextWorkload
 
-# Column of the requests -> name, colour and line.
-LENGTHS: dict[str, tuple[str, str, LineStyle]] = {
-    "prompt_tokens": ("prompt tokens", COLOURS[0], "-"),
-    "output_tokens": ("output tokens", COLOURS[1], (0, (4, 1.5))),
-}
-MOST_CELLS = 6
-# Submitting all requests at once takes less than this share of the repeat, or less than this time.
-AT_ONCE, AT_ONCE_S = 0.05, 0.5
-
-
-def workload_lengths(tables: Tables) -> Plot:
-    groups = list(_workloads(tables))
-    tokens = pd.concat([rows[list(LENGTHS)] for _, rows in groups]).to_numpy(dtype=float)
-    limits = max(tokens.min(), 1) / 1.3, tokens.max() * 1.3
-    medians = [
-        f"{title}: {rows['prompt_tokens'].median():g} prompt and {rows['output_tokens'].median():g} output tokens in "
-        f"{len(rows)} requests"
-        for title, rows in groups
-    ]
-    return Plot(
-        title="Lengths of the requests of each workload",
-        alt=f"Median tokens, measured: {'; '.join(medians)}.",
-        panels=[Panel(title, partial(_draw_lengths, rows=rows, limits=limits)) for title, rows in groups],
-        panels_are="workloads",
-        x_label="Tokens in the request",
-        y_label="Share of requests",
-        handles=[key(*length) for length in LENGTHS.values()],
-        notes=[
-            "the requests are those of the cell that served the most; other cells with this workload served the first "
-            "of these",
-        ],
-        panel_height_in=2.3,
-    )
-
-
-def workload_arrivals(tables: Tables) -> Plot:
-    """Number of arrived requests over the time of a repeat, in cells where they did not all arrive at once."""
-    cells = tables.measured.drop_duplicates("cell_id").set_index("cell_id")
-    requests = _requests(tables, cells.index)
-    ends_s = requests.groupby("cell_id")[["queued_s", "last_token_s"]].max()
-    ends_s = ends_s[ends_s["queued_s"] > (AT_ONCE * ends_s["last_token_s"]).clip(lower=AT_ONCE_S)]
-    require(ends_s, "in every cell all requests were submitted at once")
-    arriving = cells.loc[ends_s.index]
-    arriving["per_s"] = requests.groupby("cell_id").size() / ends_s["queued_s"]
-    of_each = max(2, MOST_CELLS // arriving["workload"].nunique())
-    shown = evenly(arriving, ["workload"], "per_s", of_each).head(MOST_CELLS).sort_values("per_s")
-    titles = cell_titles(cells, list(shown.index), tables.knobs)
-    times_s = {cell: rows["queued_s"].sort_values() for cell, rows in requests.groupby("cell_id")}
-    notes = ["the first repeat of each cell"]
-    if len(shown) < len(arriving):
-        notes.append(f"{len(shown)} of {len(arriving)} cells are drawn, from the slowest to the fastest arrivals")
-    rates = [f"{', '.join(titles[str(cell)].splitlines())}: {number(per_s)}" for cell, per_s in shown["per_s"].items()]
-    return Plot(
-        title="Arrivals of requests over the time of a repeat",
-        alt=f"Requests per second, measured: {'; '.join(rates)}.",
-        panels=[Panel(titles[cell], partial(_draw_arrivals, times_s=times_s[cell])) for cell in shown.index],
-        x_label=column("time_s").axis,
-        y_label="Requests arrived",
-        notes=notes,
-        panel_height_in=2.3,
-    )
+LENGTHS = ("prompt_tokens", "output_tokens")
 
 
 def _workloads(tables: Tables) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -105,21 +36,6 @@ def _requests(tables: Tables, cell_ids: Iterable[str]) -> pd.DataFrame:
     columns = ["cell_id", "start", "repeat", *LENGTHS, "queued_s", "last_token_s"]
     rows = tables.facts("requests", cell_ids, columns)
     return rows[rows["repeat"] == rows.groupby("cell_id")["repeat"].transform("min")]
-
-
-def _draw_lengths(ax: Axes, rows: pd.DataFrame, limits: tuple[float, float]) -> None:
-    for name, (_, color, style) in LENGTHS.items():
-        ax.ecdf(rows[name], color=color, linestyle=style)
-    plain_log_axis(ax, "x", *limits, most=6)
-    ax.set_ylim(0, 1.03)
-    ax.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
-
-
-def _draw_arrivals(ax: Axes, times_s: pd.Series) -> None:
-    count = np.arange(1, len(times_s) + 1)
-    ax.plot(times_s, count, color=COLOURS[0], drawstyle="steps-post", linewidth=1.2)
-    ax.set_xlim(left=0)
-    ax.set_ylim(0, len(times_s) * 1.05)
 
 
 def workloads(report: Report) -> Iterator[Block]:
@@ -176,8 +92,4 @@ def _length(manifest: dict[str, Any] | None, served: pd.DataFrame | None, field:
     return (least if least == most else f"{least} to {most}, median {median}") + said
 
 
-SUBJECT = Subject(
-    id="workloads",
-    title="Workloads",
-    parts=[workloads, FigurePart(workload_lengths), FigurePart(workload_arrivals)],
-)
+SUBJECT = Subject(id="workloads", title="Workloads", tables=[workloads])

@@ -2,62 +2,32 @@
 
 from collections.abc import Iterator
 
-import numpy as np
-import pandas as pd
-
 from workflow_scripts.catalog.environments import DEFAULT
 from workflow_scripts.common.columns import column, heading
-from workflow_scripts.page.blocks import Block, Finding
-from workflow_scripts.page.plot import Plot
-from workflow_scripts.page.ratio_plot import labelled, plot_ratios
-from workflow_scripts.page.report import PLACE_HEADINGS, FigurePart, Report, Subject, TablePart
-from workflow_scripts.page.sentences import DECIDED, held_in_words, some, verdicts_by
-from workflow_scripts.page.series import without_shared
-from workflow_scripts.page.style import marks
+from workflow_scripts.common.wording import shortened
+from workflow_scripts.page.answers import Answer, bars_of, times, verdict_on
+from workflow_scripts.page.blocks import Block, Text
+from workflow_scripts.page.comparisons import FLAT, comparisons
+from workflow_scripts.page.kit import Plot
+from workflow_scripts.page.parts import compared
+from workflow_scripts.page.report import PLACE_HEADINGS, Report, Subject, TablePart
+from workflow_scripts.questions.knobs.section import ratios_of
 from workflow_scripts.study.setting_words import knob_name
-from workflow_scripts.tables.results import RATE, Tables, require
+from workflow_scripts.tables.results import Tables, records
 
 # Of what an environment changed by itself, so much is told; the table holds all.
 MOST_CHANGES = 6
 _NAMES = {"start_s": heading("start_s", "start"), "kv_cache_tokens": column("kv_cache_tokens").in_words}
 
 
-def _by_size(effects: pd.DataFrame) -> pd.DataFrame:
-    """The comparisons of environments, those that are shown to differ first, then the largest first."""
-    rows = effects[effects["knob"].eq("environment") & effects["comparison"].eq("pair")]
-    rows = rows.assign(decided=rows["verdict"].isin(DECIDED), size=np.abs(np.log(rows["ratio"].astype(float))))
-    return rows.sort_values(["decided", "size"], ascending=False, kind="stable")
-
-
-def pairs(tables: Tables) -> pd.DataFrame:
-    """Each cell in another environment over the baseline: by its rate and, of servers at a rate, by latencies."""
-    of_both = [tables.get(name, "knob", "comparison", "verdict", "ratio") for name in ("knobs", "latencies")]
-    parts = require([rows for rows in map(_by_size, of_both) if len(rows)], "no cell was measured in two environments")
-    return pd.concat(parts)
-
-
 def environments(tables: Tables) -> Plot:
-    rows = pairs(tables)
-    names = list(dict.fromkeys(rows["values"].str.split(", ").explode()))
-    largest = rows.groupby("baseline_cell_id")["size"].transform("max")
-    rows = rows.assign(
-        largest=largest,
-        place=rows["value"].map(names.index),
-        settings=rows.groupby("engine")["held"].transform(without_shared).map(held_in_words),
-        panel=rows["gpu"] + ": " + rows["metric"].map(lambda name: column(name).in_words),
-        name=rows["value"],
-    ).sort_values(["largest", "baseline_cell_id", "place"], ascending=[False, True, True])
-    return plot_ratios(
-        labelled(rows, ["engine", "model", "workload"], "settings"),
-        marks(name for name in names if name in set(rows["value"])),
-        title=f"Each cell in another environment, over {', '.join(rows['baseline'].unique())}",
-        panels_are="devices and measures",
-    )
+    """Rate of each cell in another environment over that in the first one, with its 95 % interval; hollow: not
+    decided."""
+    return ratios_of(tables, "environment", "environment", "Environments")
 
 
 def changed_by_itself(report: Report) -> Iterator[Block]:
     table = report.tables.need("environments")
-    findings = []
     # Of engines in one environment, what changed alike is told once, and the start of the one with the most cells.
     table = table[table["setting"] != "engine_version"].sort_values("compared", ascending=False, kind="stable")
     table = table[~(table["setting"].eq("start_s") & table.duplicated(["gpu", "environment", "setting"]))]
@@ -70,22 +40,38 @@ def changed_by_itself(report: Report) -> Iterator[Block]:
         ]
         more = f" and {len(changes) - MOST_CHANGES} more" if len(changes) > MOST_CHANGES else ""
         heading = f"{gpu}: what {value} changed by itself, compared with {baseline}"
-        findings.append(Finding("by itself", f"{heading}: {', '.join(changes[:MOST_CHANGES])}{more}."))
-    yield from some(findings, "environments")
+        yield Text(f"{heading}: {', '.join(changes[:MOST_CHANGES])}{more}.")
 
 
-def verdicts(report: Report) -> Iterator[Block]:
-    yield from verdicts_by(pairs(report.tables), "gpu", "value", "metric")
+def answers(report: Report) -> Iterator[Answer]:
+    rows = comparisons(report.tables, "environment")
+    row = records(rows)[0]
+    said = (
+        f"within {row['margin_pct']:g} %"
+        if row["verdict"] == FLAT
+        else f"{times(row)} with {shortened(row['value_b'], 20)}"
+    )
+    yield Answer(
+        verdict_on(row), "Environment matters?", said, bars_of(report.tables, rows), f"{row['value_b']} {times(row)}"
+    )
+
+
+def sentence(report: Report) -> str:
+    rows = comparisons(report.tables, "environment")
+    row = records(rows)[0]
+    return f"With {row['value_b']}, a cell has {times(row)} the rate with {row['value_a']}."
 
 
 SUBJECT = Subject(
     id="environments",
     title="Environments",
-    asked="versions",
+    asked="versions|environment",
     is_in=lambda study: any(name != DEFAULT for sweep in study.sweeps for name in sweep.environment),
-    findings=[changed_by_itself, verdicts],
-    parts=[
-        FigurePart(environments),
+    sentence=sentence,
+    figures=[environments],
+    answers=answers,
+    why=[changed_by_itself],
+    tables=[
         TablePart(
             "environments",
             {
@@ -101,22 +87,6 @@ SUBJECT = Subject(
             },
             "What changed by itself",
         ),
-        TablePart(
-            "knobs",
-            {
-                "value": "Environment",
-                "baseline": "Compared with",
-                **PLACE_HEADINGS,
-                "held": "Settings",
-                "ratio": "Ratio (95 % interval)",
-                "verdict": "Verdict",
-                "rate": heading(RATE),
-                "baseline_rate": heading(RATE, "Compared with"),
-                "scope": "Interval covers",
-                "starts_needed": "Further starts needed to decide",
-            },
-            f"{column(RATE).label} by environment",
-            lambda effects: _by_size(effects).assign(held=lambda rows: rows["held"].map(held_in_words)),
-        ),
+        compared("environment"),
     ],
 )

@@ -14,7 +14,6 @@ from workflow_scripts.page.blocks import UNKNOWN, Block, Fold, Table, outcome_wo
 from workflow_scripts.page.report import MOST_ROWS, PLACE_HEADINGS, Report, Subject
 from workflow_scripts.page.series import environments_in_words
 from workflow_scripts.physics.rate_ceiling import at_least
-from workflow_scripts.questions.cells.section import MOST_LETTERS
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, setting_phrase, settings_in_words
 from workflow_scripts.tables.results import RAN_IN, RATE, STEADY, Tables, records, require
@@ -24,6 +23,8 @@ MEMORY = ("num_gpu_blocks", "waste_pct", "memory_used_bytes_max")
 BEST, PERHAPS_BEST = "★", "☆"
 MEASURED = "and its 95 % interval"
 PUBLISHED = f"{column(RATE).axis} over whole repeats, beside published ones,"
+# Of a reason.
+MOST_LETTERS = 120
 SETTINGS, WHY = "Other settings", "Why there is no rate"
 
 
@@ -220,4 +221,4 @@ def central_tables(report: Report) -> Iterator[Block]:
             yield Fold(f"{what} by {knob_name(knob)}: {plural(len(others), 'table')}", others)
 
 
-SUBJECT = Subject(id="central-tables", title="Summary tables", parts=[central_tables])
+SUBJECT = Subject(id="central-tables", title="Summary tables", tables=[central_tables])

@@ -1,104 +1,119 @@
-"""What changed throughput, ranked: every setting, the model and the engine, each with its largest effect."""
+"""Every other setting that was varied, and the model: each has an answer, and the table has all comparisons."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 
 import pandas as pd
 
 from workflow_scripts.catalog.environments import DEFAULT
 from workflow_scripts.common.columns import column
-from workflow_scripts.common.wording import number, sentence
-from workflow_scripts.page.blocks import Finding
-from workflow_scripts.page.plot import Plot
-from workflow_scripts.page.ratio_plot import plot_ratios
-from workflow_scripts.page.report import FigurePart, Report, Subject, TablePart
-from workflow_scripts.page.sentences import (
-    EFFECT_COLUMNS,
-    NOT_DECIDED,
-    OWN_SECTION,
-    overall,
-    pairs_that_differ_in,
-    size_of,
-    verdicts_of_others,
-)
-from workflow_scripts.page.series import PLACES
-from workflow_scripts.page.style import marks
-from workflow_scripts.questions.engines.section import equal_work
+from workflow_scripts.common.wording import number
+from workflow_scripts.common.wording import sentence as capital
+from workflow_scripts.page.answers import Answer, is_hollow, setting_answer, times
+from workflow_scripts.page.blocks import Block, Text
+from workflow_scripts.page.comparisons import comparisons, every_knob_compared
+from workflow_scripts.page.kit import Plot, Reference, ratio
+from workflow_scripts.page.main_line import OF_ARRIVALS, main_line
+from workflow_scripts.page.parts import compared, held_in_words
+from workflow_scripts.page.report import Report, Subject
+from workflow_scripts.page.series import device_looks, told_apart, without_shared
 from workflow_scripts.study.grid import COORDINATES
-from workflow_scripts.study.setting_words import instead_of
-from workflow_scripts.tables.results import RAN_IN, RATE, STEADY, MissingError, Tables, records, require
+from workflow_scripts.study.setting_words import instead_of, knob_name, setting_phrase, shortly
+from workflow_scripts.tables.results import RAN_IN, RATE, MissingError, Tables, records, require
 
-MOST_CHANGES = 10
-ENGINE = "vLLM instead of HuggingFace, each at its highest mean"
-WHILE_FULL = " (while full)"
+# Settings that have a section.
+OWN_SECTION = ("block_size", "enable_prefix_caching", "num_speculative_tokens")
+MOST_ANSWERS = 3
 
 
-def largest_changes(tables: Tables) -> pd.DataFrame:
-    """For each setting and device the comparison with the largest effect, and that of the engines; largest first."""
-    effects = tables.get("knobs", "comparison", "knob", "value", "baseline", "metric", "ratio")
-    rows = effects[effects["comparison"] == "overall"]
-    labels = [
-        sentence(instead_of(knob, value, baseline)) + WHILE_FULL * (metric == STEADY)
-        for knob, value, baseline, metric in rows[["knob", "value", "baseline", "metric"]].itertuples(index=False)
+def ratios_of(tables: Tables, kind: str, name: str, title: str) -> Plot:
+    """The ratios of a kind of comparison, one row per pair."""
+    rows = comparisons(tables, kind, name)
+    return ratio_rows(tables, rows, title)
+
+
+def ratio_rows(tables: Tables, rows: pd.DataFrame, title: str) -> Plot:
+    """Comparisons, one row per pair, named by what differs between them; hollow: not decided."""
+    rows = rows.assign(held=without_shared(rows["held"].fillna("").astype(str)).map(held_in_words))
+    names = [name for name in told_apart(rows, [*COORDINATES, "held"], []) if rows[name].str.len().any()]
+    words = [
+        f"{shortly(knob, b, a)} over {shortly(knob, a, b)}" if rows["name"].nunique() == 1 else instead_of(knob, b, a)
+        for knob, a, b in zip(rows["name"], rows["value_a"], rows["value_b"], strict=True)
     ]
-    comparisons = [rows.assign(label=labels, about=rows["knob"])]
-    with suppress(MissingError):
-        fastest = equal_work(tables).drop_duplicates(PLACES).assign(label=ENGINE, about="engine")
-        comparisons.append(fastest.rename(columns=lambda name: name.replace("improvement_", "")))
-    rows = pd.concat(comparisons)
-    rows = require(rows[rows["ratio"] > 0], "no two measured cells differ in one setting alone")
-    ranked = rows.assign(size=size_of(rows["ratio"])).sort_values("size", ascending=False, kind="stable")
-    return ranked.drop_duplicates(["about", "gpu"]).reset_index(drop=True)
+    places = rows[names].agg(" · ".join, axis=1) if names else pd.Series("", index=rows.index)
+    colours = device_looks(tables)
+    drawn = rows.assign(
+        name=[" · ".join(filter(None, pair)) for pair in zip(words, places, strict=True)],
+        value=rows["ratio"],
+        hollow=[is_hollow(row) for row in records(rows)],
+        colour=rows["gpu"].map(lambda gpu: colours[gpu].colour if gpu in colours else None).fillna("#17202a"),
+        cell_id=rows["b"],
+    ).drop_duplicates("name")
+    label = f"ratio of {column(rows['metric'].iloc[0]).in_words}"
+    return ratio(drawn, title, label, unit="×", measure="ratio", references=[Reference(1, "")])
 
 
-def effects(tables: Tables) -> Plot:
-    rows = largest_changes(tables)
-    labels = list(dict.fromkeys(rows["label"]))
-    drawn = rows[rows["label"].isin(labels[:MOST_CHANGES])]
-    return plot_ratios(
-        drawn.assign(name=drawn["gpu"], hollow=drawn["verdict"].eq(NOT_DECIDED)),
-        marks(tables.devices),
-        title=f"What changed {column(RATE).in_words}, largest effect first",
-        notes=["ratios are over whole repeats, those labelled (while full) while the engine is full"],
-    )
+def other_settings(tables: Tables) -> Plot:
+    """The clearest comparison of each other setting, with its 95 % interval; hollow: not decided."""
+    rows = [_others(tables, name).head(1) for name in _names(tables)]
+    require(rows, "no other setting was varied")
+    return ratio_rows(tables, pd.concat(rows), "Other settings")
 
 
-# Another model, or the same one with weights of another type.
-models_compared = pairs_that_differ_in(
-    "model", "kv_cache_tokens", lambda cell: f"Its KV cache holds {cell['kv_cache_tokens']:,.0f} tokens."
-)
+def _names(tables: Tables) -> list[str]:
+    try:
+        main = main_line(tables).knob
+    except MissingError:
+        main = ""
+    names = [name for name in every_knob_compared(tables) if name not in (*OWN_SECTION, *OF_ARRIVALS, main)]
+    models = tables.get("comparisons", "kind")["kind"].eq("model").any()
+    return [*names, *["model"] * bool(models)]
 
 
-def not_compared(report: Report) -> Iterator[Finding]:
+def _others(tables: Tables, name: str) -> pd.DataFrame:
+    return comparisons(tables, "model" if name == "model" else "knob", name)
+
+
+def answers(report: Report) -> Iterator[Answer]:
+    for name in _names(report.tables)[:MOST_ANSWERS]:
+        rows, what = _others(report.tables, name), knob_name(name)
+        yield from setting_answer(report.tables, rows, f"{capital(what)} matters?", what, helps=False)
+
+
+def sentence(report: Report) -> str:
+    names = require(_names(report.tables), "no other setting was varied")
+    row = records(_others(report.tables, names[0]))[0]
+    return f"The clearest is {setting_phrase(row['name'], row['value_b'])}: {times(row)} the rate."
+
+
+def not_compared(report: Report) -> Iterator[Block]:
     """Two settings of each knob that was varied only between environments, and the sizes of their KV caches."""
     tables = report.tables
-    compared = set(tables.get("knobs", "knob")["knob"])
+    compared_knobs = set(tables.get("comparisons", "name")["name"])
     cells = tables.measured.drop_duplicates("cell_id")
-    for knob in [of for of in tables.knobs if of.removeprefix("knob_") not in compared]:
-        name, others = knob.removeprefix("knob_"), [of for of in tables.knobs if of != knob]
+    for knob in [of for of in tables.knobs if of.removeprefix("knob_") not in compared_knobs]:
+        others = [of for of in tables.knobs if of != knob]
         for _, alike in cells.groupby([*COORDINATES, *others], dropna=False, sort=False):
             rows = alike.sort_values(knob, na_position="first").drop_duplicates([knob])
             if len(rows) > 1 and rows[RAN_IN].nunique() > 1:
-                baseline, *_, other = records(rows)
-                words = instead_of(name, other[knob], DEFAULT if pd.isna(baseline[knob]) else baseline[knob])
-                sizes = [float(of["kv_cache_tokens"]) for of in (other, baseline)]
-                tokens = f"{sizes[0]:,.0f} and {sizes[1]:,.0f} tokens (ratio {number(sizes[0] / sizes[1])})"
-                yield Finding("not compared", f"{sentence(words)}: the environments differ; KV caches hold {tokens}.")
+                first, *_, other = records(rows)
+                words = instead_of(
+                    knob.removeprefix("knob_"), other[knob], DEFAULT if pd.isna(first[knob]) else first[knob]
+                )
+                sizes = [float(of["kv_cache_tokens"]) for of in (other, first)]
+                yield Text(
+                    f"{capital(words)} is not compared, because the environments differ; KV caches hold "
+                    f"{sizes[0]:,.0f} and {sizes[1]:,.0f} tokens (ratio {number(sizes[0] / sizes[1])})."
+                )
                 break
 
 
 SUBJECT = Subject(
     id="knobs",
-    title="All settings",
-    asked="another model|experts|8-bit|parallel",
-    parts=[
-        FigurePart(effects),
-        TablePart(
-            "knobs",
-            {"knob": "Setting", **EFFECT_COLUMNS},
-            f"Effects of other settings on {column(RATE).in_words}",
-            lambda effects: overall(effects[~effects["knob"].isin(OWN_SECTION)]),
-        ),
-    ],
-    findings=[verdicts_of_others, models_compared, not_compared],
+    title="Other settings",
+    asked="another model|experts|8-bit|parallel|settings",
+    sentence=sentence,
+    figures=[other_settings],
+    answers=answers,
+    why=[not_compared],
+    tables=[compared("knob", caption=f"Every comparison of a setting by {column(RATE).in_words}"), compared("model")],
 )

@@ -1,23 +1,43 @@
 """Speculative decoding: what drafting tokens ahead changed, and how many drafts were accepted."""
 
-from workflow_scripts.page.report import CELL, REPEAT_COLUMNS, Subject, TablePart, several_starts
-from workflow_scripts.page.sentences import effects_of, pairs_that_differ_in
+from collections.abc import Iterator
 
-gains_and_drafts = pairs_that_differ_in(
-    "num_speculative_tokens",
-    "draft_acceptance_rate",
-    lambda cell: (
-        f"{100 * cell['draft_acceptance_rate']:.3g} % of the {cell['draft_tokens']:g} tokens drafted in a repeat were "
-        f"accepted; a step with drafts gave a sequence {cell['tokens_per_draft_mean']:.3g} tokens on average."
-    ),
-)
+from workflow_scripts.page.answers import Answer, setting_answer
+from workflow_scripts.page.comparisons import comparisons
+from workflow_scripts.page.kit import Plot
+from workflow_scripts.page.parts import compared
+from workflow_scripts.page.report import CELL, REPEAT_COLUMNS, Report, Subject, TablePart, several_starts
+from workflow_scripts.questions.knobs.section import ratios_of
+from workflow_scripts.tables.results import Tables, require
+
+KNOB = "num_speculative_tokens"
+
+
+def speculation(tables: Tables) -> Plot:
+    """Ratio of the rates with drafted tokens to those without, with its 95 % interval."""
+    return ratios_of(tables, "knob", KNOB, "Speculative decoding")
+
+
+def answers(report: Report) -> Iterator[Answer]:
+    rows = comparisons(report.tables, "knob", KNOB)
+    yield from setting_answer(report.tables, rows, "Drafting tokens helps?", "drafted tokens", helps=True)
+
+
+def sentence(report: Report) -> str:
+    drafted = require(report.tables.measured.dropna(subset="draft_acceptance_rate"), "no engine drafted tokens")
+    share = drafted["draft_acceptance_rate"].median()
+    return f"The engine accepted {100 * share:.0f} % of the drafted tokens."
+
 
 SUBJECT = Subject(
     id="speculation",
     title="Speculative decoding",
     asked="draft",
-    parts=[
-        effects_of("num_speculative_tokens"),
+    sentence=sentence,
+    figures=[speculation],
+    answers=answers,
+    tables=[
+        compared("knob", KNOB),
         TablePart(
             "repeats",
             {
@@ -33,5 +53,4 @@ SUBJECT = Subject(
             lambda cells: several_starts(cells[cells["draft_tokens"] > 0]),
         ),
     ],
-    findings=[gains_and_drafts],
 )

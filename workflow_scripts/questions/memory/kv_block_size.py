@@ -1,28 +1,27 @@
 """Throughput and KV memory by the size of a KV block: capacity as predicted and as the engines had it, and waste."""
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from textwrap import shorten
 from typing import Any
 
+import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 
-from workflow_scripts.common.columns import column, unit_of
+from workflow_scripts.common.columns import unit_of
 from workflow_scripts.common.wording import number, plural
 from workflow_scripts.engines.registry import every_knob
-from workflow_scripts.page.blocks import Block, Finding, Text, shown
-from workflow_scripts.page.by_knob import compared, plot_by_knob
-from workflow_scripts.page.plot import Panel, Plot, key, log2_axis
-from workflow_scripts.page.report import CELL, FigurePart, Report, Subject, TablePart
-from workflow_scripts.page.sentences import claims_on, effects_of, some, span, verdicts_on
-from workflow_scripts.page.series import repeats_of, told_apart
-from workflow_scripts.page.style import COLOURS, LineStyle
+from workflow_scripts.page.answers import Answer, is_hollow, setting_answer, upwards
+from workflow_scripts.page.blocks import Block, Text, shown
+from workflow_scripts.page.comparisons import comparisons
+from workflow_scripts.page.kit import Plot, Reference, bar, beside, ratio
+from workflow_scripts.page.parts import claims_on, compared
+from workflow_scripts.page.report import CELL, Report, Subject, TablePart
+from workflow_scripts.page.series import PLACES, device_looks
 from workflow_scripts.statistics.summary import RAN
-from workflow_scripts.study.grid import COORDINATES
-from workflow_scripts.study.setting_words import knob_axis, setting_phrase
-from workflow_scripts.tables.results import RATE, Tables, medians_by_cell, records, require
+from workflow_scripts.study.setting_words import setting_phrase
+from workflow_scripts.tables.results import MissingError, Tables, medians_by_cell, records, require
 
+KNOB = "block_size"
 # A smaller error of a KV cache prediction may come from other data in the device's memory.
 WITHIN_PCT = 1.0
 # Of the reason why a block size could not run.
@@ -43,116 +42,90 @@ _DISAGREES: Mapping[str, str] = {
     "log": "The log contradicts itself: {observed_kv_cache_gib:.2f} GiB hold {recomputed_kv_cache_tokens:,.0f} tokens, "
     "but it says {observed_kv_cache_tokens:,.0f}.",
 }
-MOST_WORKLOADS = 3
-
-
-PAGED, WHATIF = "paged", "block_size_whatif"
-# Layouts without blocks -> name, colour and style of their horizontal line: solid if measured, broken if predicted.
-LEVEL: Mapping[str, tuple[str, str, LineStyle]] = {
-    # The dashes of these two alternate, because they are often at the same height.
-    "contiguous_max_model_len": ("contiguous, max-model-len (predicted)", COLOURS[1], (0, (5, 5))),
-    "contiguous_request_length": ("contiguous, own length (predicted)", COLOURS[3], (0, (5, 1.5))),
-    "padded_batch": ("padded static batch (predicted)", COLOURS[4], (5, (5, 5))),
-    "paged_own_pages": ("paged, pages of each layer's own (predicted)", COLOURS[5], (0, (1, 1))),
-    "paged_every_token": ("paged, every layer keeps all (predicted)", COLOURS[6], (0, (5, 1.5))),
-    "hf_dynamic_cache": ("HF dynamic cache (measured)", COLOURS[2], "-"),
-    "hf_static_cache": ("HF static cache (measured)", COLOURS[7], "-"),
+MOST_SENTENCES = 6
+LAYOUTS: Mapping[str, str] = {
+    "contiguous_max_model_len": "contiguous, max-model-len",
+    "contiguous_request_length": "contiguous, own length",
+    "padded_batch": "padded static batch",
+    "paged_own_pages": "paged, pages of each layer's own",
+    "paged_every_token": "paged, every layer keeps all",
+    "hf_dynamic_cache": "HF dynamic cache",
+    "hf_static_cache": "HF static cache",
 }
-# Of several cells lines may lie close together, and marks on each other.
-COMPUTED: Mapping[str, Any] = {"linewidth": 0.9, "alpha": 0.7}
-COMPUTED_MARK: Mapping[str, Any] = {"marker": "o", "markersize": 3.5, "markerfacecolor": "none", "linestyle": "none"}
-WITH_WINDOWS = (
-    "a token that no later token attends to counts as empty: the distance between a dot and the line of layers that "
-    "keep all tokens is what windows save, and that to the line of own pages the cost of pages with equal bytes and "
-    "groups of equal size"
-)
-LAYOUTS = {name: label.partition(" (")[0] for name, (label, *_) in LEVEL.items()}
 
 
-def output_by_block_size(tables: Tables) -> Plot:
-    groups = compared(tables, tables.measured, "knob_block_size", COORDINATES)
-    return plot_by_knob(tables, groups, "block_size", RATE)
+def block_size(tables: Tables) -> Plot:
+    """Left, the share of the slots in held blocks without a token; right, the rate over that of the smallest blocks,
+    with its 95 % interval. Hollow: not decided."""
+    panels = []
+    sizes = _sizes(tables)
+    colours = device_looks(tables)
+    sizes = sizes.assign(colour=sizes["gpu"].map(lambda gpu: colours[gpu].colour))
+    if (waste := sizes.dropna(subset="value")).size:
+        panels.append(bar(waste, "Empty slots", "empty slots in held KV memory", unit=" %"))
+    try:
+        rows = comparisons(tables, "knob", KNOB)
+        rows = rows[rows["b"].isin(sizes["cell_id"])].assign(value=rows["ratio"], cell_id=rows["b"])
+        rows = rows.assign(
+            name=rows["b"].map(sizes.set_index("cell_id")["name"]),
+            hollow=[is_hollow(row) for row in records(rows)],
+            colour=rows["gpu"].map(lambda gpu: colours[gpu].colour),
+        ).sort_values("name", key=lambda names: names.map({name: i for i, name in enumerate(sizes["name"])}))
+    except MissingError:
+        rows = pd.DataFrame()
+    if len(rows):
+        base = setting_phrase(KNOB, rows["value_a"].iloc[0]).removeprefix("block size ")
+        references = [Reference(1, "")]
+        panels.append(ratio(rows, "Rate", f"rate over {base} tokens", unit="×", references=references, measure="ratio"))
+    return beside("Block size", *require(panels, "no two measured cells differ only in block size"))
 
 
-def waste_by_block_size(tables: Tables) -> Plot:
-    cells = tables.rows.drop_duplicates("cell_id")[["cell_id", "model", "workload"]]
-    rows = _of_all_layers(tables.need("fragmentation")).merge(cells, on="cell_id")
-    keys = told_apart(rows, ["model", "workload"], ["workload"])
-    groups = sorted(rows.groupby(keys, sort=False), key=lambda item: -item[1]["cell_id"].nunique())
-    handles = {
-        PAGED: key("paged (measured)", COLOURS[0], "none", marker="o"),
-        WHATIF: key("paged, other sizes (predicted)", COLOURS[0], **COMPUTED_MARK),
-        **{name: key(*layout) for name, layout in LEVEL.items()},
-    }
-    names = rows["layout"].map(LAYOUTS)
-    blocks = "blocks of " + rows["block_size"].map("{:g}".format) + " tokens"
-    measured = rows.assign(how=names.where(rows["layout"] != PAGED, blocks))[rows["source"] != "predicted"]
-    named = measured.assign(name=measured[[*keys, "how"]].agg(", ".join, axis=1))
-    medians = named.groupby(["name", "cell_id"], sort=False)["waste_pct"].median()
-    shares = [f"{name}: {span(of_cells)} %" for name, of_cells in medians.groupby(level="name", sort=False)]
-    return Plot(
-        title="Empty slots in held KV memory, against the block size",
-        alt=f"Share of the slots in held KV memory that held no token, measured: {'; '.join(shares)}.",
-        sources=sorted(rows["source"].unique()),
-        panels=[Panel(" · ".join(map(str, names)), partial(_draw_waste, rows=part)) for names, part in groups],
-        panels_are="models and workloads",
-        most=MOST_WORKLOADS,
-        x_label=knob_axis("block_size"),
-        y_label=column("waste_pct").axis,
-        handles=[handle for name, handle in handles.items() if name in set(rows["layout"])],
-        repeats=repeats_of(rows),
-        notes=[
-            "a dot is the median of a cell's repeats; other layouts have a mark or line for the lowest and the highest "
-            "cell",
-            *[WITH_WINDOWS] * bool({"paged_own_pages", "paged_every_token"} & set(rows["layout"])),
-        ],
-        panel_height_in=3.0,
+def _sizes(tables: Tables) -> pd.DataFrame:
+    """The measured cells with several block sizes of the first device, model and workload that has the most: `name`,
+    and the share of empty slots as `value`."""
+    knob = f"knob_{KNOB}"
+    rows = tables.measured.drop_duplicates("cell_id")
+    rows = rows[rows[knob].notna()] if knob in rows else rows.head(0)
+    require(rows, "no cell sets the block size")
+    others = [name for name in tables.knobs if name != knob]
+    alike = rows.groupby([*PLACES, "engine", *others], dropna=False, sort=False)
+    most = rows[alike.ngroup() == alike[knob].transform("nunique").groupby(alike.ngroup()).first().idxmax()]
+    most = require(
+        most if most[knob].nunique() > 1 else most.head(0), "no two measured cells differ only in block size"
+    )
+    return most.sort_values(knob).assign(
+        name=most[knob].map("{:g} tokens".format),
+        value=most["cell_id"].map(tables.waste_pct).astype(float),
+        low=np.nan,
+        high=np.nan,
     )
 
 
-def _draw_waste(ax: Axes, rows: pd.DataFrame) -> None:
-    by = ["layout", "cell_id", "block_size"]
-    of_cells = rows.groupby(by, sort=False, dropna=False)["waste_pct"].agg(["median", "min", "max"]).reset_index()
-    # What looks the same is drawn once: a study may have thousands of cells.
-    at = of_cells.round(1).drop_duplicates(["layout", "block_size", "median", "min", "max"])
-    for layout, part in at.groupby("layout", sort=False):
-        if layout in LEVEL:
-            _, color, style = LEVEL[str(layout)]
-            for level in {part["median"].min(), part["median"].max()}:
-                ax.axhline(level, color=color, linestyle=style, **COMPUTED)
-        elif layout == WHATIF:
-            ends = part.groupby("block_size")["median"].agg(["min", "max"])
-            ax.fill_between(ends.index, ends["min"], ends["max"], color=COLOURS[0], alpha=0.25, linewidth=0)
-            ax.plot(ends.index, ends, color=COLOURS[0], **COMPUTED_MARK)
-        else:
-            ax.vlines(part["block_size"], part["min"], part["max"], color=COLOURS[0], linewidth=1.5)
-            ax.plot(part["block_size"], part["median"], color=COLOURS[0], marker="o", linestyle="none")
-    sizes = rows.loc[rows["layout"].isin([PAGED, WHATIF]), "block_size"].dropna().unique()
-    if len(sizes):
-        log2_axis(ax, sizes)
-    else:
-        ax.set_xticks([])
-    ax.set_ylim(-2, 102)  # lines at 0 % are visible
+def answers(report: Report) -> Iterator[Answer]:
+    rows = comparisons(report.tables, "knob", KNOB)
+    yield from setting_answer(report.tables, rows, "Block size matters?", "block size", helps=False)
 
 
-def empty_slots(report: Report) -> Iterator[Block]:
-    """For each device the share of the held slots without a token, with the smallest and the largest blocks."""
-    shown_as, tables = column("waste_pct"), report.tables
-    groups = compared(tables, tables.measured, "knob_block_size", COORDINATES)
-    for gpu in dict.fromkeys(group.keys["gpu"] for group in groups):
-        group = next(group for group in groups if group.keys["gpu"] == gpu)
-        rows = group.rows[group.rows["series"] == group.labels[0]].drop_duplicates("x")
-        at = rows.set_index("x")["cell_id"].map(tables.waste_pct).dropna().sort_index()
-        if len(at) > 1:
-            (small, first), (large, last) = ((at.index[end], at.iloc[end]) for end in (0, -1))
-            words = f"{shown_as.in_words} {shown_as.text(first)} with {setting_phrase('block_size', small)}"
-            words += f", {shown_as.text(last)} with {large:g}{_refused(report, gpu)}"
-            yield Finding(shown_as.text(first, last), f"{gpu}: {words}.")
+def sentence(report: Report) -> str:
+    sizes = _sizes(report.tables)
+    first, last = (records(sizes)[end] for end in (0, -1))
+    if pd.isna(first["value"]) or pd.isna(last["value"]):
+        top = upwards(comparisons(report.tables, "knob", KNOB))
+        return f"Rates differ by a factor of at most {number(top['ratio'].max(), 2)}."
+    return f"Large blocks leave {last['value']:.0f} % of held slots empty, small ones {first['value']:.0f} %."
+
+
+def refused(report: Report) -> Iterator[Block]:
+    for gpu in report.tables.devices:
+        if words := _refused(report, gpu):
+            yield Text(f"{gpu}{words}.")
 
 
 def _refused(report: Report, gpu: str) -> str:
     """The block sizes with which no cell of a device could run, with the predicted reason or the beginning of the
     engine's."""
+    if "knob_block_size" not in report.grid:
+        return ""
     sized = report.grid[report.grid["gpu"] == gpu].groupby("knob_block_size")
     columns = ["cell_id", "predicted_infeasible"]
     foreseen = report.tables.get("memory", *columns)[columns].dropna()
@@ -220,11 +193,7 @@ def prediction_errors(report: Report) -> Iterator[Block]:
         sentence += f" In {plural(given, 'cell')} the study sets the size, so the prediction is only arithmetic."
     if unpredicted := len(measured) - len(both):
         sentence += f" {unpredicted} more measured cells have no prediction."
-    if error_pct.empty:
-        yield Text(sentence)
-    else:
-        tone = "good" if within == len(error_pct) else "neutral"
-        yield Finding(f"at most {number(error_pct.max())} % off", sentence, tone)
+    yield Text(sentence)
 
 
 def why_predictions_missed(report: Report) -> Iterator[Block]:
@@ -235,9 +204,8 @@ def why_predictions_missed(report: Report) -> Iterator[Block]:
         gib = {of.replace("_bytes", "_gib"): row[of] * unit_of(of)[1] for of in row if of.endswith("_bytes")}
         words = " ".join(_DISAGREES[code] for code in row["disagrees"].split(",")).format(**row, **gib)
         first.setdefault(words, row)
-    verdicts = {"published": "published"}
-    named = [(row["source"], report.names.get(row["cell_id"], row["cell_id"]), words) for words, row in first.items()]
-    yield from some([Finding(verdicts.get(of, "missed"), f"{cell}: {words}") for of, cell, words in named], "memory")
+    for words, row in list(first.items())[:MOST_SENTENCES]:
+        yield Text(f"{report.names.get(row['cell_id'], row['cell_id'])}: {words}")
 
 
 CAPACITY = TablePart(
@@ -282,12 +250,13 @@ RESERVED = TablePart(
 SUBJECT = Subject(
     id="block-size",
     title="Block size and KV memory",
-    lines=2,  # the speed, and the memory
     asked="block size|KV",
-    parts=[
-        FigurePart(output_by_block_size),
-        effects_of("block_size"),
-        FigurePart(waste_by_block_size),
+    sentence=sentence,
+    figures=[block_size],
+    answers=answers,
+    why=[refused, prediction_errors, why_predictions_missed],
+    tables=[
+        compared("knob", KNOB),
         TablePart(
             "fragmentation",
             {
@@ -299,15 +268,12 @@ SUBJECT = Subject(
                 "expected_wasted_slots_per_sequence": "Empty slots per sequence, expected of long ones",
                 "source": "Source",
             },
-            "Waste in the engines' actual layouts, medians over repeats",
-            lambda waste: medians_by_cell(_of_all_layers(waste[waste["source"] == "measured"]), "layout").replace(
-                LAYOUTS
-            ),
+            "Waste of KV memory by layout, medians over repeats",
+            lambda waste: medians_by_cell(_of_all_layers(waste), "layout", "block_size").replace(LAYOUTS),
         ),
         BY_KIND_OF_LAYER,
         CAPACITY,
         RESERVED,
         claims_on("block-size"),
     ],
-    findings=[verdicts_on("block_size"), empty_slots, prediction_errors, why_predictions_missed],
 )

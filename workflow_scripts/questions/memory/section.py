@@ -1,19 +1,17 @@
 """What happens when KV blocks run short: requests at once, speed, preemptions and hits by the size of the pool."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 
-from workflow_scripts.common.columns import Column, column
-from workflow_scripts.common.wording import number, plural
-from workflow_scripts.page.blocks import Block, Finding, Fold, table_of
-from workflow_scripts.page.plot import LINE_IN, Panel, Plot, hide_y, key, log2_axis, mark_handles, write_label
-from workflow_scripts.page.report import CELL, FigurePart, Report, Subject
-from workflow_scripts.page.series import PLACES, ends_in_words, repeats_of, told_apart
-from workflow_scripts.page.style import COLOURS, INK, Mark, marks
+from workflow_scripts.common.columns import column
+from workflow_scripts.common.wording import plural
+from workflow_scripts.page.answers import NO, YES, Answer, Bar
+from workflow_scripts.page.blocks import Block, Fold, table_of
+from workflow_scripts.page.kit import Plot, bar, line
+from workflow_scripts.page.report import CELL, Report, Subject
+from workflow_scripts.page.series import PLACES, device_looks
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require
 
@@ -28,9 +26,6 @@ EVICTED = "evicted_blocks"
 COUNTS_TRIES, BOUND = "the engine also counts those of tries that find no blocks", ", at most"
 # Rows are compared if these are equal: they have the same requests and the same memory for them.
 MEMORY = [*PLACES, "pool_tokens"]
-# Lines that a layout takes in a panel of users.
-LINES_PER_LAYOUT = 2.0
-PREDICTED: Mapping[str, Any] = {"marker": "D", "markerfacecolor": "none", "linestyle": "none", "markersize": 8}
 
 
 def under_pressure(tables: Tables) -> pd.DataFrame:
@@ -96,170 +91,63 @@ def _of_transformers(tables: Tables) -> pd.DataFrame:
     return _of_cells(tables, rows[rows["pool_tokens"].notna()], ["pool_tokens"], ["layout"])
 
 
-def pressure_by_pool(tables: Tables) -> Plot:
-    rows = under_pressure(tables)
-    if rows.groupby([*COORDINATES, "layout"])["pool_tokens"].nunique().max() < 2:
-        raise MissingError("no block size was measured with KV caches of two sizes")
-    layouts = marks(rows["layout"])
-    differing = told_apart(rows, COORDINATES, [])
-    panels = []
-    for _, part in rows.groupby(COORDINATES, sort=False):
-        place = " · ".join(part[differing].iloc[0])
-        for shown in map(column, QUANTITIES):
-            if part[shown.name].max() > 0:
-                draw = partial(_draw, rows=part, shown=shown, layouts=layouts)
-                panels.append(Panel(f"{shown.axis}\n{place}".strip(), draw))
-    predicted = rows.filter(like="_predicted").notna().any(axis=None)
-    handles = mark_handles({f"{layout} (measured)": mark for layout, mark in layouts.items()})
-    handles += [key("predicted", **PREDICTED)] if predicted else []
-    measured = tables.measured
-    return Plot(
-        title="When KV blocks run short",
-        alt=" ".join(
-            ends_in_words(f"{', '.join(map(str, names))}, {column(RATE).axis} by tokens of the pool:", part[RATE])
-            for names, part in list(rows.sort_values("pool_tokens").set_index("pool_tokens").groupby(COORDINATES))[:4]
-        ),
-        sources=["measured", *(["predicted"] if predicted else [])],
-        panels=panels,
-        x_label="Tokens of the pool",
-        handles=handles,
-        repeats=repeats_of(measured[measured["cell_id"].isin(rows["cell_id"])]),
-        notes=["marks are the values of cells, as in the tables; a quantity that is 0 for all of a panel is not drawn"],
-        panel_height_in=2.4,
-    )
+def requests_at_once(tables: Tables) -> Plot:
+    """Requests that run at once while others wait, in the same memory for keys and values, by the way it is kept: each
+    request reserves room for the longest possible one, or takes blocks as it grows."""
+    rows = _ways(tables)
+    size, first = rows["pool_tokens"].iloc[0], rows["gpu"].iloc[0]
+    colour = device_looks(tables)[first].colour
+    rows = rows.assign(name=rows["layout"], value=rows["users"], low=np.nan, high=np.nan, colour=colour)
+    rows = rows.drop_duplicates("name").assign(text=rows["users"].map("{:.3g} requests".format))
+    label = f"requests at once in {size:,.0f} tokens of KV cache"
+    return bar(rows, "Requests in the same memory", label, measure=USERS)
 
 
-def _draw(ax: Axes, rows: pd.DataFrame, shown: Column, layouts: Mapping[str, Mark]) -> None:
-    measured, predicted = (shown.scaled(rows[name]) for name in (shown.name, f"{shown.name}_predicted"))
-    for layout, line in rows.groupby("layout", sort=False):
-        mark = layouts[str(layout)]
-        ax.plot(line["pool_tokens"], measured[line.index], color=mark.color, marker=mark.marker)
-        ax.plot(line["pool_tokens"], predicted[line.index], color=mark.color, **PREDICTED)
-    log2_axis(ax, rows["pool_tokens"].unique())
-    ax.set_ylim(0, 1.12 * max(measured.max(), predicted.fillna(0).max()))
-
-
-def users_in_the_same_memory(report: Report) -> Iterator[Block]:
-    if f"knob_{POOL}" in report.tables.rows:
-        rows = under_pressure(report.tables)
-        yield from (*_users(same_memory(report.tables)), *_block_sizes(rows), *_exactness(rows))
-
-
-def _users(rows: pd.DataFrame) -> Iterator[Finding]:
-    """One sentence per device, model and workload: for the memory used in most ways, then with the largest ratio."""
-    for (gpu, model, workload), part in rows.groupby(PLACES, sort=False):
-        pools = part.groupby("pool_tokens")["times"].agg(["size", "max"]).sort_values(["size", "max"])
-        of_pool = part[part["pool_tokens"] == pools.index[-1]]
-        whole = records(of_pool[of_pool["contiguous"]])[0]
-        ways = [
-            f"{number(row['users'])} in {row['layout']}{_predicted(row)}"
-            + (" (all requests)" if row["users"] >= row["num_requests"] else "")
-            + _filled(row)
-            for row in records(of_pool[~of_pool["contiguous"]])
-        ]
-        if ways:
-            yield Finding(
-                f"{number(whole['users'])} to {number(of_pool['users'].max())} requests",
-                f"{gpu}, {model}, {workload}: a KV cache of {whole['pool_tokens']:,.0f} tokens holds "
-                f"{number(whole['users'])} requests on average{_predicted(whole)}, {whole['running_peak']:g} at most, "
-                f"if each reserves {whole['max_model_len_effective']:,.0f} tokens{_filled(whole)}; {'; '.join(ways)}.",
-            )
-
-
-def _predicted(row: Mapping[str, Any]) -> str:
-    return "" if pd.isna(row["users_predicted"]) else f" ({number(row['users_predicted'])} predicted)"
-
-
-def _filled(row: Mapping[str, Any]) -> str:
-    return "" if pd.isna(row["used_pct"]) else f" (tokens fill {row['used_pct']:.0f} % of the held slots)"
-
-
-def _block_sizes(rows: pd.DataFrame) -> Iterator[Finding]:
-    """The largest blocks against the smallest, in the smallest and in the largest pool that was measured with both."""
-    rows = rows[~rows["contiguous"]].assign(users=rows[USERS].fillna(rows["running_peak"]))
-    for _, part in rows.groupby(COORDINATES, sort=False):
-        ends = part["block_size_effective"].agg(["min", "max"])
-        small, large = (part[part["block_size_effective"] == size].set_index("pool_tokens") for size in ends)
-        pools = sorted(small.index.intersection(large.index))
-        if ends["min"] == ends["max"] or not pools:
-            continue
-        comparisons = [
-            f"with {pool:,.0f} tokens of KV cache, {number(large.at[pool, 'users'])} requests run at once instead of "
-            f"{number(small.at[pool, 'users'])}, with {number(large.at[pool, RATE])} output tokens/s "
-            f"instead of {number(small.at[pool, RATE])}"
-            for pool in dict.fromkeys([pools[0], pools[-1]])
-        ]
-        blocks = f"blocks of {ends['max']:g} instead of {ends['min']:g} tokens"
-        yield Finding("block size", f"{', '.join(part[COORDINATES].iloc[0])}: {blocks}: {'; '.join(comparisons)}.")
-
-
-def _exactness(rows: pd.DataFrame) -> Iterator[Finding]:
-    names = ["preemptions", "recomputed_tokens"]
-    predicted = [f"{name}_predicted" for name in names]
-    both = rows.dropna(subset=[*names, *predicted])
-    if both.empty:
-        return
-    right = (both[names].to_numpy() == both[predicted].to_numpy()).all(axis=1)
-    most = records(both.sort_values("preemptions", ascending=False))[0]
-    preempted, again = (f"{most[name]:,.0f} measured, {most[f'{name}_predicted']:,.0f} predicted" for name in names)
-    which = "in the cell with the most " if len(both) > 1 else ""
-    seen = (
-        f"{which}preemptions: {preempted}; tokens computed again: at most {again} (medians of repeats; {COUNTS_TRIES})"
-        if most["preemptions"]
-        else "none was preempted"
-    )
-    if len(both) == 1:
-        yield Finding(
-            f"{most['preemptions']:,.0f} preempted", f"The one cell whose number of KV blocks the study sets: {seen}."
-        )
-        return
-    exact = f"{int(right.sum())} of {len(both)}"
-    yield Finding(
-        f"{exact} exact" if most["preemptions"] else "none preempted",
-        f"The preemptions and the tokens computed again are exactly as predicted from the schedule in {exact} cells; "
-        f"{seen}.",
-        "good" if right.all() and most["preemptions"] else "neutral",
-    )
-
-
-def users_by_cache(tables: Tables) -> Plot:
+def _ways(tables: Tables) -> pd.DataFrame:
+    """The ways to keep the KV cache in the memory in which the most were measured, the most requests last."""
     rows = require(same_memory(tables), "in no pool of KV blocks did contiguous reservations let requests wait")
-    most = rows.filter(regex="^users(_predicted)?$").max().max()
-    lines = LINES_PER_LAYOUT * int(rows.groupby(MEMORY)["layout"].nunique().max())
-    groups = sorted(rows.groupby(MEMORY, sort=False), key=lambda item: -len(item[1]))
-    draw = partial(_draw_users, most=most, lines=lines)
-    measured = tables.measured
-    predicted = rows["users_predicted"].notna().any()
-    handles = [key("measured", COLOURS[0], linewidth=7)] + ([key("predicted", **PREDICTED)] if predicted else [])
-    users = [
-        f"{row['pool_tokens']:g} tokens, {row['layout']}: {number(row['users'])}" for row in records(rows.head(12))
-    ]
-    return Plot(
-        title="Requests at once in the same memory, by the way their KV cache is kept",
-        alt=f"Requests at once, measured: {'; '.join(users)}.",
-        sources=["measured", *(["predicted"] if predicted else [])],
-        panels=[
-            Panel(" · ".join([*map(str, place), f"{tokens:,.0f} tokens"]), partial(draw, rows=part))
-            for (*place, tokens), part in groups
-        ],
-        panels_are="sizes of the memory",
-        x_label=column(USERS).axis,
-        handles=handles,
-        repeats=repeats_of(measured[measured["cell_id"].isin(rows["cell_id"])]),
-        notes=["bars are the values of cells, as in the tables"],
-        panel_height_in=LINE_IN * lines + 0.75,
+    sizes = rows.groupby(MEMORY, sort=False)["layout"].nunique()
+    most = rows.set_index(MEMORY).loc[[sizes.idxmax()]].reset_index()
+    return most.sort_values("users", kind="stable")
+
+
+def rate_by_pool(tables: Tables) -> Plot:
+    """Rate by the tokens that the KV cache holds, one line per block size; a broken line is predicted."""
+    rows = under_pressure(tables)
+    rows = rows.assign(lines=rows.groupby([*COORDINATES])["pool_tokens"].transform("nunique"))
+    if rows["lines"].max() < 2:
+        raise MissingError("no block size was measured with KV caches of two sizes")
+    first = records(rows.sort_values("lines", ascending=False, kind="stable"))[0]
+    rows = rows[(rows[COORDINATES] == [first[of] for of in COORDINATES]).all(axis=1)]
+    ends = tables.intervals_of(RATE)[["low", "high"]]
+    look = device_looks(tables)[first["gpu"]]
+    return line(
+        rows.assign(series=rows["layout"], x=rows["pool_tokens"], y=rows[RATE])
+        .join(ends, on="cell_id")
+        .dropna(subset="y")
+        .sort_values("x"),
+        dict.fromkeys(rows["layout"], look),
+        "Rate by the size of the KV cache",
+        column(RATE).axis,
+        "tokens of the pool",
+        measure=RATE,
     )
 
 
-def _draw_users(ax: Axes, rows: pd.DataFrame, most: float, lines: float) -> None:
-    for i, row in enumerate(records(rows)):
-        y = LINES_PER_LAYOUT * i
-        write_label(ax, y + 0.5, f"{row['layout']}: {number(row['users'])}")
-        ax.barh(y + 1.3, row["users"], height=0.6, color=COLOURS[0])
-        ax.plot(row["users_predicted"], y + 1.3, color=INK, **PREDICTED)
-    ax.set_ylim(lines, 0)
-    ax.set_xlim(0, 1.05 * most)
-    hide_y(ax)
+def answers(report: Report) -> Iterator[Answer]:
+    rows = _ways(report.tables)
+    whole = records(rows[rows["contiguous"]])[0]
+    most = records(rows)[-1]
+    said = f"{most['users']:.0f} instead of {whole['users']:.0f} in the same memory"
+    bar_ = Bar(most["times"], float("nan"), float("nan"), "counted", most["gpu"])
+    gain = f"paging {most['times']:.1f}×"
+    yield Answer(YES if most["times"] > 1 else NO, "Paging fits more requests?", said, (bar_,), gain)
+
+
+def sentence(report: Report) -> str:
+    rows = _ways(report.tables)
+    whole, most = records(rows[rows["contiguous"]])[0], records(rows)[-1]
+    return f"The same memory holds {most['users']:.0f} requests instead of {whole['users']:.0f}."
 
 
 def every_way(report: Report) -> Iterator[Block]:
@@ -296,7 +184,9 @@ SUBJECT = Subject(
     id="memory",
     title="Memory pressure",
     asked="KV blocks|requests fit|fit more",
-    parts=[FigurePart(pressure_by_pool), FigurePart(users_by_cache), every_way, every_pool],
-    findings=[users_in_the_same_memory],
+    sentence=sentence,
+    figures=[requests_at_once, rate_by_pool],
+    answers=answers,
+    tables=[every_way, every_pool],
     is_in=lambda study: any(POOL in sweep.knobs for sweep in study.sweeps),
 )

@@ -6,16 +6,16 @@ from typing import Any
 import pandas as pd
 
 from workflow_scripts.common.columns import column
-from workflow_scripts.common.wording import listed, sentence
+from workflow_scripts.common.wording import interval_text, listed, sentence
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.page.blocks import Block, Command, Text
 from workflow_scripts.page.report import Report, Subject
-from workflow_scripts.page.sentences import MOST_SENTENCES, place, with_interval
 from workflow_scripts.page.series import environments_in_words
-from workflow_scripts.questions.knobs.pairs import STEADY
 from workflow_scripts.study.definition import resolved_models
-from workflow_scripts.tables.results import RAN_IN, records, require
+from workflow_scripts.tables.results import RAN_IN, STEADY, records, require
 
+# Commands that are shown.
+MOST_COMMANDS = 12
 # Maximum number of ties that are named.
 MOST_TIES = 5
 CHOSEN = (
@@ -40,9 +40,12 @@ def commands(report: Report) -> Iterator[Block]:
         yield Text(f"Measured with random weights of {listed(random)}; the commands load the published ones.")
     measured = report.tables.rows.drop_duplicates("cell_id").set_index("cell_id")
     known = rows.assign(engine=VLLM.name, **{RAN_IN: rows["cell_id"].map(measured[RAN_IN])})
-    rows = rows.assign(place=[place(row) for row in records(rows)] + environments_in_words(known))
+    rows = rows.assign(
+        place=[f"{row['gpu']}, {row['model']}, {row['workload']}" for row in records(rows)]
+        + environments_in_words(known)
+    )
     rows = rows.assign(key=rows["command"].fillna(rows["place"]))
-    for _, alike in list(rows.groupby("key", sort=False))[: 2 * MOST_SENTENCES]:
+    for _, alike in list(rows.groupby("key", sort=False))[:MOST_COMMANDS]:
         places = alike["place"].unique()
         rows_of = list(records(alike))
         # One place stands in the title.
@@ -60,7 +63,7 @@ def _why(report: Report, row: Mapping[str, Any]) -> str:
             return f"the only setting that was measured does not keep {bound}{lowest}."
         return f"none of {row['compared']:g} measured settings keeps {bound}{lowest}."
     full = " while full" * (row["metric"] == STEADY)
-    rate = with_interval(row, "rate", f" output tokens/s{full}")
+    rate = interval_text(row["rate"], row["rate_low"], row["rate_high"], f" output tokens/s{full}", row["scope"])
     if row["compared"] == 1:
         return f"{rate}, the only setting that was measured."
     alone, ties = row["eligible"] == 1, []
@@ -106,4 +109,4 @@ def about(report: Report) -> Iterator[Block]:
     )
 
 
-SUBJECT = Subject(id="recommendations", title="Recommendations", parts=[about, commands])
+SUBJECT = Subject(id="recommendations", title="Recommendations", tables=[about, commands])

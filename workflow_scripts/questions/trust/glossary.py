@@ -12,4 +12,4 @@ def glossary(report: Report) -> Iterator[Block]:
     yield Definitions(list(read_yaml(REPORT / "glossary.yaml", InputError).items()))
 
 
-SUBJECT = Subject(id="glossary", title="Glossary", parts=[glossary])
+SUBJECT = Subject(id="glossary", title="Glossary", tables=[glossary])

@@ -1,44 +1,77 @@
 """What limits the numbers of a study: failures, load, unsteady cells, and what intervals cover."""
 
+from collections.abc import Iterator
+
 from workflow_scripts.common.columns import column
-from workflow_scripts.page.plot import Plot
-from workflow_scripts.page.ratio_plot import plot_ratios
-from workflow_scripts.page.report import FigurePart, Subject
-from workflow_scripts.page.sentences import what_verdicts_cover
-from workflow_scripts.page.style import marks
-from workflow_scripts.questions.cells.section import unsuccessful
-from workflow_scripts.questions.trust.what_ran import native_types, not_understood, remote_code, simulated
+from workflow_scripts.page.blocks import Block, Text
+from workflow_scripts.page.kit import Plot, strip
+from workflow_scripts.page.report import Report, Subject
+from workflow_scripts.page.series import cell_names, device_looks
+from workflow_scripts.questions.trust.what_ran import native_types, not_understood, remote_code, simulated, weights
 from workflow_scripts.questions.trust.where_measured import (
     load_warning,
     loaded_cells,
     rounds,
     slowed_cells,
     slowed_gpus,
+    starts_in_words,
     unsteady_cells,
 )
 from workflow_scripts.tables.results import RATE, Tables, require
 
+# Cells that are drawn, those whose repeats differ most.
+MOST_CELLS = 10
+
 
 def spread(tables: Tables) -> Plot:
+    """Each repeat of a cell over the mean of the cell, as a dot, with the 95 % interval of the mean; the cells whose
+    repeats differ most."""
     rows = require(tables.measured.dropna(subset=RATE), "no measured cell has a rate")
-    starts = "start " + rows["start"].map("{:g}".format)
-    ratio = rows[RATE] / rows["cell_id"].map(tables.value(RATE))
-    rows = rows.assign(ratio=ratio, name=starts, label=rows["gpu"] + " · " + rows["engine"])
-    rows[["ratio_low", "ratio_high"]] = float("nan")
-    return plot_ratios(
-        rows.sort_values("ratio"),
-        marks(starts.sort_values()),
-        title=f"{column(RATE).label} of each repeat over the mean of its cell",
+    ends = tables.intervals_of(RATE)
+    names = cell_names(tables)
+    dots = rows.assign(name=rows["cell_id"].map(names), value=rows[RATE] / rows["cell_id"].map(ends["value"]))
+    dots = dots.dropna(subset="value")
+    apart = dots.groupby("cell_id", sort=False)["value"].agg(lambda of: of.max() / of.min())
+    most = apart.sort_values(ascending=False, kind="stable").index[:MOST_CELLS]
+    of_cells = dots.drop_duplicates("cell_id").set_index("cell_id").loc[most].reset_index()
+    colours = device_looks(tables)
+    cells = of_cells.assign(
+        value=1.0,
+        low=(ends["low"] / ends["value"]).reindex(most).to_numpy(),
+        high=(ends["high"] / ends["value"]).reindex(most).to_numpy(),
+        colour=[colours[gpu].colour for gpu in of_cells["gpu"]],
+        text="",
     )
+    label = f"{column(RATE).in_words} of each repeat over the mean of its cell"
+    dots = dots[dots["cell_id"].isin(most)]
+    return strip(cells.drop_duplicates("name"), dots, "How far repeats of a cell differ", label, unit="×", measure="")
+
+
+def what_verdicts_cover(report: Report) -> Iterator[Block]:
+    scopes = list(report.tables.get("comparisons", "scope")["scope"].dropna().unique())
+    if scopes:
+        yield Text(
+            f"Of 100 intervals, about 95 contain the true ratio. They cover: {', or '.join(scopes)}. A verdict is that "
+            "of all comparisons of the study together: at most 5 % of studies have any false one."
+        )
+    else:
+        yield Text("No ratio has an interval, because the variation is not known.")
+
+
+def sentence(report: Report) -> str:
+    measured = int(report.grid["outcome"].eq("ok").sum())
+    return f"{measured} of {len(report.grid)} cells were measured."
 
 
 SUBJECT = Subject(
     id="trust",
-    lines=0,
     title="How sure the numbers are",
-    parts=[FigurePart(spread), what_verdicts_cover, loaded_cells, slowed_cells, rounds],
-    findings=[
-        *(simulated, unsuccessful, slowed_gpus, load_warning, unsteady_cells),
+    sentence=sentence,
+    figures=[spread],
+    why=[
+        what_verdicts_cover,
+        *(starts_in_words, weights, simulated, slowed_gpus, load_warning, unsteady_cells),
         *(remote_code, not_understood, native_types),
     ],
+    tables=[loaded_cells, slowed_cells, rounds],
 )

@@ -56,4 +56,4 @@ def files(report: Report) -> Iterator[Block]:
     yield Fold(f"All tables with all digits, beside this page: {len(rows)}", [table])
 
 
-SUBJECT = Subject(id="take-away", title="Citation and data", parts=[citation, files])
+SUBJECT = Subject(id="take-away", title="Citation and data", tables=[citation, files])

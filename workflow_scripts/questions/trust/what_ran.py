@@ -7,9 +7,8 @@ import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, readable_models
 from workflow_scripts.common.wording import listed, plural
-from workflow_scripts.page.blocks import Block, Definitions, Finding, Fold, Table, Text, outcome_words, shown, table_of
+from workflow_scripts.page.blocks import Block, Definitions, Fold, Table, Text, outcome_words, shown, table_of
 from workflow_scripts.page.report import PLACE_HEADINGS, Report, Subject
-from workflow_scripts.page.style import OUTCOMES
 from workflow_scripts.physics.model_facts import ModelFactsError, model_facts, read_config
 from workflow_scripts.study.definition import resolved_models
 
@@ -19,7 +18,7 @@ RATES = ["memory_bandwidth_bytes_per_s", "cache_bytes_per_s", "flop_per_s"]
 def counts(report: Report) -> Iterator[Block]:
     grid, study = report.grid, report.study
     outcomes = grid["outcome"].value_counts()
-    became = ", ".join(f"{outcomes[o]} {outcome_words(o)}" for o in OUTCOMES if o in outcomes)
+    became = ", ".join(f"{count} {outcome_words(outcome)}" for outcome, count in outcomes.items())
     yield Text(
         f"{len(grid)} cells: {became}. A cell is one combination of device, engine, model, workload and engine "
         f"settings. The study asks for {plural(study.repeats, 'timed repeat')} of each, after a warm-up."
@@ -107,7 +106,16 @@ def remote_code(report: Report) -> Iterator[Block]:
             f"The study sets trust_remote_code, so engines ran Python code from the repositories of {named}. This "
             "pipeline does not check that code, and it could do anything that the measuring account may do."
         )
-        yield Finding("remote code", sentence, "bad")
+        yield Text(sentence)
+
+
+def weights(report: Report) -> Iterator[Block]:
+    random = [name for name, of in resolved_models(report.study).items() if of.load_format in ("dummy", "seeded")]
+    if random:
+        yield Text(
+            f"The weights of {listed(random)} are random; the work does not depend on their values, but at a power "
+            "limit the speed may, slightly."
+        )
 
 
 def simulated(report: Report) -> Iterator[Block]:
@@ -118,7 +126,7 @@ def simulated(report: Report) -> Iterator[Block]:
             f"No number of {', '.join(pretended)} is a measurement of a GPU. The engine ran on a CPU, and power, "
             "energy, clocks, temperature and memory are made up to test this pipeline."
         )
-        yield Finding("simulated", sentence, "bad")
+        yield Text(sentence)
 
 
 def native_types(report: Report) -> Iterator[Block]:
@@ -133,7 +141,7 @@ def native_types(report: Report) -> Iterator[Block]:
             else "this processor supports that type natively"
         )
         were = f"{listed(models)} {'was' if len(models) == 1 else 'were'}"
-        yield Finding(str(dtype), f"On {device}, {were} computed in {dtype}: {why}.")
+        yield Text(f"On {device}, {were} computed in {dtype}: {why}.")
 
 
 def not_understood(report: Report) -> Iterator[Block]:
@@ -145,7 +153,7 @@ def not_understood(report: Report) -> Iterator[Block]:
             model_facts(read_config(model.config), model.fixed_dtype or "float32")
         except ModelFactsError as e:
             reason = str(e).split("; supported:")[0]
-            yield Finding("unknown", f"Limits, KV capacity and predictions of {name} are unknown: {reason}.")
+            yield Text(f"Limits, KV capacity and predictions of {name} are unknown: {reason}.")
 
 
-SUBJECT = Subject(id="runs", title="What was run", parts=[counts, devices, engines])
+SUBJECT = Subject(id="runs", title="What was run", tables=[counts, devices, engines])

@@ -4,12 +4,11 @@ from collections.abc import Collection, Iterator
 
 import pandas as pd
 
-from workflow_scripts.common.wording import plural
+from workflow_scripts.common.wording import number, plural
 from workflow_scripts.device.device_check import FAULTS
 from workflow_scripts.device.device_record import NOISY_PCT
-from workflow_scripts.page.blocks import Absent, Block, Finding, Findings, Fold, Table, table_of
+from workflow_scripts.page.blocks import Absent, Block, Fold, Table, Text, table_of
 from workflow_scripts.page.report import MOST_ROWS, REPEAT_COLUMNS, Report, Subject, TablePart, several_starts
-from workflow_scripts.page.sentences import NOT_DECIDED, span
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import last_plan
 from workflow_scripts.tables.results import RAN_IN, RATE, Tables, require
@@ -20,6 +19,17 @@ MOST_NAMED = 3
 SLOW_FIRST = f"a first repeat over {100 * TOLERANCE:g} % slower than the mean of the others"
 
 
+def starts_in_words(report: Report) -> Iterator[Block]:
+    """How often cells were measured, and how far starts of one cell differ."""
+    measures = report.tables.get("intervals", "measure", "starts_apart_pct")
+    apart = measures.groupby("measure")["starts_apart_pct"].max().get(RATE, 0.0)
+    starts = report.tables.rows.groupby("cell_id")["start"].nunique()
+    if starts.max() > 1:
+        yield Text(f"Cells have up to {starts.max()} starts, whose mean rates differ by at most {number(apart)} %.")
+    elif len(starts):
+        yield Text("Each cell has one start of its engine; how much starts differ is known from other studies.")
+
+
 def slowed_gpus(report: Report) -> Iterator[Block]:
     cells = report.tables.rows
     rows, slowed = cells[cells["throttle_reasons"].notna()], _slowed_repeats(cells)
@@ -28,7 +38,7 @@ def slowed_gpus(report: Report) -> Iterator[Block]:
             f"In {slowed['cell_id'].nunique()} of {rows['cell_id'].nunique()} cells whose GPU reports it, heat or the "
             "power supply slowed a GPU down during timing; their rates are too low. The section Provenance names them."
         )
-        yield Finding("slowed GPU", sentence, "bad")
+        yield Text(sentence)
 
 
 slowed_cells = TablePart(
@@ -49,14 +59,14 @@ def _slowed_repeats(cells: pd.DataFrame) -> pd.DataFrame:
 def load_warning(report: Report) -> Iterator[Block]:
     load, noisy = host_load(report.tables.rows)
     if noisy.empty:
-        yield Finding("quiet host", f"In no cell did others use more than {NOISY_PCT:g} % of the CPU.", "good")
+        yield Text(f"In no cell did others use more than {NOISY_PCT:g} % of the CPU.")
     else:
         sentence = (
             f"In {len(noisy)} of {len(load)} measured cells the hypervisor or other processes used more than "
             f"{NOISY_PCT:g} % of the CPU; their rates may be too low and their intervals wide. The section "
             "Provenance names them."
         )
-        yield Finding("loaded host", sentence, "bad")
+        yield Text(sentence)
 
 
 def unsteady_cells(report: Report) -> Iterator[Block]:
@@ -69,7 +79,7 @@ def unsteady_cells(report: Report) -> Iterator[Block]:
             f"passes of the warm-up differed as much){without_first(report.tables, unsteady)}. Their intervals may be "
             f"wide: {some}. The column steady of the table starts shows which."
         )
-        yield Finding("not steady", sentence, "bad")
+        yield Text(sentence)
 
 
 def steadiness(cells: pd.DataFrame) -> tuple[list[str], list[str]]:
@@ -124,8 +134,9 @@ def provenance(report: Report) -> Iterator[Block]:
         shares = ", ".join(f"{100 * spent_s[column] / total_s:.0f} % {name}" for column, name in names.items())
         rows.append(["Time of the engines", f"{total_s / 60:.3g} min: {shares}"])
     graphs = [
-        f"{'loaded' if cached else 'compiled'} in {plural(len(some), 'start')}, which took {span(some)} s"
-        for cached, some in starts.dropna(subset="start_s").groupby("graphs_from_cache")["start_s"]
+        f"{'loaded' if cached else 'compiled'} in {plural(len(took), 'start')}, "
+        f"which took {' to '.join(dict.fromkeys([number(took.min()), number(took.max())]))} s"
+        for cached, took in starts.dropna(subset="start_s").groupby("graphs_from_cache")["start_s"]
     ]
     if graphs:
         rows.append(["Compiled graphs of the engines", ", ".join(graphs)])
@@ -145,9 +156,7 @@ def rounds(report: Report) -> Iterator[Block]:
     plan = last_plan(StudyPaths(report.cells.parent.parent, report.study.name))
     if plan is None or not report.study.is_adaptive:
         return
-    is_open = plan.undecided or plan.not_decidable
-    verdict, tone = (NOT_DECIDED, "bad") if is_open else ("decided", "good")
-    yield Findings([Finding(verdict, f"{plan.in_words()}.", tone)])
+    yield Text(f"{plan.in_words()}.")
     rows = [
         [
             comparison.knob,
@@ -187,4 +196,4 @@ def _measured_where(cells: pd.DataFrame) -> Table:
     return table_of(counts, {**places, "cells": "Cells"}, "Cells by where they were measured", note)
 
 
-SUBJECT = Subject(id="provenance", title="Provenance", parts=[provenance])
+SUBJECT = Subject(id="provenance", title="Provenance", tables=[provenance])

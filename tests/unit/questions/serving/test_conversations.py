@@ -1,8 +1,5 @@
 """Conversations as their users see them, from requests made up for the purpose."""
 
-import re
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -10,9 +7,6 @@ from tests.unit.made_studies import made_study
 from tests.unit.questions.parsed_tables import served, write_parsed
 from tests.unit.questions.synthetic_cells import cell, table
 from workflow_scripts.questions.serving.conversations import SCHEMA, conversation_table
-from workflow_scripts.questions.serving.section import conversations
-from workflow_scripts.tables.results import Tables
-from workflow_scripts.tables.typed_tables import write_table
 
 SENT = np.array([0.0, 2.0, 2.5, 6.0, 10.0, 12.0, 12.5, 16.0])
 AGENTS = {
@@ -47,10 +41,3 @@ def test_latency_of_conversations_and_first_tokens_and_hits_by_turn(tmp_path):
     assert found["e2e_s_p50"].tolist() == pytest.approx([9.0, 1.0, 3.0, 2.0])
     assert found["ttft_s_p50"].tolist() == pytest.approx([0.1, 0.1, 0.4, 0.2])
     assert found["prefix_cache_hit_rate"].tolist() == pytest.approx([16 / 140, 0, 0.25, 0])
-    write_table(found, tmp_path / "conversations.parquet")
-    (told,) = conversations(SimpleNamespace(tables=Tables(tmp_path), labels={}))  # type: ignore[arg-type]
-    assert re.findall(r"[\d.]+ m?s|turn \d|[\d.]+ %", told.sentence) == [
-        *("9 s", "100 ms", "turn 1", "400 ms", "turn 2", "25 %")
-    ]
-    # A study without conversations says nothing about them.
-    assert not list(conversations(SimpleNamespace(tables=Tables(tmp_path / "none"), labels={})))  # type: ignore[arg-type]

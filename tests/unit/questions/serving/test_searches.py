@@ -1,6 +1,5 @@
-"""The highest load of each start beside the plan's, and what the page says of it."""
+"""The highest load of each start beside the plan's, and what the page answers with it."""
 
-import re
 from types import SimpleNamespace
 
 import pandas as pd
@@ -10,20 +9,20 @@ from tests.unit.made_studies import made_study
 from tests.unit.questions.parsed_tables import started, write_parsed
 from tests.unit.questions.synthetic_cells import cell, table
 from workflow_scripts.questions.serving.searches import SCHEMA, search_table
-from workflow_scripts.questions.serving.section import searches
+from workflow_scripts.questions.serving.section import answers
 from workflow_scripts.tables.results import Tables
 from workflow_scripts.tables.typed_tables import write_table
 
 
 @pytest.mark.parametrize(
-    ("found", "plan", "told"),
+    ("found", "plan", "verdict", "said"),
     [
-        ((12.5, 11.0, 14.0), (13.0, 12.0, 15.0), ["99", "500", "12.5", "95", "11", "14", "20", "1", "13", "12", "15"]),
-        ((None, 64.0, None), (None, None, None), ["99", "500", "64", "20", "1"]),
-        ((None, None, 0.25), (None, None, None), ["99", "500", "0.25", "20", "1"]),
+        ((12.5, 11.0, 14.0), (13.0, 12.0, 15.0), "Yes", "up to 12.5 requests/s"),
+        ((None, 64.0, None), (None, None, None), "Yes", "at 64 requests/s and more"),
+        ((None, None, 0.25), (None, None, None), "No", "not at 0.25 requests/s"),
     ],
 )
-def test_a_start_tells_its_load_beside_the_plans(found, plan, told, tmp_path):
+def test_a_start_tells_its_load_beside_the_plans(found, plan, verdict, said, tmp_path):
     study = made_study(slo={"ttft_s": 0.5})
     rows = cell({"find": "highest_rate"}, engine="vllm-serve")
     others = cell({"request_rate_per_s": 1}, engine="vllm-serve")
@@ -35,8 +34,5 @@ def test_a_start_tells_its_load_beside_the_plans(found, plan, told, tmp_path):
     made = SCHEMA.validate(search_table(study, table(rows, others), tmp_path, planned))
     assert made["cell_id"].tolist() == [cell_id]
     write_table(made, tmp_path / "searches.parquet")
-    (finding,) = searches(SimpleNamespace(tables=Tables(tmp_path), labels={cell_id: "as it is"}))  # type: ignore[arg-type]
-    sentence = finding.sentence.partition("as it is")[2]
-    assert re.findall(r"\d+(?:\.\d+)?", sentence) == told
-    # A study without searches says nothing about them.
-    assert not list(searches(SimpleNamespace(tables=Tables(tmp_path / "none"), labels={})))  # type: ignore[arg-type]
+    answer = next(iter(answers(SimpleNamespace(tables=Tables(tmp_path)))))  # type: ignore[arg-type]
+    assert (answer.verdict, answer.answer) == (verdict, said)

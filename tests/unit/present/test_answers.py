@@ -1,0 +1,64 @@
+"""Answers of the first screen: their verdicts and words, from comparisons made up for the purpose."""
+
+import pandas as pd
+import pytest
+
+from workflow_scripts.page.answers import Answer, setting_answer
+from workflow_scripts.questions.cells.section import answers as cell_answers
+from workflow_scripts.questions.devices.section import answers as device_answers
+from workflow_scripts.questions.knobs.sequence_limit import answers as ladder_answers
+
+CASES = {
+    # verdict, ratio, low, high -> whether it matters, whether it helps, and the words
+    ("changes", 3.5, 3.1, 4.0): ("Yes", "Yes", "3.5×, 32 over 16"),
+    ("changes", 0.5, 0.45, 0.55): ("Yes", "No", "2.0×, 16 over 32"),
+    ("likely", 1.06, 1.001, 1.13): ("Likely", "Likely", "1.06×, 32 over 16"),
+    ("likely", 0.5, 0.2, 0.9): ("Likely", "Open", "2×, 16 over 32"),
+    ("flat", 1.005, 0.99, 1.01): ("No", "No", "within 2 %"),
+    ("not decided", 1.2, 0.8, 1.9): ("Open", "Open", "1.2×, 32 over 16"),
+}
+
+
+def row(verdict: str, value: float, low: float, high: float, **changes: object) -> pd.DataFrame:
+    of = {"name": "block_size", "value_a": "16", "value_b": "32", "gpu": "h200", "workload": "chat", "margin_pct": 2.0}
+    return pd.DataFrame([{**of, "verdict": verdict, "ratio": value, "low": low, "high": high, **changes}])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_setting_has_the_verdict_of_its_comparison(report, case):
+    matters, helps, words = CASES[case]
+    (of,) = setting_answer(report.tables, row(*case), "Block size matters?", "block size", helps=False)
+    assert (of.verdict, of.answer) == (matters, words)
+    assert all(bar.value >= 1 for bar in of.bars)
+    assert all(bar.hollow == (case[0] in ("likely", "not decided")) for bar in of.bars)
+    (of,) = setting_answer(report.tables, row(*case), "Helps?", "it", helps=True)
+    assert of.verdict == helps
+
+
+def test_the_answers_of_made_up_results_are_those_of_their_tables(report):
+    (ladder,) = ladder_answers(report)
+    assert (ladder.verdict, ladder.question) == ("No", "Flat in max-num-seqs?")
+    assert ladder.answer.endswith("× on the H200, 1 to 256 sequences")
+    (of,) = device_answers(report)
+    assert of.question.startswith("As fast as its bandwidth, ")
+    assert [bar.label for bar in of.bars] == ["at 1", "at 256"]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "verdict", "said"),
+    [
+        ({}, "Yes", "80 of 80 measured"),
+        ({"timeout": 2}, "Partly", "78 of 80 measured, 2 failed"),
+        ({"missing": 80}, "Open", "0 of 80 measured"),
+        ({"engine_error": 80}, "No", "0 of 80 measured, 80 failed"),
+    ],
+)
+def test_how_cells_ended_is_an_answer_of_any_study(report, tmp_path, outcomes, verdict, said):
+    grid = report.grid.assign(outcome="ok", reason="it broke")
+    for outcome, count in outcomes.items():
+        grid.loc[grid.index[:count], "outcome"] = outcome
+    report.__dict__["grid"] = grid
+    found = list(cell_answers(report))
+    assert (found[0].verdict, found[0].answer) == (verdict, said)
+    assert all(isinstance(of, Answer) for of in found)
+    assert [of.question for of in found[1:2]] == ["One reason for all?"] * (verdict in ("Partly", "No"))

@@ -1,0 +1,143 @@
+"""Answers of the first screen: a verdict, a question, an answer of a few words, and bars on one axis of ratios."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from workflow_scripts.common.wording import shortened
+from workflow_scripts.page.comparisons import CHANGES, FLAT, LIKELY
+from workflow_scripts.page.digits import rounded
+from workflow_scripts.page.series import device_names
+from workflow_scripts.study.setting_words import setting_phrase
+from workflow_scripts.tables.results import Tables, records
+
+YES, NO, PARTLY, LIKELY_YES, OPEN = "Yes", "No", "Partly", "Likely", "Open"
+# Verdict -> its sign, and the class of its colour.
+VERDICTS: Mapping[str, tuple[str, str]] = {
+    YES: ("▲", "yes"),
+    NO: ("✕", "no"),
+    PARTLY: ("◐", "part"),
+    LIKELY_YES: ("△", "part"),
+    OPEN: ("○", "open"),
+}
+# Bars of an answer.
+MOST_BARS = 2
+# Letters of a value in an answer.
+MOST_LETTERS = 14
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A ratio with its interval; hollow if it is not decided. Its colour is that of its device."""
+
+    value: float
+    low: float
+    high: float
+    label: str = ""
+    gpu: str = ""
+    hollow: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One row of the first screen. `gain` is what the page's title may say of it."""
+
+    verdict: str
+    question: str
+    answer: str
+    bars: tuple[Bar, ...] = ()
+    gain: str = ""
+
+    @property
+    def sign(self) -> str:
+        return VERDICTS[self.verdict][0]
+
+    @property
+    def colour(self) -> str:
+        return VERDICTS[self.verdict][1]
+
+
+def verdict_on(row: Mapping[str, Any], *, helps: bool = False) -> str:
+    """The verdict on a comparison: whether it matters or, with `helps`, whether its second cell is faster.
+
+    >>> verdict_on({"verdict": "changes", "ratio": 0.5}), verdict_on({"verdict": "changes", "ratio": 0.5}, helps=True)
+    ('Yes', 'No')
+    """
+    if row["verdict"] == FLAT:
+        return NO
+    if row["verdict"] not in (CHANGES, LIKELY):
+        return OPEN
+    if helps and row["ratio"] < 1:
+        return NO if row["verdict"] == CHANGES else OPEN
+    return YES if row["verdict"] == CHANGES else LIKELY_YES
+
+
+def times(row: Mapping[str, Any]) -> str:
+    """A ratio with the digits of its interval.
+
+    >>> times({"ratio": 5.3, "low": 2.06, "high": 13.6})
+    '5×'
+    """
+    return f"{rounded(row['ratio'], row['low'], row['high'])}×"
+
+
+def bars_of(tables: Tables, rows: pd.DataFrame) -> tuple[Bar, ...]:
+    """A bar for the first row of each device, labelled if there are several."""
+    first = rows.drop_duplicates("gpu").head(MOST_BARS)
+    names = device_names(tables)
+    return tuple(
+        Bar(row["ratio"], row["low"], row["high"], names[row["gpu"]] * (len(first) > 1), row["gpu"], is_hollow(row))
+        for row in records(first)
+    )
+
+
+def is_hollow(row: Mapping[str, Any]) -> bool:
+    """Whether a ratio's mark is hollow: it is not decided.
+
+    >>> is_hollow({"verdict": "likely"})
+    True
+    """
+    return row["verdict"] not in (CHANGES, FLAT)
+
+
+def setting_answer(tables: Tables, rows: pd.DataFrame, question: str, what: str, *, helps: bool) -> Iterator[Answer]:
+    """The answer on a setting, from its comparisons, the clearest first; of a ratio below 1 its inverse is told."""
+    row = records(rows)[0]
+    knob, values = row["name"], (row["value_b"], row["value_a"])
+    if row["ratio"] < 1 and not helps:
+        values = values[::-1]
+        row = {**row, "ratio": 1 / row["ratio"], "low": 1 / row["high"], "high": 1 / row["low"]}
+    if row["verdict"] == FLAT:
+        said = f"within {row['margin_pct']:g} %"
+    elif {"true", "false"} & set(map(str, values)):
+        said = f"{times(row)} on {shortened(row['workload'], MOST_LETTERS)}"
+    else:
+        said = f"{times(row)}, {' over '.join(briefly(knob, value) for value in values)}"
+    # As the sentence, the bars are of ratios above 1 if only their size is asked for.
+    drawn = rows if helps else upwards(rows)
+    yield Answer(verdict_on(row, helps=helps), question, said, bars_of(tables, drawn), f"{what} {times(row)}")
+
+
+def upwards(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with ratios of the faster cell over the slower one."""
+    down = rows["ratio"] < 1
+    return rows.assign(
+        ratio=rows["ratio"].where(~down, 1 / rows["ratio"]),
+        low=rows["low"].where(~down, 1 / rows["high"]),
+        high=rows["high"].where(~down, 1 / rows["low"]),
+    )
+
+
+def briefly(knob: str, value: Any) -> str:
+    """A value of a setting without the setting's name.
+
+    >>> briefly("block_size", "16"), briefly("max_num_seqs", "256"), briefly("gpu_memory_utilization", 0.5)
+    ('16', '256', '50 %')
+    """
+    phrase = setting_phrase(knob, value).split()
+    numbers = [i for i, word in enumerate(phrase) if word[0].isdigit()]
+    if not numbers:
+        return shortened(str(value), MOST_LETTERS)
+    return " ".join(phrase[numbers[0] : numbers[0] + 1 + (phrase[numbers[0] + 1 : numbers[0] + 2] == ["%"])])

@@ -1,0 +1,27 @@
+"""Numbers with the digits that their intervals allow."""
+
+import math
+
+# The unit of the last digit is at least this share of the interval's width.
+OF_WIDTH = 0.03
+
+
+def rounded(value: float, low: float = math.nan, high: float = math.nan) -> str:
+    """A number whose last digit is not much smaller than its error; without an interval, two significant digits.
+
+    >>> rounded(57.6, 48, 69.2), rounded(1.332, 1.192, 1.488), rounded(11338, 9537, 13480), rounded(0.983, 0.98, 0.99)
+    ('58', '1.33', '11,000', '0.983')
+    >>> rounded(197.3), rounded(0.0711), rounded(5.3, 2.06, 13.6)
+    ('200', '0.071', '5')
+    """
+    if not math.isfinite(value):
+        return "–"
+    width = high - low
+    if math.isfinite(width) and width > 0:
+        last = math.ceil(math.log10(OF_WIDTH * width) - 1e-9)
+    else:
+        last = math.floor(math.log10(abs(value))) - 1 if value else 0
+    # At least one digit is left.
+    if value:
+        last = min(last, math.floor(math.log10(abs(value))))
+    return f"{round(value, -last):,.{max(0, -last)}f}"

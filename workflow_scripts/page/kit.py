@@ -1,0 +1,490 @@
+"""The kit of plots: `line`, and the kinds with one row per name: `ratio`, `bar` and `strip`.
+
+Each is one call that takes rows of values from tables and draws them, at any size, without a legend: lines end in their
+label, rows begin with their name. It also writes the text for a reader who cannot see it. Nothing is computed here.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from workflow_scripts.common.wording import shortened
+from workflow_scripts.page.digits import rounded
+from workflow_scripts.page.style import GRID, INK, MUTED, PAPER, Look
+from workflow_scripts.tables.results import records
+
+# More series or rows than these are not told apart: the series are drawn in several panels, the rows left out.
+MOST_SERIES, MOST_PANELS, MOST_ROWS = 4, 6, 16
+# Sizes in CSS pixels: of a section and a paper's page, of a phone and a paper's column, and of the first screen.
+SIZES: Mapping[str, tuple[int, int]] = {"": (860, 400), ".column": (368, 300), ".first": (576, 318)}
+# Letters of a label.
+MOST_LETTERS = 22
+# Height of a text, of a row, and of a row below its name in a narrow plot.
+TEXT_PX, NARROW_TEXT_PX, ROW_PX, NAMED_ROW_PX, AXIS_PX = 14.0, 12.5, 34, 52, 56
+_LETTER = 0.57  # mean width of a letter, of its height
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A value that is the same for all marks, drawn as a line with its label."""
+
+    at: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Rows of one kind on one axis: columns `name`, `value`, `low`, `high`, and perhaps `hollow`, `colour`, `cell_id`.
+
+    `dots` are single repeats, with `name` and `value`. Values have `unit` after their digits.
+    """
+
+    kind: str
+    rows: pd.DataFrame
+    label: str
+    unit: str = ""
+    measure: str = ""
+    references: Sequence[Reference] = ()
+    dots: pd.DataFrame | None = None
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines with columns `series`, `x`, `y`, `low`, `high`, and perhaps `x_low`, `x_high`, `label`, `hollow`,
+    `cell_id`."""
+
+    rows: pd.DataFrame
+    looks: Mapping[str, Look]
+    label: str
+    x_label: str
+    unit: str = ""
+    measure: str = ""
+    references: Sequence[Reference] = ()
+    dots: pd.DataFrame | None = None
+    x_is_setting: bool = True
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure: what it shows in words, and its panels. `alt` is for a reader who cannot see it; `sources` are the
+    kinds of its numbers; `note` says what was left out."""
+
+    title: str
+    alt: str
+    shown: Lines | Sequence[Panel]
+    sources: Sequence[str] = ("measured",)
+    note: str = ""
+    marks: list[tuple[str, str, list[float], float, float]] = field(default_factory=list, compare=False)
+
+    def describe(self) -> dict[str, Any]:
+        return {"title": self.title, "alt": self.alt, "sources": list(self.sources), "note": self.note}
+
+    def size_px(self, kind: str) -> tuple[int, int]:
+        """Width and height of the figure at one of the `SIZES`; what has rows is as high as these need."""
+        width, height = SIZES[kind]
+        if isinstance(self.shown, Lines):
+            narrow = kind == ".column"
+            panels = 1 if kind == ".first" else len(_panels(self.shown))
+            return width, height * (1 if panels == 1 else math.ceil(panels / (1 if narrow else 2)))
+        if kind == ".first":
+            return width, height
+        rows = [len(panel.rows["name"].unique()) for panel in self.shown]
+        if kind == ".column":
+            return width, sum(AXIS_PX + NAMED_ROW_PX * count for count in rows)
+        return width, max(180, AXIS_PX + ROW_PX * max(rows))
+
+
+def line(rows: pd.DataFrame, looks: Mapping[str, Look], title: str, label: str, x_label: str, **more: Any) -> Plot:
+    """Lines by a setting or against another quantity, with the interval of each value."""
+    about = {name: more.pop(name) for name in ("sources", "note") if name in more}
+    lines = Lines(rows, looks, label, x_label, **more)
+    ends = []
+    for series, part in list(rows.groupby("series", sort=False))[:8]:
+        first, last = (records(part)[end] for end in (0, -1))
+        ends.append(f"{series}: {_told(first, lines.unit, 'y')} at {first['x']:g}")
+        if len(part) > 1:
+            ends[-1] += f", {_told(last, lines.unit, 'y')} at {last['x']:g}"
+    return Plot(title, f"{title}; {label} by {x_label}. {'. '.join(ends)}.", lines, **about)
+
+
+def ratio(rows: pd.DataFrame, title: str, label: str, **more: Any) -> Plot:
+    """One row per name: a ratio with its interval, on a logarithmic axis."""
+    return _of_rows("ratio", rows, title, label, **more)
+
+
+def bar(rows: pd.DataFrame, title: str, label: str, **more: Any) -> Plot:
+    """One row per name: a bar from 0, with its interval."""
+    return _of_rows("bar", rows, title, label, **more)
+
+
+def strip(rows: pd.DataFrame, dots: pd.DataFrame, title: str, label: str, **more: Any) -> Plot:
+    """One row per name: each repeat as a dot, and the mean with its interval."""
+    return _of_rows("strip", rows, title, label, dots=dots, **more)
+
+
+def beside(title: str, *plots: Plot) -> Plot:
+    """Plots of the same names side by side."""
+    panels = [panel for plot in plots for panel in plot.shown]  # type: ignore[union-attr]
+    sources = dict.fromkeys(source for plot in plots for source in plot.sources)
+    return Plot(title, " ".join(plot.alt for plot in plots), panels, tuple(sources), plots[0].note)
+
+
+def _of_rows(kind: str, rows: pd.DataFrame, title: str, label: str, **more: Any) -> Plot:
+    about = {name: more.pop(name) for name in ("sources", "note") if name in more}
+    names = list(dict.fromkeys(rows["name"]))
+    if len(names) > MOST_ROWS:
+        about["note"] = f"{MOST_ROWS} of {len(names)} are drawn; the table has all."
+        rows = rows[rows["name"].isin(names[:MOST_ROWS])]
+    panel = Panel(kind, rows, label, **more)
+    told = [f"{row['name']}: {_told(row, panel.unit)}" for row in records(rows.head(8))]
+    return Plot(title, f"{title}; {label}. {'; '.join(told)}.", [panel], **about)
+
+
+def _told(row: Mapping[str, Any], unit: str, of: str = "value") -> str:
+    value, low, high = (float(row.get(name, math.nan)) for name in (of, "low", "high"))
+    text = f"{rounded(value, low, high)}{unit}"
+    return text if math.isnan(low + high) else f"{text} ({rounded(low, low, high)} to {rounded(high, low, high)})"
+
+
+def use_style() -> None:
+    import matplotlib as mpl
+    import seaborn as sns  # takes as long as a small page, which draws nothing
+
+    mpl.use("agg")
+    sns.set_theme(style="white", context="paper")
+    mpl.rc("font", family="DejaVu Sans")
+    mpl.rc("axes", facecolor="none", labelcolor=MUTED, edgecolor=GRID, linewidth=0.8)
+    mpl.rc("axes.spines", top=False, right=False, left=False)
+    mpl.rc(("xtick", "ytick"), color=MUTED)
+    mpl.rc("text", color=MUTED)
+    # Text stays text: the files are small, and can be searched and read aloud.
+    mpl.rc("svg", fonttype="none", hashsalt="kvsweep")
+
+
+def drawn(plot: Plot, kind: str) -> Figure:
+    """The figure at one of the `SIZES`; `plot.marks` are then those of its cells."""
+    width, height = plot.size_px(kind)
+    narrow = kind == ".column"
+    text_px = NARROW_TEXT_PX if narrow else TEXT_PX
+    figure = Figure(figsize=(width / 96, height / 96), dpi=96)
+    page = _Page(figure, width, height, text_px, narrow, kind == ".first")
+    plot.marks.clear()
+    if isinstance(plot.shown, Lines):
+        _draw_lines(page, plot.shown)
+    else:
+        _draw_panels(page, plot.shown)
+    for ax, x, y, cell, measure, told in page.marks:
+        across, up = ax.transData.transform((x, y))
+        if math.isfinite(across) and math.isfinite(up):
+            plot.marks.append((cell, measure, told, round(across / width, 4), round(1 - up / height, 4)))
+    return figure
+
+
+@dataclass
+class _Page:
+    """A figure that is being drawn, with its size and the marks of cells in it."""
+
+    figure: Figure
+    width: int
+    height: int
+    text_px: float
+    narrow: bool
+    first: bool
+    marks: list[tuple[Axes, float, float, str, str, list[float]]] = field(default_factory=list)
+
+    @property
+    def points(self) -> float:
+        return self.text_px * 0.75
+
+    def axes(self, left: float, top: float, right: float, bottom: float) -> Axes:
+        """Axes at a place in pixels from the top left."""
+        box = (left / self.width, 1 - bottom / self.height, (right - left) / self.width, (bottom - top) / self.height)
+        ax = self.figure.add_axes(box)
+        ax.tick_params(labelsize=self.points, length=0)
+        return ax
+
+    def width_of(self, texts: Iterable[str]) -> float:
+        return max((len(text) for text in texts), default=0) * _LETTER * self.text_px
+
+    def write(self, x: float, y: float, text: str, **style: Any) -> None:
+        """Text at a place in pixels from the top left."""
+        self.figure.text(x / self.width, 1 - y / self.height, text, fontsize=self.points, **{"va": "center", **style})
+
+    def mark(self, ax: Axes, row: Mapping[str, Any], x: float, y: float, measure: str, value: float) -> None:
+        if measure and isinstance(row.get("cell_id"), str) and not self.first:
+            told = [float(f"{of:.9g}") for of in (value, row["low"], row["high"]) if math.isfinite(of)]
+            self.marks.append((ax, float(x), float(y), row["cell_id"], measure, told))
+
+
+def _panels(lines: Lines) -> list[list[str]]:
+    """The series of each panel."""
+    names = list(dict.fromkeys(lines.rows["series"]))
+    return [names[i : i + MOST_SERIES] for i in range(0, len(names), MOST_SERIES)][:MOST_PANELS]
+
+
+def _draw_lines(page: _Page, lines: Lines) -> None:
+    panels = _panels(lines)[: 1 if page.first else MOST_PANELS]
+    columns = 1 if page.narrow else min(2, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    ends = lines.rows[["y", "low", "high"]].to_numpy(dtype=float)
+    low, high = _range([*ends[ends > 0], *(of.at for of in lines.references)])
+    x_ends = lines.rows.reindex(columns=["x", "x_low", "x_high"]).to_numpy(dtype=float)
+    ticks = [f"{tick:,.10g}{lines.unit}" for tick in _ticks(low, high, 6)]
+    left = page.width_of(ticks) + 10
+    named = ["label"] if "label" in lines.rows else _end_labels(lines, lines.rows)
+    right = min(1.2 * page.width_of(named) + 16, page.width / 2.6)  # these are bold
+    wide, tall = page.width / columns, page.height / rows
+    for place, names in enumerate(panels):
+        x0, y0 = wide * (place % columns), tall * (place // columns)
+        ax = page.axes(x0 + left, y0 + 34, x0 + wide - right, y0 + tall - 46)
+        if place == 0:
+            page.write(2, 12, lines.label)
+        page.write((2 * x0 + left + wide - right) / 2, y0 + tall - 9, lines.x_label, ha="center")
+        _log_axis(ax, ax.yaxis, low, high, lines.unit, 6)
+        ax.yaxis.grid(visible=True, color=GRID, linewidth=0.8)
+        ax.spines["bottom"].set_visible(False)
+        _x_axis(ax, lines, x_ends)
+        _draw_series(page, ax, lines, lines.rows[lines.rows["series"].isin(names)])
+
+
+def _x_axis(ax: Axes, lines: Lines, ends: Any) -> None:
+    values = sorted(set(lines.rows["x"].dropna()))
+    if lines.x_is_setting and values[0] > 0:
+        ax.set_xscale("log")
+        few = values if len(values) <= 7 else values[:: math.ceil(len(values) / 6)]
+        _set_ticks(ax.xaxis, few, "")
+        ax.set_xlim(values[0] / 1.12, values[-1] * 1.12)
+    elif lines.x_is_setting:
+        _set_ticks(ax.xaxis, values[:: math.ceil(len(values) / 7)], "")
+    else:
+        _log_axis(ax, ax.xaxis, *_range(ends[ends > 0]), "", 5)
+
+
+def _draw_series(page: _Page, ax: Axes, lines: Lines, rows: pd.DataFrame) -> None:
+    import seaborn as sns
+
+    for reference in lines.references:
+        ax.axhline(reference.at, color=MUTED, linewidth=1)
+    labels = []
+    for name, part in rows.groupby("series", sort=False):
+        look = lines.looks[str(name)]
+        style: dict[str, Any] = {} if look.measured else {"linestyle": (0, (4, 3)), "linewidth": 1.4}
+        joined = part[part["y"].notna()]
+        sns.lineplot(
+            x=joined["x"], y=joined["y"], ax=ax, color=look.colour, sort=False, estimator=None, legend=False, **style
+        )
+        if look.measured:
+            ax.vlines(part["x"], part["low"], part["high"], color=look.colour, linewidth=1.7, alpha=0.8)
+            if "x_low" in part:
+                ax.hlines(part["y"], part["x_low"], part["x_high"], color=look.colour, linewidth=1.7, alpha=0.8)
+            for row in records(joined):
+                _dot(ax, row["x"], row["y"], look.colour, look.marker, bool(row.get("hollow", False)))
+                page.mark(ax, row, row["x"], row["y"], lines.measure, row["y"])
+        if "label" in joined:
+            for i, row in enumerate(records(joined)):
+                # Lines of labelled points may meet at their end, so the first label has the name.
+                text = row["label"] if i else f"{row['label']}  {name}"
+                _beside(page, ax, row["x"], row["y"], text, look.colour, (7, 7))
+        else:
+            labels.append((joined.iloc[-1], _end_label(lines, str(name), joined), look))
+    ax.set(xlabel="", ylabel="")
+    if lines.dots is not None:
+        dots = lines.dots[lines.dots["series"].isin(rows["series"])]
+        sns.scatterplot(x=dots["x"] * 1.05, y=dots["y"], ax=ax, color=MUTED, s=9, linewidth=0, legend=False)
+    right = [(last["x"], last["y"], text, look.colour, look.measured) for last, text, look in labels]
+    right += [(ax.get_xlim()[1], of.at, of.label, MUTED, False) for of in lines.references]
+    _write_ends(page, ax, right)
+    firsts = [(part.iloc[0], lines.looks[str(name)]) for name, part in rows.groupby("series", sort=False)]
+    firsts = [(first, look) for first, look in firsts if look.measured]
+    if "label" not in rows and len(firsts) <= 2:
+        for place, (first, look) in enumerate(sorted(firsts, key=lambda item: -item[0]["y"])):
+            if len(rows) > 2:
+                text = f"{rounded(first['y'], first['low'], first['high'])}{lines.unit}"
+                _beside(page, ax, first["x"], first["y"], text, look.colour, (9, -14 if place else 14))
+
+
+def _end_label(lines: Lines, name: str, rows: pd.DataFrame) -> str:
+    last = rows.iloc[-1]
+    if not lines.looks[name].measured:
+        return name
+    return f"{name} {rounded(last['y'], last['low'], last['high'])}{lines.unit}".strip()
+
+
+def _end_labels(lines: Lines, rows: pd.DataFrame) -> list[str]:
+    ends = [_end_label(lines, str(name), part.dropna(subset="y")) for name, part in rows.groupby("series", sort=False)]
+    return [shortened(text, MOST_LETTERS) for text in ends] + [reference.label for reference in lines.references]
+
+
+def _write_ends(page: _Page, ax: Axes, labels: Sequence[tuple[float, float, str, str, bool]]) -> None:
+    """Write labels to the right of their lines, each at least a line of text above the next one."""
+    placed = sorted(((*ax.transData.transform((x, y)), text, colour, bold) for x, y, text, colour, bold in labels))
+    placed.sort(key=lambda item: item[1])
+    up = -math.inf
+    for x, y, text, colour, bold in placed:
+        up = max(float(y), up + 1.15 * page.text_px)
+        page.write(
+            float(x) + 9,
+            page.height - up,
+            shortened(text, MOST_LETTERS),
+            color=colour,
+            fontweight="bold" if bold else "normal",
+        )
+
+
+def _beside(page: _Page, ax: Axes, x: float, y: float, text: str, colour: str, offset: tuple[float, float]) -> None:
+    ax.annotate(
+        text,
+        (x, y),
+        offset,
+        textcoords="offset pixels",
+        color=colour,
+        fontsize=page.points,
+        fontweight="bold",
+        va="center",
+    )
+
+
+def _dot(ax: Axes, x: float, y: float, colour: str, marker: str, hollow: bool) -> None:
+    face = PAPER if hollow else colour
+    ax.plot([x], [y], marker=marker, color=colour, markerfacecolor=face, markersize=6.5, linestyle="none", zorder=3)
+
+
+def _draw_panels(page: _Page, panels: Sequence[Panel]) -> None:
+    names = list(dict.fromkeys(name for panel in panels for name in panel.rows["name"]))
+    row_px = (page.height - AXIS_PX) / max(len(names), 1)
+    if page.first:
+        row_px = min(row_px, 46.0)
+    left = 4.0 if page.narrow else min(page.width_of(names) + 14, 0.46 * page.width)
+    wide = (page.width - left) / (1 if page.narrow else len(panels))
+    top = 0.0
+    for place, panel in enumerate(panels):
+        own = list(dict.fromkeys(panel.rows["name"])) if page.narrow else names
+        height = NAMED_ROW_PX * len(own) if page.narrow else row_px * len(own)
+        x0 = left if page.narrow else left + wide * place
+        ax = page.axes(x0, top + 26, x0 + wide - 26, top + 26 + height)
+        page.write(max(2.0, min(x0, page.width - page.width_of([panel.label]))), top + 12, panel.label)
+        _draw_rows(page, ax, panel, own)
+        for i, name in enumerate(own):
+            if page.narrow:
+                most = int(page.width / _LETTER / page.text_px)
+                ax.text(0, i - 0.28, shortened(name, most), transform=ax.get_yaxis_transform(), color=INK, va="center")
+                ax.texts[-1].set_fontsize(page.points)
+            elif place == 0:
+                most = int((left - 10) / _LETTER / page.text_px)
+                page.write(2, top + 26 + (i + 0.5) * height / len(own), shortened(name, most), color=INK)
+        top += height + AXIS_PX if page.narrow else 0
+
+
+def _draw_rows(page: _Page, ax: Axes, panel: Panel, names: Sequence[str]) -> None:
+    import seaborn as sns
+
+    rows, is_bar = panel.rows, panel.kind == "bar"
+    ends = rows[["value", "low", "high"]].to_numpy(dtype=float).ravel()
+    values = [*map(float, ends), *(reference.at for reference in panel.references)]
+    if panel.dots is not None:
+        values += list(panel.dots["value"].astype(float))
+    down = 0.22 if page.narrow else 0.0
+    at = {name: i + down for i, name in enumerate(names)}
+    ax.set_ylim(len(names) - 0.5, -0.5)
+    ax.yaxis.set_visible(False)
+    if is_bar:
+        most = max([value for value in values if value > 0], default=1.0)
+        ax.set_xlim(0, most * (1.45 if page.width / len(names) < 90 or page.narrow else 1.3))
+        ax.xaxis.set_visible(False)
+        ax.spines["bottom"].set_visible(False)
+    else:
+        low, high = _range([value for value in values if value > 0])
+        room = (high / low) ** (0.3 if page.narrow else 0.16)
+        _log_axis(ax, ax.xaxis, low, high * room, panel.unit, 4 if page.narrow or page.first else 6)
+        ax.xaxis.grid(visible=True, color=GRID, linewidth=0.8)
+    for reference in panel.references:
+        ax.axvline(reference.at, color=MUTED, linewidth=1)
+        if reference.label:
+            ax.annotate(reference.label, (reference.at, -0.5), (0, 8), textcoords="offset pixels", ha="center")
+            ax.texts[-1].set_fontsize(page.points)
+    if panel.dots is not None:
+        places = panel.dots["name"].map(at)
+        sns.stripplot(
+            x=panel.dots["value"],
+            y=places + 0.26,
+            ax=ax,
+            orient="h",
+            native_scale=True,
+            jitter=False,
+            color=MUTED,
+            size=3.5,
+            legend=False,
+        )
+    colours = rows.get("colour", pd.Series(COLOUR, index=rows.index))
+    if is_bar:
+        sns.barplot(
+            x=rows["value"],
+            y=rows["name"].map(at),
+            hue=rows["name"].map(at).astype(str),
+            palette=dict(zip(rows["name"].map(at).astype(str), colours, strict=True)),
+            ax=ax,
+            orient="h",
+            native_scale=True,
+            width=0.5,
+            errorbar=None,
+            legend=False,
+            saturation=1,
+            linewidth=0,
+        )
+    for row, colour in zip(records(rows), colours, strict=True):
+        y, end = at[row["name"]], row["value"]
+        if math.isfinite(row["low"] + row["high"]):
+            ink = INK if is_bar else colour
+            ax.hlines(y, row["low"], row["high"], color=ink, linewidth=1.2 if is_bar else 2, alpha=0.85, zorder=2)
+            end = row["high"]
+        if panel.kind != "bar":
+            _dot(ax, row["value"], y, colour, row.get("marker") or "o", bool(row.get("hollow", False)))
+        page.mark(ax, row, row["value"], y, panel.measure, row["value"])
+        text = row.get("text", f"{rounded(row['value'], row['low'], row['high'])}{panel.unit}")
+        if text and math.isfinite(row["value"]):
+            _beside(page, ax, end, y, text, colour, (9, 0))
+    ax.set(xlabel="", ylabel="")
+    ax.set_ylim(len(names) - 0.5, -0.5)
+
+
+COLOUR = "#0b62c4"
+
+
+def _range(values: Iterable[float]) -> tuple[float, float]:
+    """The ends of a logarithmic axis: a little beyond the values, and a range of at least 30 %."""
+    known = [float(value) for value in values if math.isfinite(value) and value > 0] or [1.0]
+    low, high = min(known), max(known)
+    widen = max(1.3 / (high / low), 1.0) ** 0.5 * (high / low) ** 0.05
+    return low / widen, high * widen
+
+
+def _ticks(low: float, high: float, most: int) -> list[float]:
+    """Ticks of a logarithmic axis: at round numbers, not more than `most`."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    choices = [(*(1 + i / 20 for i in range(20)), *(2 + i / 10 for i in range(80)))]
+    choices += [(1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 4, 5, 6, 8), (1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)]
+    ticks: list[float] = []
+    for steps in choices:
+        ticks = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
+        if len(ticks) <= most:
+            break
+    return ticks[:: math.ceil(len(ticks) / most)] if ticks else []
+
+
+def _log_axis(ax: Axes, axis: Axis, low: float, high: float, unit: str, most: int) -> None:
+    name = "x" if axis is ax.xaxis else "y"
+    ax.set(**{f"{name}scale": "log", f"{name}lim": (low, high)})
+    _set_ticks(axis, _ticks(low, high, most), unit)
+
+
+def _set_ticks(axis: Axis, ticks: Sequence[float], unit: str) -> None:
+    axis.set_major_locator(FixedLocator(list(ticks)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}{unit}"))

@@ -1,0 +1,96 @@
+"""The lines of a study: the cells along which the setting that matters most was varied, and nothing else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pandas as pd
+
+from workflow_scripts.common.columns import column
+from workflow_scripts.page import kit
+from workflow_scripts.page.comparisons import every_knob_compared
+from workflow_scripts.page.kit import Plot
+from workflow_scripts.page.series import device_looks, device_names, groups_varying, one_line
+from workflow_scripts.page.style import Look
+from workflow_scripts.study.grid import COORDINATES
+from workflow_scripts.study.setting_words import knob_axis
+from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables, require
+
+OF_ARRIVALS = ("request_rate_per_s", "ramp_to_per_s", "burstiness", "users")
+WORK = ("num_requests", "prompt_tokens", "output_tokens")
+
+
+@dataclass(frozen=True)
+class MainLine:
+    """A setting, and one line of cells per `series` along it: of each device or, of one device, of other settings.
+
+    `rate` is the measure that compares equal work: if the requests of a line differ, the rate while the engine is full.
+    """
+
+    knob: str
+    rate: str
+    rows: pd.DataFrame
+    looks: Mapping[str, Look]
+
+    @property
+    def words(self) -> str:
+        """The rate in words, with what it counts."""
+        return f"{column(RATE).in_words.replace('throughput', 'tokens/s')}{', while full' * (self.rate == STEADY)}"
+
+
+@cache
+def main_line(tables: Tables) -> MainLine:
+    """The lines with the most cells along the setting that matters most.
+
+    Raises:
+        MissingError: no two measured cells differ in one number alone.
+    """
+    measured = tables.measured
+    knob = _knob(tables, measured)
+    group = groups_varying(measured, f"knob_{knob}", tables.knobs, COORDINATES[1:])[0]
+    one = one_line(group)
+    if one.rows["gpu"].nunique() > 1:
+        rows = one.rows.assign(series=one.rows["gpu"].map(device_names(tables)))
+        colours = device_looks(tables)
+        named = {name: colours[gpu] for gpu, name in device_names(tables).items()}
+    else:
+        rows = group.rows[group.rows["gpu"] == one.rows["gpu"].iloc[0]]
+        device = device_looks(tables)[rows["gpu"].iloc[0]]
+        named = dict.fromkeys(rows["series"], device)
+    differ = (rows.groupby("series")[list(WORK)].nunique() > 1).any(axis=None)
+    rate = STEADY if differ and rows[STEADY].notna().all() else RATE
+    return MainLine(knob, rate, rows, named)
+
+
+def _knob(tables: Tables, measured: pd.DataFrame) -> str:
+    """The setting with numbers whose effect is largest; max-num-seqs if it is one of those without a known effect."""
+    numeric = [name for name in tables.knobs if pd.api.types.is_numeric_dtype(measured[name])]
+    names = [name.removeprefix("knob_") for name in numeric if measured[name].nunique() > 1]
+    names = [name for name in names if name not in OF_ARRIVALS]
+    if "max_num_seqs" in names:
+        return "max_num_seqs"
+    known = [name for name in every_knob_compared(tables) if name in names]
+    if not (known or names):
+        raise MissingError("no two measured cells differ in one number")
+    return (known or names)[0]
+
+
+def line_of(tables: Tables, measure: str, title: str, label: str = "", **more: Any) -> Plot:
+    """A measure along the lines, with the interval of each cell; `further` rows are those of series with other
+    looks."""
+    line = main_line(tables)
+    further, named = more.pop("further", None), {**line.looks, **more.pop("named", {})}
+    rows = values_along(tables, line, measure)
+    if further is not None:
+        rows = pd.concat([rows, further])
+    shown = column(measure)
+    return kit.line(rows, named, title, label or shown.axis, knob_axis(line.knob), measure=measure, **more)
+
+
+def values_along(tables: Tables, line: MainLine, measure: str) -> pd.DataFrame:
+    """The cells of the lines from the lowest value of the setting, with `y`, `low` and `high` in the unit shown."""
+    ends = column(measure).scaled(tables.intervals_of(measure))
+    rows = line.rows[["cell_id", "gpu", "x", "series"]].drop_duplicates()
+    rows = rows.join(ends.rename(columns={"value": "y"}), on="cell_id").dropna(subset="y")
+    return require(rows.sort_values("x", kind="stable"), f"no cell has a {column(measure).in_words}")
