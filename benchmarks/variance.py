@@ -15,15 +15,12 @@ import json
 import os
 import random
 import sys
-import textwrap
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 from rich.console import Console
 from rich.progress import track
 from rich.table import Column, Table
@@ -32,9 +29,8 @@ from statsmodels.formula.api import mixedlm
 from benchmarks import checked
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import run_command
-from workflow_scripts.common.files import read_jsonl, write_text
+from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.common.ownership import own_folder, temporary_folder
-from workflow_scripts.statistics.repeats import RECORD
 from workflow_scripts.statistics.summary import RATE, comparable_rows
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Outcome
@@ -155,8 +151,8 @@ def between_occasions(starts: pd.DataFrame) -> dict[str, float]:
 
 
 def of_studies(cells: pd.DataFrame) -> dict[str, float]:
-    """How much starts of a cell and rounds vary over all studies of GPUs, with degrees of freedom, as
-    config/variation.yaml holds them: a mixed model by REML, with a round of a booted host as the random effect.
+    """How much starts of a cell and rounds vary over all studies of GPUs, with degrees of freedom, for the medians of
+    config/variation.yaml: a mixed model by REML, with a round of a booted host as the random effect.
 
     A cell of several studies counts as one, so starts are on several days and cards. Empty if no cell has two starts.
     """
@@ -181,12 +177,6 @@ def of_studies(cells: pd.DataFrame) -> dict[str, float]:
     beyond = max(0.0, fit.scale - of_repeats * (1 / starts["count"]).mean())
     shown |= {"starts_alone_pct": 100 * np.sqrt(beyond), "repeats_pct": 100 * np.sqrt(of_repeats)}
     return {name: round(float(value), 2) for name, value in shown.items()}
-
-
-def renewed(record: str, shown: dict[str, Any]) -> str:
-    """The text of config/variation.yaml with other figures of GPUs, which are its last ones."""
-    kept = record[: record.rindex("\n  starts_pct:") + 1]
-    return kept + textwrap.indent(yaml.safe_dump(shown, sort_keys=False), "  ")
 
 
 def _per_cell(starts: pd.DataFrame) -> pd.DataFrame:
@@ -228,15 +218,11 @@ def main() -> int:
     parser.add_argument(
         "--variant", nargs="+", action="append", default=[], metavar=("NAME", "VARIABLE=VALUE"), help="add a variant"
     )
-    parser.add_argument(
-        "--of", type=Path, nargs="+", metavar="FOLDER", help="only record what GPU studies' tables show"
-    )
+    parser.add_argument("--of", type=Path, nargs="+", metavar="FOLDER", help="only print what GPU studies' tables show")
     args = parser.parse_args()
     if args.of:
         cells = pd.concat(map(read_measurements, args.of), ignore_index=True)
-        studies = sorted(cells["study"].unique())
-        without = {study: of_studies(cells[cells["study"] != study]) for study in studies}
-        write_text(RECORD, renewed(RECORD.read_text(encoding="utf-8"), of_studies(cells) | {"without": without}))
+        console.print(of_studies(cells))
         return 0
     variants = {PLAIN: {}} | {name: dict(one.split("=", 1) for one in given) for name, *given in args.variant}
     args.results.mkdir(parents=True, exist_ok=True)

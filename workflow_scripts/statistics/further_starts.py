@@ -17,18 +17,16 @@ from workflow_scripts.statistics.comparisons import (
     CONFIDENCE,
     EQUIVALENCE_ALPHA,
     NOT_DECIDED,
-    OCCASION_SD,
     ONE_START,
     Comparisons,
     Rows,
     compare,
-    half_width,
     mean_errors,
     verdicts,
 )
+from workflow_scripts.statistics.errors import Error, added, half_width
 from workflow_scripts.statistics.samples import Samples
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
-from workflow_scripts.statistics.variation import satterthwaite
 
 # If more further starts than this are needed, they are not worth asking for.
 MOST_FURTHER_STARTS = 100
@@ -91,7 +89,7 @@ class Decisions:
         decide. A comparison that needs more starts than are left even then is not worth measuring.
         """
         distance = np.abs(self.found.difference)
-        error = np.sqrt(self.found.variance / np.maximum(self.found.starts, 1))
+        error = np.sqrt(self.found.error.variance)
         return np.fmin(self._needed(np.maximum(distance - error, 0)), self._needed(distance + error))
 
     def _needed(self, distance: FloatArray) -> FloatArray:
@@ -149,40 +147,35 @@ def further_starts(
 
 @dataclass(frozen=True)
 class AnotherStart:
-    """Logarithms of what a further start is expected to measure: means, squared standard errors, degrees of freedom.
-
-    The errors cover the mean of the study and the further start itself. They are NaN if the variation is not known.
-    """
+    """Logarithms of what a further start is expected to measure: means with their errors, which cover the mean of the
+    study, another occasion and the further start itself."""
 
     mean: FloatArray
-    squared: FloatArray
-    df: FloatArray
-    scope: str | None
+    error: Error
+    scope: str
 
     def half(self, confidence: float = CONFIDENCE) -> FloatArray:
         """Half the width of the two-sided interval."""
-        return half_width(self.squared, self.df, confidence)
+        return half_width(self.error, confidence)
 
 
 def another_start(samples: Samples) -> AnotherStart:
     """What one further start of each cell, on another occasion, is expected to measure; `samples` are of one cell each.
 
-    A cell of a shared machine differs by OCCASION_SD on each occasion.
+    Three starts with a standard deviation of 2 %:
 
-    Three starts with a standard deviation of 2 %, on a machine that is not shared:
-
-    >>> from workflow_scripts.statistics.variation import UNKNOWN
+    >>> from workflow_scripts.statistics.variation import known_elsewhere
     >>> none = np.zeros(1, dtype=int)
-    >>> log, no, nothing = np.log([[98.0, 100.0, 102.04]]), none > 0, UNKNOWN.of_cells(1)
-    >>> cell = Samples(log, np.array([np.nan]), np.array([1.0]), none, no, no, none, none, nothing)
+    >>> log, no, known = np.log([[98.0, 100.0, 102.04]]), none > 0, known_elsewhere(False).of_cells(1)
+    >>> cell = Samples(log, np.array([np.nan]), none, none + 1, none, no, no, none, none, known)
     >>> found = another_start(cell)
     >>> [round(float(np.exp(found.mean + end)[0]), 1) for end in (-found.half(), found.half())]
-    [90.5, 110.6]
+    [83.7, 119.5]
     """
     mean, squared, df = mean_errors(samples)
     n = samples.starts
-    start = squared * (n + 1)  # the squared error of a mean of n starts is the variance of one over n
-    occasions = 2 * OCCASION_SD**2 * samples.shared.astype(float)
-    total, df = satterthwaite((start, df), (occasions, np.full_like(occasions, np.inf)))
+    start = Error(squared * (n + 1), df)  # the squared error of a mean of n starts is the variance of one over n
+    occasion, card = samples.known[3], samples.known[4]
+    occasions = 2 * (occasion**2 + card**2) * np.ones_like(squared)
     scope = (BETWEEN_CARDS if samples.between_cards.all() else BETWEEN_STARTS) if (n > 1).all() else ONE_START
-    return AnotherStart(mean, total, df, None if np.isnan(total).any() else scope)
+    return AnotherStart(mean, added(start, Error(occasions, np.full_like(occasions, np.inf))), scope)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from workflow_scripts.statistics.comparisons import Comparisons
-from workflow_scripts.statistics.samples import IntArray
-from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
-from workflow_scripts.statistics.variation import of_occasions, satterthwaite
+from workflow_scripts.statistics.errors import Error, added
+from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, IntArray
+from workflow_scripts.statistics.variation import of_occasions
 
 BETWEEN_OCCASIONS = "between occasions"
 
@@ -30,9 +30,9 @@ def compare_occasions(
 ) -> Comparisons:
     """Compare each cell of `b` with the same cell of `a`; ratios are of `b` over `a`.
 
-    The interval is Welch's, with a standard deviation of `vary_pct` per cent between occasions, or if it is not given,
-    that of the kind of device (`variation.of_occasions`). This includes the risk that the few starts of a cell with two
-    modes are all in one of them.
+    The error has a standard deviation of `vary_pct` per cent between occasions, or if it is not given, that of the kind
+    of device (`variation.of_occasions`). This includes the risk that the few starts of a cell with two modes are all in
+    one of them.
 
     Two starts of each, with standard errors of 1 %, and a cell that became 3 times as fast:
 
@@ -43,22 +43,16 @@ def compare_occasions(
     >>> bool(found.p_beyond(2.0)[0] < 0.05), bool(compare_occasions(of_a, of_a).p_within(2.0)[0] < 0.05)
     (True, False)
     """
-    of_cpu, of_gpu = (
-        np.array(of_occasions(cpu) if vary_pct is None else (vary_pct, np.inf), dtype=float)[:, None]
-        for cpu in (True, False)
-    )
-    pct, pct_df = np.where(is_cpu, of_cpu, of_gpu)
+    pct = np.where(is_cpu, of_occasions(True), of_occasions(False)) if vary_pct is None else vary_pct
     vary = (pct / 100) ** 2 * (1 / np.asarray(a.occasions) + 1 / np.asarray(b.occasions))
-    occasions: tuple[FloatArray, FloatArray] = np.broadcast_to(vary, a.df.shape), np.broadcast_to(pct_df, a.df.shape)
-    tested, df = satterthwaite((a.squared_error, a.df), (b.squared_error, b.df), occasions)
-    scope = np.full(df.shape, BETWEEN_OCCASIONS, dtype=object)
-    scope[np.isnan(tested)] = None
-    one = np.ones(df.shape, dtype=int)  # the variance is that of the means
-    return Comparisons(
-        difference=b.log_mean - a.log_mean,
-        variance=tested,
-        df=df,
-        starts=one,
-        scope=scope,
-        modes=np.zeros(df.shape, dtype=bool),
+    shape = a.log_mean.shape
+    error = added(
+        Error(a.squared_error, a.df),
+        Error(b.squared_error, b.df),
+        Error(np.broadcast_to(vary, shape), np.full(shape, np.inf)),
     )
+    scope = np.full(shape, BETWEEN_OCCASIONS, dtype=object)
+    scope[np.isnan(error.variance)] = None
+    nothing = Error(np.zeros(shape), np.full(shape, np.inf))
+    one = np.ones(shape, dtype=int)  # the error is that of the means
+    return Comparisons(b.log_mean - a.log_mean, error, one, scope, nothing, nothing)

@@ -18,17 +18,17 @@ def of_starts_and_repeats(is_cpu: bool) -> tuple[float, float]:
     """Standard deviations of logarithms on CPUs or GPUs: of a start beyond the error of its repeats, and of a repeat.
 
     >>> of_starts_and_repeats(True)
-    (0.091, 0.071)
+    (0.08, 0.071)
     """
     of = read_yaml(RECORD, InputError)["cpu" if is_cpu else "gpu"]
-    return of["starts_alone_pct"] / 100, of["repeats_pct"] / 100
+    return of["starts_pct"] / 100, of["repeats_pct"] / 100
 
 
 def best_repeats(start_s: float, repeat_s: float, is_cpu: bool, at_least: int, at_most: int) -> int:
     """Repeats that give a mean of one cell the smallest error in the same time; `start_s` is of all else. [Kalibera]
 
     >>> [best_repeats(seconds, 1.0, True, 3, 20) for seconds in (1.0, 100.0, 1e6)]
-    [3, 8, 20]
+    [3, 9, 20]
     """
     start_sd, repeat_sd = of_starts_and_repeats(is_cpu)
     best = math.sqrt(start_s / repeat_s) * repeat_sd / start_sd

@@ -8,9 +8,9 @@ import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, readable_models
 from workflow_scripts.engines.registry import every_knob, load_engines, without_environment
-from workflow_scripts.statistics.samples import IntArray, Samples
-from workflow_scripts.statistics.start_spread import FloatArray, mean_of
-from workflow_scripts.statistics.variation import UNKNOWN, known_elsewhere
+from workflow_scripts.statistics.samples import Samples
+from workflow_scripts.statistics.start_spread import FloatArray, IntArray, mean_of
+from workflow_scripts.statistics.variation import Known, known_elsewhere
 
 # A row of a table: column -> value.
 Row = dict[str, Any]
@@ -112,17 +112,19 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
     session[starts["cell"], columns] = numbered_sessions.fillna(-1).astype(int)
     of_cell = starts.assign(squares=starts["variance"] * (starts["n"] - 1), df=starts["n"] - 1).groupby("cell")
     within = (of_cell["squares"].sum(min_count=1) / of_cell["df"].sum()).reindex(summary.index)
-    recorded = [known_elsewhere(*of) for of in zip(is_cpu.tolist(), columns_of_group["study"].astype(str), strict=True)]
+    within_df = numbers(of_cell["df"].sum().reindex(summary.index, fill_value=0))
+    recorded = [known_elsewhere(on_cpu) for on_cpu in is_cpu.tolist()]
     samples = Samples(
         log=log,
         within=numbers(within),
+        within_df=within_df,
         repeats=numbers(of_cell["n"].mean().reindex(summary.index)),
         group=group,
         between_cards=np.isin(group, starts.loc[of_cards, "group"]),
         shared=is_cpu,
         device=numbered("study", "source", "gpu"),
         kind=numbered("study", "source", "is_cpu"),
-        known=np.array(recorded, dtype=float).reshape(-1, len(UNKNOWN)).T,
+        known=np.array(recorded, dtype=float).reshape(-1, len(Known._fields)).T,
         session=session if (session >= 0).any() else None,
     )
     summary.insert(len(by), "starts", samples.starts)

@@ -24,7 +24,7 @@ def test_each_command_is_shown_once_with_all_that_it_is_recommended_for(report, 
     of_two = changed(report, tmp_path / "two", recommendations=rows[:2].assign(gpu=["h200", "h100-sxm"]))
     assert [line.partition(",")[0] for line in next(commands(of_two)).why] == ["h200", "h100-sxm"]
     # The smallest of one setting is no advice, and a mean that no test shows to be higher is not called the highest.
-    undecided = rows[:2].assign(eligible=1, chosen_among_ties=True, ties=both["knobs"].iloc[0])
+    undecided = rows[:2].assign(eligible=1, ties=both["knobs"].iloc[0])
     (block,) = commands(changed(report, tmp_path / "tied", recommendations=undecided))
     assert isinstance(block, Command)
     assert len(block.why) == 1

@@ -4,11 +4,11 @@ import numpy as np
 
 from workflow_scripts.statistics.comparisons import compare
 from workflow_scripts.statistics.samples import Samples
-from workflow_scripts.statistics.variation import Known
+from workflow_scripts.statistics.variation import known_elsewhere
 
 
 def samples(
-    log, *, within=np.nan, repeats=1.0, group=None, cards=False, shared=False, device=None, known=(), session=None
+    log, *, within=np.nan, within_df=0, repeats=1.0, group=None, cards=False, shared=False, device=None, session=None
 ):
     """Cells with a row of logarithms each, one for a round."""
     log = np.asarray(log, dtype=float)
@@ -16,13 +16,14 @@ def samples(
     return Samples(
         log,
         np.broadcast_to(np.asarray(within, dtype=float), shape),
+        np.broadcast_to(np.asarray(within_df), shape),
         np.broadcast_to(np.asarray(repeats, dtype=float), shape),
         np.zeros(shape[-1], dtype=int) if group is None else np.asarray(group),
         np.full(shape[-1], cards),
         np.full(shape[-1], shared),
         np.zeros(shape[-1], dtype=int) if device is None else np.asarray(device),
         np.zeros(shape[-1], dtype=int),
-        Known(*known).of_cells(shape[-1]),
+        known_elsewhere(shared).of_cells(shape[-1]),
         None if session is None else np.asarray(session),
     )
 

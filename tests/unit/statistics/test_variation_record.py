@@ -1,11 +1,8 @@
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 
-from benchmarks.variance import of_studies, renewed
-from workflow_scripts.statistics.repeats import RECORD
-from workflow_scripts.statistics.variation import known_elsewhere
+from benchmarks.variance import of_studies
 
 
 @pytest.mark.filterwarnings("ignore")  # statsmodels warns that an estimate may lie on the boundary
@@ -28,18 +25,3 @@ def test_the_variation_of_gpus_is_that_of_a_mixed_model_over_studies():
     assert (found["starts_pct"], found["rounds_pct"]) == (pytest.approx(2, rel=0.1), pytest.approx(5, rel=0.5))
     assert (found["starts_df"], found["rounds_df"]) == (20 * 12 - 20 - 11, 11)
     assert of_studies(cells.assign(output_tokens_per_s=1.0).drop_duplicates("cell_id")) == {}
-
-
-def test_the_record_can_be_renewed_again_and_again():
-    record = RECORD.read_text(encoding="utf-8")
-    of = yaml.safe_load(record)["gpu"]
-    shown = {name: value for name, value in of.items() if name == "without" or name.startswith(("st", "ro", "re"))}
-    shown.pop("studies_df")
-    assert len(shown["without"]) == 3
-    assert yaml.safe_load(renewed(renewed(record, shown), shown)) == yaml.safe_load(record)
-
-
-def test_a_study_does_not_use_its_own_evidence_as_that_of_others():
-    everything, later, own = (known_elsewhere(False, study) for study in ("another", "h200_later", "two_gpus"))
-    assert everything.starts_df > later.starts_df > 0
-    assert own.starts_df == own.rounds_df == 0

@@ -109,7 +109,7 @@ def summary(result: Comparison) -> Iterator[str]:
         yield f"All compared cells are of {shared}."
     if result.cells:
         kinds = {on_cpu(c.cell): "CPUs" if on_cpu(c.cell) else "GPUs" for c in result.cells}
-        usual = listed(f"{of_occasions(is_cpu)[0]:g} % on {kind}" for is_cpu, kind in kinds.items())
+        usual = listed(f"{of_occasions(is_cpu):g} % on {kind}" for is_cpu, kind in kinds.items())
         vary = usual if result.occasions_vary_pct is None else f"{result.occasions_vary_pct:g} %"
         yield (
             "Starts of one occasion do not show how much a cell varies from one day or machine to another. So the "

@@ -19,10 +19,10 @@ from workflow_scripts.questions.compare.comparability import why_not
 from workflow_scripts.questions.compare.digest import Digest, DigestCell, Found, Mean
 from workflow_scripts.questions.waiting.table import half_without_waiting
 from workflow_scripts.statistics.comparisons import CHANGES, FASTER, FLAT, NOT_DECIDED, SLOWER, log_margin, verdicts
+from workflow_scripts.statistics.errors import Error, added
 from workflow_scripts.statistics.occasions import Means, compare_occasions
 from workflow_scripts.statistics.start_spread import FloatArray
 from workflow_scripts.statistics.summary import RATE
-from workflow_scripts.statistics.variation import satterthwaite
 from workflow_scripts.tables.differences import Difference, Different, by_itself, counted, differences
 
 MISSING = "missing"
@@ -279,7 +279,7 @@ def means_of(parts: Iterable[Sequence[Mean]]) -> Means:
     rows = []
     for part in parts:
         log, squared, df = np.array([(mean.log_mean, mean.squared_error, mean.df) for mean in part], dtype=float).T
-        rows.append((log.mean(), *satterthwaite(*zip(squared / len(part) ** 2, df, strict=True)), len(part)))
+        rows.append((log.mean(), *added(*map(Error, squared / len(part) ** 2, df)), len(part)))
     return Means(*(np.array(column) for column in zip(*rows, strict=True)))
 
 

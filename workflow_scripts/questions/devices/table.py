@@ -186,6 +186,8 @@ def p_near(observed: Comparisons, candidates: FloatArray) -> FloatArray:
 
     `candidates` has one more axis than the ratios, the last; an unknown one is NaN.
     """
+    # Two devices are compared for any day, each of which has an effect on both.
+    observed = replace(observed, error=observed.of_settings)
     away = (replace(observed, difference=observed.difference - of) for of in np.moveaxis(np.log(candidates), -1, 0))
     p = np.stack([of.p_within(NEAR_PCT) for of in away], axis=-1)
     known = ~np.isnan(p).all(axis=tuple(range(p.ndim - 2)))

@@ -117,7 +117,7 @@ def _decided(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: Lo
         level_pct=100 * (1 - CONFIDENCE) * decided.share,
         # A study with a fixed number of starts gets no further ones.
         starts_needed_at_least=decided.least if looks.at_least < looks.at_most else np.nan,
-        bimodal=samples.spread.bimodal[a] | samples.spread.bimodal[b],
+        bimodal=samples.bimodal[a] | samples.bimodal[b],
     )
 
 
@@ -128,8 +128,8 @@ def shown_columns(decided: Decisions) -> dict[str, npt.NDArray[Any]]:
 
 def columns_of(found: Comparisons) -> dict[str, npt.NDArray[Any]]:
     """The ratios of pairs with their intervals and the least size of each, `at_least`; NaN if 1 is not excluded."""
-    _, low, high = found.interval(2 * CONFIDENCE - 1)
-    return found.columns() | {"at_least": np.where(low > 1, low, np.where(high < 1, 1 / high, np.nan))}
+    at_least = found.at_least()
+    return found.columns() | {"at_least": np.where(at_least > 1, at_least, np.nan)}
 
 
 def knob_groups(summary: pd.DataFrame, column: str, others: list[str]) -> pd.DataFrame:

@@ -18,10 +18,6 @@ from workflow_scripts.tables.results import RAN_IN, STEADY, records, require
 MOST_COMMANDS = 12
 # Maximum number of ties that are named.
 MOST_TIES = 5
-CHOSEN = (
-    "A higher mean is not shown to be faster, so the largest KV cache, then the fewest sequences, then the smallest "
-    "blocks decide"
-)
 ROLES: Mapping[str, str] = {
     "best_throughput": "highest throughput",
     "best_within_latency": "highest throughput within a latency",
@@ -78,13 +74,12 @@ def _why(report: Report, row: Mapping[str, Any]) -> str:
     if row["role"] == "smallest_within_margin":
         return f"{named} smallest {of} shown to be within {row['margin_pct']:g} % of the fastest."
     bound = f" that keep{'s' * alone} {row['latency_bound']}" if row["role"] == "best_within_latency" else ""
-    chosen = row["chosen_among_ties"] is True
-    which = "only one" if alone else "choice" if chosen else "highest"
+    which = "only one" if alone else "highest"
     bound += _worst(report, row) * bool(bound)
     words = f"{named} {which} {of}{bound}."
     if ties:
         more = f"; and {len(ties) - MOST_TIES} more" if len(ties) > MOST_TIES else ""
-        words += f" {CHOSEN}." * chosen + f" Not shown to be slower: {'; '.join(ties[:MOST_TIES])}{more}."
+        words += f" Not shown to be slower: {'; '.join(ties[:MOST_TIES])}{more}."
     return words
 
 

@@ -17,7 +17,7 @@ from workflow_scripts.questions.knobs.pairs import STEADY, WORK, looks_at
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED, SCOPE_MEANING, mean_interval
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks, decide
 from workflow_scripts.statistics.samples import Samples
-from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, cell_means
+from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
 from workflow_scripts.statistics.summary import (
     ENVIRONMENT,
     IDENTITY,
@@ -29,6 +29,7 @@ from workflow_scripts.statistics.summary import (
     numbers,
     records,
 )
+from workflow_scripts.statistics.variation import cell_means
 from workflow_scripts.study.definition import model_key, resolved_models
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.serve_command import Prepared, ServeSettings, serve_settings
@@ -42,8 +43,6 @@ BEST, WITHIN_LATENCY, SMALLEST, PARETO = ("best_throughput", "best_within_latenc
 # The bound if the study sets none is this many times the lowest time per output token of any configuration.
 DEFAULT_TPOT_FACTOR = 2.0
 TESTS_ONLY = "knob_num_gpu_blocks_override"
-# Of settings not shown to be slower, one whose mean is at least this share of the highest may be chosen instead.
-CLOSE_TO_HIGHEST = 0.9
 # The mean of equal values may differ from them by this share.
 _ROUNDING = 1e-9
 
@@ -55,8 +54,7 @@ SCHEMA = table_schema(
     TEXT("study source gpu model workload", "as in `cells`"),
     TEXT(
         "role",
-        "`best_throughput`: the highest rate or, among settings within 10 % of it that are not shown to be slower, "
-        "the largest KV cache, then fewest sequences, then smallest block; `best_within_latency`: the same within the "
+        "`best_throughput`: the highest rate without the effects of rounds; `best_within_latency`: the same within the "
         "bound; "
         "`smallest_within_margin`: fewest sequences, then least memory, then smallest block, among those "
         "shown to be within the margin of the highest rate; `pareto`: none is better in rate, "
@@ -87,7 +85,6 @@ SCHEMA = table_schema(
         "knobs of configurations not shown to be slower than the highest rate by more than the margin, comma-separated",
     ),
     FLAG("equal_work", "whether all compared configurations served the same requests"),
-    FLAG("chosen_among_ties", "another configuration has a higher mean, and is not shown to be faster"),
     INTEGER("compared", "configurations of this device, model and workload"),
     INTEGER("eligible", "those of them among which the role chooses; 0: none keeps the bound; null for `pareto`"),
     TEXT("command", "`vllm serve` with this configuration and the model's published weights"),
@@ -202,11 +199,7 @@ def _of_place(
     # Means of logarithms.
     rate, *latencies = (numbers(place[_ranks(metric)]) for metric in (by, *LATENCIES))
     memory = [name for name in _RESERVES if name in place]
-    # What costs nothing, in this order: a larger KV cache (of steps of 1 %), fewer sequences, smaller blocks.
-    kv_cache = np.log(numbers(place["kv_cache_tokens"])).round(2)
-    costs = place.assign(kv_cache=-kv_cache)
     changes = shown.index[shown == CHANGES]
-    cheapest = ["kv_cache", "max_concurrency_allowed", "block_size_effective", "knobs"]
 
     def row(cell: int, role: str, **more: object) -> Row:
         settings = settings_of(cells[cell], models)
@@ -228,11 +221,9 @@ def _of_place(
         # What is shown to be slower than another of them is not the fastest.
         slower, faster = (changes.get_level_values(name) for name in ("slower", "faster"))
         is_slower = place["cell_id"][others].isin(slower[faster.isin(place["cell_id"][among])])
-        tied = [highest, *others[~is_slower.to_numpy()]]
-        close = [cell for cell in tied if rate[cell] >= rate[highest] + np.log(CLOSE_TO_HIGHEST)]
-        cell = int(costs.loc[close].sort_values(cheapest, kind="stable").index[0])
-        ties = ", ".join(place.loc[sorted({*tied} - {cell}), "knobs"]) or None
-        return row(cell, role, ties=ties, chosen_among_ties=cell != highest, eligible=among.sum(), **more)
+        tied = others[~is_slower.to_numpy()]
+        ties = ", ".join(place.loc[sorted(tied), "knobs"]) or None
+        return row(highest, role, ties=ties, eligible=among.sum(), **more)
 
     best = int(rate.argmax())
     yield fastest(np.ones(len(place), dtype=bool), BEST)

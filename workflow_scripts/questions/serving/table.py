@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy import special
 
 from workflow_scripts.common.columns import LATENCIES, column
 from workflow_scripts.engines.engine import CLIENT_CPU_S
 from workflow_scripts.engines.registry import load_engines, without_environment
-from workflow_scripts.statistics.comparisons import CONFIDENCE, SCOPE_MEANING, half_width, mean_interval
+from workflow_scripts.statistics.comparisons import CONFIDENCE, SCOPE_MEANING, mean_interval
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
 from workflow_scripts.statistics.summary import comparable_rows, numbers, records, summarise
 from workflow_scripts.study.study import is_late
@@ -319,7 +320,7 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
     of_starts = table.groupby([*by, "start"], dropna=False, sort=False)[GOODPUT].mean().reset_index()
     of_starts = of_starts.groupby(by, dropna=False, sort=False)[GOODPUT].agg(["count", "mean", "std"])
     count, mean, sd = (numbers(of_starts[name]) for name in of_starts)
-    half = half_width(sd**2 / np.maximum(count, 1), count - 1, CONFIDENCE)
+    half = special.stdtrit(count - 1, (1 + CONFIDENCE) / 2) * sd / np.sqrt(np.maximum(count, 1))
     for end, value in {"": mean, "_low": np.maximum(mean - half, 0.0), "_high": mean + half}.items():
         summary[f"{GOODPUT}{end}"] = value
     for name, how in _OVER_REPEATS.items():

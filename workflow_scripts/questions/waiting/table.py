@@ -6,7 +6,6 @@ compute, and the GPU waits. docs/gpus.md says how well this agrees with what the
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +13,10 @@ import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import get_gpu, load_gpus
 from workflow_scripts.questions.limits.ceilings import Rates, rates_of
-from workflow_scripts.statistics.comparisons import CONFIDENCE, half_width, log_margin, mean_errors
+from workflow_scripts.statistics.comparisons import CONFIDENCE, log_margin, mean_errors
+from workflow_scripts.statistics.errors import Error, added, half_width
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
 from workflow_scripts.statistics.summary import as_applied, comparable_rows, dtypes, numbers, summarise
-from workflow_scripts.statistics.variation import UNKNOWN, dependent, satterthwaite
 from workflow_scripts.tables.imported_cells import IMPORTED
 from workflow_scripts.tables.parsed_facts import REPEAT, known_facts, read_parsed
 from workflow_scripts.tables.table_maker import TableInputs, makes
@@ -176,8 +175,7 @@ def means_without_waiting(rows: pd.DataFrame) -> pd.DataFrame:
     `output_tokens_per_device_s` the `mean` over starts with its `squared` error and `df`."""
     rows = rows.assign(round=rows["start"], tokens=rows["output_tokens_per_device_s"] * rows["device_s"])
     cells, samples = summarise(rows, ("study", "source", "gpu", "engine", "cell_id"), "output_tokens_per_device_s")
-    # What other studies show is how much whole rates vary.
-    mean, squared, df = mean_errors(replace(samples, known=UNKNOWN.of_cells(len(cells))))
+    mean, squared, df = mean_errors(samples)
     tokens = rows.groupby("cell_id", sort=False)["tokens"].median()
     cells = cells.assign(mean=mean, squared=squared, df=df).set_index("cell_id")
     return cells[["gpu", "mean", "squared", "df"]].assign(tokens=tokens)
@@ -187,7 +185,7 @@ def half_without_waiting(a: Errors, b: Errors, devices_differ: BoolArray | bool)
     """Half the width of the interval of the logarithm of a ratio without waiting, from squared errors and degrees of
     freedom of both means; two devices, or a device on two days, have an occasion each."""
     occasions = np.where(devices_differ, 2 * OCCASION_SD**2, 0.0)
-    return half_width(*satterthwaite(dependent(a, b), (occasions, np.full(occasions.shape, OCCASION_DF))), CONFIDENCE)
+    return half_width(added(Error(*a), Error(*b), Error(occasions, np.full(occasions.shape, OCCASION_DF))), CONFIDENCE)
 
 
 def with_device_ratio(

@@ -13,7 +13,7 @@ from workflow_scripts.common.columns import column
 from workflow_scripts.questions.compare import compare
 from workflow_scripts.questions.compare.comparison import Comparison, comparison, in_order
 from workflow_scripts.questions.compare.digest import Digest, DigestCell
-from workflow_scripts.questions.waiting.table import OCCASION_DF, OCCASION_SD
+from workflow_scripts.questions.waiting.table import OCCASION_SD
 from workflow_scripts.statistics.comparisons import verdicts
 from workflow_scripts.statistics.occasions import Means, compare_occasions
 
@@ -77,9 +77,10 @@ def test_a_change_that_is_only_waiting_for_the_host_is_named(rate, device_rate, 
     only_waiting &= error_pct == 0.01  # else the rate without waiting may differ by more than the margin too
     assert (of_rate.device_ratio, of_rate.only_waiting) == (pytest.approx(device_ratio), only_waiting)
     if device_rate and error_pct == 0.01:
-        half = stats.t.ppf(0.975, OCCASION_DF) * math.sqrt(2) * OCCASION_SD
-        expected = [device_ratio * math.exp(end) for end in (-half, half)]
-        assert [of_rate.device_low, of_rate.device_high] == pytest.approx(expected, rel=1e-4)
+        # The variance of occasions is known as one with OCCASION_DF degrees of freedom.
+        half = math.log(of_rate.device_high / device_ratio)
+        assert half == pytest.approx(math.log(device_ratio / of_rate.device_low))
+        assert half == pytest.approx(stats.norm.ppf(0.975) * math.sqrt(2) * OCCASION_SD, rel=0.05)
     else:
         assert (of_rate.device_low is None) == (device_rate is None or error_pct is None)
     assert ("only waiting" in compare.markdown(found)) == only_waiting
@@ -130,7 +131,7 @@ def test_what_a_comparison_is_for_is_listed_and_refuses_nothing():
 
 
 def test_the_summary_counts_open_measures_whose_interval_excludes_1_and_tells_only_what_was_compared():
-    rates = {"bs1": 109, "bs2": 100, "bs3": 60}
+    rates = {"bs1": 107, "bs2": 100, "bs3": 60}
     of_a, of_b = (
         [cell(name, mean(rate), id=f"h200/vllm/tiny/chat/{name}", label=f"{name}, context of 8") for name, rate in of]
         for of in (dict.fromkeys(rates, 100).items(), rates.items())
@@ -141,7 +142,7 @@ def test_the_summary_counts_open_measures_whose_interval_excludes_1_and_tells_on
     shared, names = found.compared_in_words
     assert (shared, list(names.values())) == ("h200, vllm, tiny, chat, context of 8", list(rates))
     text = " ".join(compare.summary(found))
-    assert ("2 % on GPUs" in text, "CPU" in text, "than A" in text) == (True, False, False)
+    assert ("1.7 % on GPUs" in text, "CPU" in text, "than A" in text) == (True, False, False)
 
 
 def test_what_took_effect_otherwise_is_one_line_for_each_setting_and_comes_first():

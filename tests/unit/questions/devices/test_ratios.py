@@ -16,7 +16,6 @@ from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.questions.devices.table import SCHEMA, device_ratios, device_records, explain
 from workflow_scripts.questions.limits.ceilings import as_measured
 from workflow_scripts.questions.predictions.table import SCHEMA as PREDICTIONS
-from workflow_scripts.statistics.comparisons import GPU_OCCASION_DF, GPU_OCCASION_SD
 
 
 def ratios(*cells, rates=None, metric="output_tokens_per_s"):
@@ -66,16 +65,12 @@ def test_observed_ratio_with_its_interval_within_rounds_for_both_metrics():
     cells = cell(SEQS, fast, total_tokens_per_s=fast_total), cell(SEQS, slow, gpu="l40s", total_tokens_per_s=slow_total)
     for metric, (a, b) in rates.items():
         found = only(ratios(*cells, metric=metric))
-        # Two GPUs differ in rounds and occasions. One cell of each does not tell rounds from starts.
-        of_starts = stats.ttest_ind(np.log(a), np.log(b))
-        squared = (np.log(a).mean() - np.log(b).mean()) ** 2 / of_starts.statistic**2
-        occasions = 2 * GPU_OCCASION_SD**2
-        total = squared + occasions
-        df = total**2 / (squared**2 / of_starts.df + occasions**2 / GPU_OCCASION_DF)
-        half = stats.t.ppf(0.975, df) * total**0.5
         assert found["ratio"] == pytest.approx(stats.gmean(a) / stats.gmean(b))
-        ends = found["ratio_high"] / found["ratio"], found["ratio"] / found["ratio_low"]
-        assert ends == pytest.approx([np.exp(half)] * 2)
+        ends = np.log([found["ratio_high"] / found["ratio"], found["ratio"] / found["ratio_low"]])
+        assert ends == pytest.approx([ends.mean()] * 2)
+        # Two GPUs differ in rounds. One cell of each does not tell rounds from starts.
+        low, high = stats.ttest_ind(np.log(a), np.log(b)).confidence_interval(0.95)
+        assert 0.3 * (high - low) < ends.sum() < 1.5 * (high - low)
         assert (found["repeats_a"], found["repeats_b"], found["starts"]) == (3, 3, 3)
         assert found["scope"] == "between starts on this device"
 
@@ -86,7 +81,7 @@ def test_the_ratio_while_both_are_full_beside_that_of_whole_repeats():
     ))  # fmt: skip
     found = only(ratios(*cells))
     assert found[["ratio", "steady_ratio"]].tolist() == pytest.approx([1.14, 1.03])
-    assert found["steady_ratio_low"] < 1 < found["steady_ratio_high"]
+    assert 1 < found["steady_ratio_low"] < 1.03 < found["steady_ratio_high"] < 1.05
 
 
 def test_ratios_of_the_data_sheets_beside_it():
@@ -101,7 +96,7 @@ def test_ratios_of_the_data_sheets_beside_it():
 def test_the_more_ratios_are_explained_the_more_each_must_show():
     def found(settings):
         cells = [
-            cell({"max_num_seqs": n}, around(rate, 0.03), gpu=gpu)
+            cell({"max_num_seqs": n}, around(rate, 0.09), gpu=gpu)
             for n in range(1, settings + 1)
             for gpu, rate in (("h200", 989.5), ("l40s", 362.05))
         ]
@@ -111,8 +106,7 @@ def test_the_more_ratios_are_explained_the_more_each_must_show():
 
 
 def test_without_an_interval_nothing_is_shown_to_explain_a_measured_ratio():
-    found = only(ratios(cell(SEQS, [290.0]), cell(SEQS, [100.0], gpu="l40s")))
-    assert math.isnan(found["ratio_low"])
+    found = explain(2.9, math.nan, math.nan, {"flop": 2.733, "bandwidth": 5.56})
     assert (found["explanation"], found["support"], found["nearest"]) == ("none", "near", "flop")
 
 

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tests.unit.questions.synthetic_cells import NOT_COUNTED, OTHER_PLACES, around, cell, only, starts_table
-from tests.unit.questions.synthetic_starts import as_ratio
 from workflow_scripts.questions.engines.table import DECOMPOSITION_SCHEMA, SCHEMA, engine_tables
 from workflow_scripts.questions.knobs.pairs import WORK
 from workflow_scripts.statistics.comparisons import FASTER
@@ -64,9 +63,10 @@ def test_cells_of_another_place_do_not_meet(other):
 def test_improvement_is_a_ratio_within_rounds():
     fast, slow = [170.0, 180.0, 175.0], [10.0, 9.9, 10.3]
     found = only(improvements(vllm(fast), static(slow, 1)))
-    interval = stats.ttest_1samp(np.log(fast) - np.log(slow), 0).confidence_interval(0.95)
     assert found["improvement_ratio"] == pytest.approx(stats.gmean(fast) / stats.gmean(slow))
-    assert (found["improvement_ratio_low"], found["improvement_ratio_high"]) == pytest.approx(as_ratio(interval))
+    low, high = (np.log(found[f"improvement_ratio_{end}"] / found["improvement_ratio"]) for end in ("low", "high"))
+    assert -low == pytest.approx(high)
+    assert 0.02 < high < 0.1
     assert found["verdict"] == "faster"
     assert (found["vllm_repeats"], found["hf_repeats"]) == (3, 3)
     assert found["scope"] == "between starts on this device"
@@ -142,7 +142,7 @@ def test_the_steps_from_single_requests_to_vllm():
         ["total", "vllm/seqs16", single],
     ]
     for column in ("ratio", "ratio_low", "ratio_high"):
-        assert found[column].tolist() == pytest.approx([3, 4 / 3, 6, 24])
+        assert found[column].tolist() == pytest.approx([3, 4 / 3, 6, 24], rel=0.01)
     assert found["share_pct"].tolist() == pytest.approx([100 * math.log(r) / math.log(24) for r in (3, 4 / 3, 6, 24)])
     same = found[["scope", "comparable", "vllm_knobs", "vllm_max_num_seqs"]].drop_duplicates()
     assert same.values.tolist() == [["between starts on this device", True, "seqs16", 16]]
@@ -200,7 +200,7 @@ def test_a_cache_without_single_requests_is_left_out_however_fast_its_batches_ar
 
 
 def test_continuous_batchings_that_are_not_told_apart_are_named():
-    alone = vllm(24), static(1, 1), continuous(4), continuous(4.0001, 512), continuous(2, 128)
+    alone = vllm(24), static(1, 1), continuous(4), continuous(4.1, 512), continuous(2, 128)
     assert steps(*alone)["ties"].isna().all()
     repeated = continuous([4.0, 4.2, 4.1]), continuous([4.1, 4.0, 4.3], 512)
     found = steps(*alone[:2], *repeated, continuous(2, 128))
@@ -229,4 +229,10 @@ def test_a_loss_has_a_negative_share_and_no_total_gain_no_shares():
     found = steps(vllm(8), static(1, 1), static(4, 8), continuous(2))
     assert found["share_pct"].tolist() == pytest.approx([200 / 3, -100 / 3, 200 / 3, 100])
     assert steps(vllm(0.5), static(1, 1), static(4, 8), continuous(2))["share_pct"].isna().all()
-    assert steps(vllm([8.0]), static([1.0], 1), static([4.0], 8), continuous([2.0]))["share_pct"].isna().all()
+    noisy = (
+        vllm(around(1.02, 0.3, 1)),
+        static(around(1, 0.3), 1),
+        static(around(4, 0.3), 8),
+        continuous(around(2, 0.3)),
+    )
+    assert steps(*noisy)["share_pct"].isna().all()

@@ -10,6 +10,7 @@ from scipy import stats
 from tests.unit.questions.synthetic_cells import NOT_COUNTED, OTHER_PLACES, around, cell, only, starts_table
 from workflow_scripts.questions.knobs.pairs import ALIKE, knob_groups, looks_at
 from workflow_scripts.questions.knobs.table import SCHEMA, knob_effects
+from workflow_scripts.statistics.comparisons import ONE_START
 from workflow_scripts.statistics.further_starts import Looks
 from workflow_scripts.statistics.summary import ENVIRONMENT
 from workflow_scripts.study.study import Starts
@@ -58,11 +59,11 @@ def test_the_ratio_while_full_has_its_interval_in_either_order(faster):
         cell({"block_size": block}, around(rate), steady_output_tokens_per_s=of)
         for block, rate, of in zip(blocks, (100, 300), steady, strict=True)
     ]
-    logs = np.log(steady[1]) - np.log(steady[0])
-    half = stats.t.ppf(0.975, 2) * logs.std(ddof=1) / math.sqrt(3)
     found = only(effects(*cells, comparison="overall"))
-    expected = np.exp(logs.mean() + np.array([0, -half, half]))
-    assert found[["steady_ratio", "steady_ratio_low", "steady_ratio_high"]].tolist() == pytest.approx(expected.tolist())
+    low, ratio, high = np.log(found[["steady_ratio_low", "steady_ratio", "steady_ratio_high"]].astype(float))
+    assert ratio == pytest.approx((np.log(steady[1]) - np.log(steady[0])).mean())
+    assert ratio - low == pytest.approx(high - ratio)
+    assert 0.01 < high - ratio < 0.06
 
 
 # --- what is compared with what
@@ -142,17 +143,18 @@ def test_no_load_and_no_switch_has_a_default_beside_its_values(knob, values, com
 # --- the numbers
 
 
-def test_ratio_and_interval_of_a_pair_are_those_of_a_paired_t_test():
+def test_ratio_and_interval_of_a_pair_are_those_of_its_starts():
     cells = cell({"max_num_seqs": 1}, [100.0, 102.0, 101.0]), cell({"max_num_seqs": 4}, [205.0, 200.0, 207.0])
     found = only(effects(*cells, comparison="pair"))
     logs = np.log([205.0, 200.0, 207.0]) - np.log([100.0, 102.0, 101.0])
-    interval = stats.ttest_1samp(logs, 0).confidence_interval(0.95)
     assert found["ratio"] == pytest.approx(np.exp(logs.mean()))
-    assert (found["ratio_low"], found["ratio_high"]) == pytest.approx(np.exp([interval.low, interval.high]))
+    # The starts show a standard error of 1.6 %, those of other studies less.
+    half = math.log(found["ratio_high"] / found["ratio"])
+    assert half == pytest.approx(math.log(found["ratio"] / found["ratio_low"]))
+    assert 0.015 < half < 0.06
     rates = [stats.gmean(of) for of in ([205.0, 200.0, 207.0], [100.0, 102.0, 101.0])]
     assert found[["rate", "baseline_rate"]].tolist() == pytest.approx(rates)
-    half = np.sqrt(2) * (interval.high - interval.low) / 2
-    assert found["ratio_again_high"] == pytest.approx(np.exp(logs.mean() + half))
+    assert math.log(found["ratio_again_high"] / found["ratio"]) == pytest.approx(math.sqrt(2) * half, rel=0.01)
     assert (found["repeats"], found["baseline_repeats"], found["starts"]) == (3, 3, 3)
     assert found["scope"] == "between starts on this device"
     assert found["cell_id"].endswith("/seqs4")
@@ -177,9 +179,7 @@ def test_a_ratio_is_the_quotient_of_the_rates_beside_it_and_one_pair_has_one_int
         (1.001, 0.001, "flat", 0),
         (1.5, 0.001, "changes", 0),
         (0.5, 0.001, "changes", 0),
-        # A second plan with n starts must have t(1 - 0.05 * 3 / 16, n - 1) * sqrt(3) * sd / sqrt(n) within 1.98 %: it
-        # is 2.09 % at 7, 1.86 % at 8.
-        (1.0, 0.01, "not decided", 5),
+        (1.0, 0.015, "not decided", 4),
         (1.0199, 0.01, "not decided", None),
     ],
 )
@@ -203,7 +203,7 @@ def test_two_modes_of_a_cell_are_a_note_beside_its_interval_and_verdict():
 
 
 def test_a_plan_that_gave_counted_starts_was_a_look_at_them():
-    cells = cell({"block_size": 16}, around(100, 0.004)), cell({"block_size": 32}, around(100, 0.004, 1))
+    cells = cell({"block_size": 16}, around(100, 0.006)), cell({"block_size": 32}, around(100, 0.006, 1))
     rows = starts_table(*cells)
     three = Starts(at_least=3, at_most=3)
     for planned, earlier in ((["3"] * 3, 0), (["2", "2", "3"], 1), (["1", "2, or up to 8", "3"], 2), ([None] * 3, 0)):
@@ -211,7 +211,7 @@ def test_a_plan_that_gave_counted_starts_was_a_look_at_them():
         assert looks_at(three, seen) == Looks(3, 3, earlier)
         found = knob_effects(seen, 2.0, looks_at(three, seen))
         assert found["level_pct"].tolist() == pytest.approx([5 * 0.75 * 0.25**earlier] * 2)
-        assert set(found["verdict"]) == {"not decided" if earlier else "flat"}
+        assert set(found["verdict"]) == {"not decided" if earlier == 2 else "flat"}
     gone = rows.assign(planned_starts=["2", "2", "3"] * 2, comparable=[False, False, True] * 2)
     assert looks_at(three, gone) == Looks(3, 3)
 
@@ -227,10 +227,7 @@ def test_overall_is_the_fastest_against_the_slowest_with_the_interval_of_this_pa
     found = only(effects(*seqs({1: 100, 4: 300, 16: 50}, sd=0.01), comparison="overall"))
     assert found[["value", "baseline", "values", "verdict"]].tolist() == ["4", "16", "1, 4, 16", "changes"]
     assert found["ratio"] == pytest.approx(6)
-    # Three cells of three starts without the effects of rounds: four degrees of freedom.
-    half = stats.t.ppf(0.975, 4) * 0.01 * math.sqrt(3 / 2) * math.sqrt(2 / 3)
-    ends = 6 * math.exp(-half), 6 * math.exp(half)
-    assert (found["ratio_low"], found["ratio_high"]) == pytest.approx(ends, rel=0.005)
+    assert 5.7 < found["ratio_low"] < 5.95 < 6.05 < found["ratio_high"] < 6.3
     assert found["starts_needed"] == 0
 
 
@@ -240,7 +237,7 @@ def test_overall_is_the_fastest_against_the_slowest_with_the_interval_of_this_pa
         ({1: 100, 4: 300, 16: 50}, 0.001, "4", True),
         ({1: 100, 4: 300, 16: 301}, 0.001, "4, 16", True),  # equally fast
         ({1: 100, 4: 300, 16: 330}, 0.1, "4, 16", False),  # only the smallest is shown to be slower
-        ({1: 100, 4: 116, 16: 130}, 0.1, "1, 4, 16", False),
+        ({1: 100, 4: 116, 16: 130}, 0.2, "1, 4, 16", False),
     ],
 )
 def test_the_fastest_are_those_that_no_other_is_shown_to_exceed(rates, sd, fastest, decided):
@@ -260,40 +257,39 @@ def test_overall_is_flat_only_if_every_pair_is():
     pairs = effects(*seqs({1: 100, 4: 111, 16: 90.5}, sd=0.008), margin_pct=20)
     assert pairs.loc[pairs["comparison"] == "pair", "verdict"].tolist() == ["flat", "flat"]
     overall = only(pairs[pairs["comparison"] == "overall"])
-    assert overall[["verdict", "starts_needed"]].tolist() == ["not decided", 3]
+    assert overall[["verdict", "starts_needed"]].tolist() == ["not decided", 1]
     # It waits for the last pair, and has no plan where a pair has none.
     pairs = effects(*seqs({1: 100, 4: 100, 16: 101.5}, sd=0.01))
     needed = pairs.loc[pairs["comparison"] == "pair", "starts_needed"].tolist()
     overall = only(pairs[pairs["comparison"] == "overall"])
     assert overall["verdict"] == "not decided"
     assert overall["starts_needed"] == max(needed) > min(needed)
-    cells = [*seqs({1: 100, 4: 102}), cell({"max_num_seqs": 16}, [101.0])]
-    overall = only(effects(*cells, comparison="overall"))
+    overall = only(effects(*seqs({1: 100, 4: 102, 16: 101}), comparison="overall"))
     assert overall[["value", "baseline", "verdict"]].tolist() == ["4", "1", "not decided"]
     assert pd.isna(overall["starts_needed"])
 
 
 def test_a_change_needs_more_the_more_comparisons_the_study_has():
-    two = effects(*seqs({1: 100, 4: 130}, sd=0.04))
+    two = effects(*seqs({1: 100, 4: 108.5}, sd=0.04))
     assert two["verdict"].tolist() == ["changes", "changes"]
     gpus = ("l40s", "h100-sxm", "a100-pcie-80gb")
     many = [row for gpu in gpus for row in seqs({1: 100, 4: 101}, sd=0.04, gpu=gpu, study="other")]
-    five = effects(*seqs({1: 100, 4: 130}, sd=0.04), *many)
+    five = effects(*seqs({1: 100, 4: 108.5}, sd=0.04), *many)
     assert set(five.loc[five["gpu"] == "h200", "verdict"]) == {"not decided"}
 
 
 def test_overall_shows_the_pair_that_decides_it():
-    # 64 is the slowest, and one start of it decides nothing.
-    cells = [*seqs({1: 100, 4: 130}), cell({"max_num_seqs": 64}, [95.0])]
+    # 64 is the slowest, and its starts vary too much to decide anything.
+    cells = [*seqs({1: 100, 4: 130}), cell({"max_num_seqs": 64}, around(95, 0.5))]
     overall = only(effects(*cells, comparison="overall"))
     assert overall[["value", "baseline", "verdict"]].tolist() == ["4", "1", "changes"]
-    assert overall["ratio_low"] > 1.28
-    # Without any repeats the furthest apart are shown all the same.
+    assert overall["ratio_low"] > 1.15
+    # Single starts are compared by what others vary.
     cells = [cell({"max_num_seqs": n}, [rate]) for n, rate in ((1, 100.0), (4, 40.0), (16, 90.0))]
     overall = only(effects(*cells, comparison="overall"))
-    assert overall[["value", "baseline", "verdict"]].tolist() == ["1", "4", "not decided"]
+    assert overall[["value", "baseline", "verdict"]].tolist() == ["1", "4", "changes"]
     assert overall["ratio"] == pytest.approx(2.5)
-    assert overall[["ratio_low", "ratio_high", "starts_needed"]].isna().all()
+    assert (overall["scope"], overall["starts_needed"]) == (ONE_START, 0)
 
 
 # --- whether the knob took effect, and what bound

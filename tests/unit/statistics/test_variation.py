@@ -1,0 +1,121 @@
+"""How much starts vary, by a study's own and by those of others."""
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from tests.unit.questions.synthetic_starts import samples
+from workflow_scripts.statistics.errors import Error, added, half_width, p_of
+from workflow_scripts.statistics.start_spread import bimodal
+from workflow_scripts.statistics.variation import known_elsewhere
+
+KNOWN = known_elsewhere(False)
+INF = np.array([np.inf])
+
+
+@pytest.mark.parametrize("df", [0.8, 3.0, 20.0])
+def test_an_error_is_normal_and_the_logarithm_of_its_variance_too(df):
+    spread = np.sqrt(np.log1p(2 / df))
+
+    def tails(distance):
+        at = lambda z: stats.norm.pdf(z) * 2 * stats.norm.sf(distance / np.exp((spread * z - spread**2 / 2) / 2))  # noqa: E731
+        return integrate.quad(at, -9, 9)[0]
+
+    error = Error(np.array([4.0]), np.array([df]))
+    for distance in (0.5, 2.0, 5.0):
+        assert p_of(np.array([2 * distance]), error)[0] == pytest.approx(tails(distance), rel=0.02)
+    for confidence in (0.9, 0.95, 0.99):
+        assert tails(half_width(error, confidence)[0] / 2) == pytest.approx(1 - confidence, rel=0.02)
+
+
+def test_the_sum_of_errors_is_as_well_known_as_its_parts():
+    found = added(Error(np.array([1.0]), np.array([4.0])), Error(np.array([3.0]), INF), Error(np.zeros(1), np.ones(1)))
+    assert (found.variance[0], found.df[0]) == (4.0, pytest.approx(16 / (1 / 4)))
+    assert half_width(Error(np.array([4.0]), INF), 0.95)[0] == pytest.approx(2 * stats.norm.ppf(0.975), rel=1e-4)
+    assert p_of(np.array([0.0, 1.0]), Error(np.zeros(2), np.ones(2))).tolist() == [1.0, 0.0]
+    assert p_of(np.array([-1.0]), Error(np.ones(1), INF))[0] > 1
+
+
+def test_a_start_without_further_evidence_varies_as_in_other_studies():
+    of = samples(np.zeros((3, 1)), within=0.02**2, within_df=400, repeats=4.0).variation
+    differ = np.hypot(KNOWN.cells_differ, KNOWN.studies_differ)
+    expected = KNOWN.starts**2 * np.exp(2 * differ**2) + 0.02**2 / 4
+    assert of.starts.variance == pytest.approx(expected, rel=0.02)
+    assert of.rounds.variance == pytest.approx(KNOWN.rounds**2 * np.exp(2 * KNOWN.others_differ**2), rel=0.02)
+
+
+@pytest.mark.parametrize("sd", [0.002, 0.01, 0.1])
+def test_many_starts_show_how_much_they_vary_whatever_others_do_and_rounds_too(sd):
+    rng = np.random.default_rng(1)
+    log = rng.normal(0, sd, (8, 60)) + rng.normal(0, 0.05, 60)
+    log[7, rng.random(60) < 0.4] = np.nan
+    of = samples(log, within=1e-8, within_df=100).variation
+    assert of.starts.variance**0.5 == pytest.approx(np.full(8, sd), rel=0.25)
+    assert of.starts.df.min() > 20
+    assert of.rounds.variance**0.5 == pytest.approx(np.full(8, 0.05), rel=0.3)
+
+
+def test_the_own_repeats_of_a_cell_say_what_they_vary():
+    few, many = (samples(np.zeros((2, 1)), within=0.3**2, within_df=df, repeats=2.0).of_repeats for df in (2, 200))
+    assert many.variance[0] == pytest.approx(0.045, rel=0.03)
+    assert many.df[0] > 100 > 10 > few.df[0]
+    # Two degrees of freedom leave something of the 2.7 % that others vary.
+    assert 0.005 < few.variance[0] < 0.045
+
+
+def test_a_noisy_cell_is_believed_and_does_not_make_the_others_noisy():
+    log = np.random.default_rng(1).normal(0, 0.01, (12, 5))
+    log[0] *= 8
+    found = samples(log, within=1e-6, within_df=10).variation.starts
+    assert found.variance[0] > 0.4 * log[0].var(ddof=1)
+    assert found.variance[1:].max() < 0.0003
+
+
+def test_other_cells_of_the_study_tell_how_much_a_single_start_varies():
+    rng = np.random.default_rng(2)
+    of = []
+    for sd in (0.003, 0.05):
+        log = rng.normal(0, sd, (10, 5))
+        log[0, 1:] = np.nan
+        of.append(float(samples(log, within=1e-8, within_df=10).variation.starts.variance[0] ** 0.5))
+    assert of[0] < 0.012 < 0.03 < of[1]
+
+
+def starts(seed=0, cells=8, rounds=6, sd=0.02, drift=0.2):
+    rng = np.random.default_rng(seed)
+    return rng.normal(0, 1, (cells, 1)) + rng.normal(0, drift, rounds) + rng.normal(0, sd, (cells, rounds))
+
+
+def test_a_cell_with_two_modes_is_found_and_one_odd_start_or_a_step_in_time_is_no_mode():
+    log = starts()
+    assert not samples(log).bimodal.any()
+    log[2] += 0.25 * np.array([0, 1, 1, 0, 0, 1])
+    log[5, 3] += 0.25
+    assert samples(log).bimodal.tolist() == [False, False, True] + [False] * 5
+    steady, split = np.random.default_rng(1).normal(0, 0.01, (2, 1, 8))
+    assert not bimodal(steady).any()
+    assert bimodal(split + 0.3 * np.array([0, 1, 0, 1, 1, 0, 0, 1])).all()
+    log = np.random.default_rng(3).normal(0, 0.005, (400, 1, 8)) + 0.09 * (np.arange(8) >= 4)
+    assert not bimodal(log).any()
+
+
+def test_chance_and_drift_of_all_cells_make_hardly_any_cell_bimodal():
+    rng = np.random.default_rng(3)
+    assert samples(rng.normal(0, 0.05, (500, 8, 6))).bimodal.mean() < 0.005
+    log = rng.normal(0, 0.005, (100, 8, 8)) + 0.09 * (np.arange(8) >= 4)
+    log[np.arange(8) >= rng.integers(2, 9, (100, 8, 1))] = np.nan
+    assert samples(log).bimodal.any(axis=-1).mean() < 0.05
+
+
+def test_a_cell_without_a_start_says_nothing_about_the_others():
+    log = np.random.default_rng(2).normal(0, 0.02, (4, 3))
+    log[3] = np.nan
+    of_three, of_four = (samples(log[:n], repeats=[3.0, 3.0, 3.0, np.nan][:n]).variation.starts for n in (3, 4))
+    np.testing.assert_allclose(of_four.variance[:3], of_three.variance)
+
+
+def test_nothing_measured_nothing_found():
+    found = samples(np.full((3, 0), np.nan))
+    assert not found.bimodal.any()
+    assert np.isfinite(found.variation.starts.variance).all()
+    assert samples(np.empty((0, 0))).variation.starts.variance.shape == (0,)
