@@ -16,7 +16,7 @@ import math
 import re
 from argparse import BooleanOptionalAction, Namespace
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,7 +41,6 @@ from workflow_scripts.engines.vllm.memory import (
     needs_a_block_each,
     split_layers,
 )
-from workflow_scripts.physics import formulas
 from workflow_scripts.physics.layers import Attention, Experts, State
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on, read_config
 from workflow_scripts.physics.stored_weights import KV_CACHE_DTYPE, QUANTIZATION
@@ -173,34 +172,6 @@ def _of_rank(
     }
 
 
-def explain_observed(terms: Mapping[str, Term], observed: Sequence[tuple[float, int]]) -> dict[str, Term]:
-    """What pairs of gpu_memory_utilization and observed blocks imply for the device's memory and the overhead.
-
-    This distinguishes a wrong prediction, `terms`, from a different device: see `formulas.memory_and_overhead`. Blocks
-    of 1 MB on a device of 10 GB, on which 1 GB is predicted to be taken but 2 GB are:
-
-    >>> sizes = {"bytes_per_block": 1e6, "device_memory": 10e9, "weights": 1e9}
-    >>> terms = {n: Term(sizes.get(n, 0), "", "") for n in (*sizes, "activation", "cuda_graphs", "other")}
-    >>> [f"{term.value:g}" for term in explain_observed(terms, [(0.5, 3000), (0.9, 7000)]).values()]
-    ['1e+10', '2e+09', '1e+09', '1']
-
-    Raises CapacityError if there are fewer than two utilizations, or the device's memory is not predicted.
-    """
-    if len({utilization for utilization, _ in observed}) < 2:
-        raise CapacityError("--observed is needed for two utilizations or more, to tell memory from overhead")
-    if "device_memory" not in terms:
-        raise CapacityError("--observed cannot be explained with a given size of the KV cache")
-    memory, overhead = formulas.memory_and_overhead(observed, terms["bytes_per_block"].value)
-    expected = sum(terms[name].value for name in ("weights", "activation", "cuda_graphs", "other"))
-    factor = terms["device_memory"].value / memory
-    return {
-        "implied_memory": Term(round(memory), "bytes", "slope of the observed blocks x bytes_per_block"),
-        "implied_overhead": Term(round(overhead), "bytes", "minus intercept of the observed blocks x bytes_per_block"),
-        "predicted_overhead": Term(expected, "bytes", "weights + activation + cuda_graphs + other"),
-        "block_factor": Term(round(factor, 3), "times", "device_memory / implied_memory: such blocks would fill it"),
-    }
-
-
 def asked_settings(
     model: str, gpu: Gpu, settings: EngineSettings, quantization: str | None, log: Mapping[str, Any]
 ) -> tuple[ModelFacts, EngineSettings]:
@@ -227,11 +198,6 @@ def _possible_by(log: Mapping[str, Any]) -> dict[str, int]:
     """The length that an engine names as possible, where it refuses a longer one."""
     length = re.search(r"estimated maximum model length is (\d{1,9})", str(log.get("error")))
     return {"max_model_len": int(length[1])} if length else {}
-
-
-def _observation(text: str) -> tuple[float, int]:
-    utilization, _, blocks = text.partition("=")
-    return share(utilization), positive(blocks)
 
 
 @command(
@@ -261,13 +227,6 @@ def _observation(text: str) -> tuple[float, int]:
     option("--usage", choices=["server", "offline"], default="server", help="for default batch sizes (%(default)s)"),
     option("--sampler", choices=["auto", "fused", "sort"], default="auto", help="before 0.17: fused with FlashInfer"),
     option("--from-log", type=Path, metavar="FILE", help="facts as `kvsweep log` prints them"),
-    option(
-        "--observed",
-        type=_observation,
-        action="append",
-        metavar="UTILIZATION=BLOCKS",
-        help="observed number of blocks; two or more utilizations yield the memory and overhead that they imply",
-    ),
     option("--json", action="store_true", help="print JSON"),
 )
 def main(args: Namespace) -> None:
@@ -283,17 +242,14 @@ def main(args: Namespace) -> None:
         print(json.dumps(report | {"unknown": str(e)}, indent=2) if args.json else f"unknown: {e}")
         return
     batch = batch_of(settings, facts, gpu)
-    observed = explain_observed(terms, args.observed) if args.observed else {}
     if args.json:
         report |= {"quantization": facts.quantization, "settings": asdict(settings) | asdict(batch), **terms}
-        print(json.dumps(report | ({"observed": observed} if observed else {}), indent=2, default=asdict))
+        print(json.dumps(report, indent=2, default=asdict))
         return
     # Here, because rich takes longer to import than JSON takes to print.
-    from workflow_scripts.engines.vllm.capacity_in_words import print_capacity, print_terms
+    from workflow_scripts.engines.vllm.capacity_in_words import print_capacity
 
     devices = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
     title = f"{args.model} on {devices} x {gpu.name}, vLLM {settings.vllm_version}, predicted"
     fits = {} if terms["feasible"].value else fitting_settings(facts, gpu, settings) if not log else _possible_by(log)
     print_capacity(title, terms_by_rank(facts, gpu, settings, log), terms, settings, batch, fits)
-    if observed:
-        print_terms(observed)

@@ -40,15 +40,6 @@ def print_capacity(
         terminal.print(line)
 
 
-def print_terms(terms: Mapping[str, Term]) -> None:
-    """Print terms beside how they were found, one per line."""
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name, term in terms.items():
-        value = f"{term.value / GIB:,.2f} GiB" if term.unit == "bytes" else f"{term.value:g} {term.unit}"
-        table.add_row(name.replace("_", " "), value, term.how)
-    Terminal().print(table)
-
-
 def _memory(ranks: Ranks, limiting: Mapping[str, Term], settings: EngineSettings) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("memory (GiB)")

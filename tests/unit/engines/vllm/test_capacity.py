@@ -12,7 +12,7 @@ from tests.unit.examples import example_of
 from tests.unit.made_models import shape
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
 from workflow_scripts.engines.capacity import Term
-from workflow_scripts.engines.vllm.capacity import explain_observed, main, predict_capacity
+from workflow_scripts.engines.vllm.capacity import main, predict_capacity
 from workflow_scripts.engines.vllm.memory import (
     GIB,
     BatchLimits,
@@ -257,26 +257,9 @@ def test_settings_without_a_prediction_are_refused(message):
         terms_of(QWEN2_7B, **REFUSED[message])
 
 
-# --- blocks that were published for an L4 ----------------------------------------------------------------------------
-
-PUBLISHED_ON_AN_L4 = [(0.5, 8788), (0.9, 17234)]
-
-
 def l4_terms(**changes):
     settings = {"gpu_memory_utilization": 0.5, "max_model_len": 2048, "vllm_version": "0.22.1"}
     return terms_of(OPT_125M, "l4", **settings, **changes)
-
-
-def test_published_blocks_of_an_l4_imply_a_device_of_half_the_memory():
-    terms = l4_terms(usage="offline")
-    assert terms["num_blocks"].value / 8788 == pytest.approx(2.1, abs=0.05)
-    found = explain_observed(terms, PUBLISHED_ON_AN_L4)
-    assert found["implied_memory"].value / GIB == pytest.approx(11.60, abs=0.005)
-    # The overhead, which comes out of the same two numbers, is what is predicted for this model: so is the block.
-    assert found["implied_overhead"].value == pytest.approx(found["predicted_overhead"].value, rel=0.11)
-    assert found["block_factor"].value == pytest.approx(1.9, abs=0.005)
-    with pytest.raises(CapacityError, match="given size"):
-        explain_observed(l4_terms(kv_cache_memory_bytes=2**30), PUBLISHED_ON_AN_L4)
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -286,7 +269,7 @@ REQUIRED = ["--block-size", "16", "--gpu-memory-utilization", "0.5", "--max-mode
 
 
 def test_the_command_prints_each_term_with_how_it_was_found(capsys):
-    assert main([*example_of("capacity"), "--json", "--observed", "0.5=8788", "--observed", "0.9=17234"]) == 0
+    assert main([*example_of("capacity"), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["source"] == "predicted"
     terms = [v for v in report.values() if isinstance(v, dict) and "how" in v]
@@ -365,7 +348,6 @@ def test_every_option_reaches_the_settings_and_the_others_are_the_engines_defaul
     batch = {"enable_prefix_caching": True, "max_num_seqs": 256, "max_num_batched_tokens": 2048}
     assert report["settings"] == defaults | batch
     assert (report["settings"]["vllm_version"], report["quantization"]) == ("0.32.0", None)
-    assert "observed" not in report
 
 
 def test_blocks_that_are_given_come_before_the_memory_and_a_version_before_that_of_the_log(tmp_path, capsys):
@@ -419,7 +401,6 @@ def test_a_log_with_the_memory_needs_no_weights_but_a_structure(tmp_path, capsys
 
 BAD = {"--model=gpt-5": "unknown model 'gpt-5'", "--gpu=A100 PCIe": "a100-pcie-40gb, a100-pcie-80gb"}
 BAD |= {"--gpu=H300": "unknown GPU 'H300'; allowed: h200", "--from-log=none.json": "none.json: No such file"}
-BAD |= {"--observed=0.5=8788": "two utilizations"}
 
 
 @pytest.mark.parametrize("option", BAD)
@@ -440,8 +421,8 @@ def test_a_log_that_says_nothing_of_memory_is_refused(text, tmp_path, capsys):
 
 
 WRONG = "block-size=0 block-size=1.5 gpu-memory-utilization=1.2 gpu-memory-utilization=0 tensor-parallel-size=0 "
-WRONG += "pipeline-parallel-size=0 max-num-seqs=0 max-num-batched-tokens=0 kv-cache-memory-bytes=0 observed=2=x "
-WRONG += "observed=0.5=0 observed=0.5 quantization=int3"
+WRONG += "pipeline-parallel-size=0 max-num-seqs=0 max-num-batched-tokens=0 kv-cache-memory-bytes=0 "
+WRONG += "quantization=int3"
 
 
 @pytest.mark.parametrize("option", WRONG.split())
