@@ -207,7 +207,7 @@ class _Inputs:
         load = cell.knobs if isinstance(cell.knobs, Load) else Load()
         count = self.study.workloads[cell.workload].prompts_for(cell.knobs.max_concurrency)
         names = (cell.id, cell.gpu, cell.engine_at, cell.model, cell.workload, cell.knobs.slug())
-        record = Prediction(*names, num_requests=count)
+        found: dict[str, Any] = {"num_requests": count}
         # A server is predicted as the engine that forms steps like it, if it has such an entry.
         if cell.endpoint and (stand_in := like(cell.endpoint, endpoints_of(self.study))):
             cell = replace(cell, engine=stand_in[0], knobs=stand_in[1])
@@ -218,38 +218,35 @@ class _Inputs:
             capacity = capacity_of(*asked) or Capacity({})
             blocks = capacity.value("num_blocks")
             profiled = capacity.gpu_memory_utilization is not None and gpu.kind != "cpu"
-            record = replace(
-                record,
-                infeasible=capacity.infeasible,
-                unknown=capacity.unknown,
-                num_blocks=None if blocks is None else int(blocks),
-                kv_cache_tokens=capacity.value("kv_cache_tokens"),
-                max_concurrency=capacity.value("max_concurrency"),
-                kv_error_pct=public_costs().kv_error_pct if profiled else None,
-            )
-            if record.infeasible or record.unknown:
-                return record
+            found |= {
+                "infeasible": capacity.infeasible,
+                "unknown": capacity.unknown,
+                "num_blocks": None if blocks is None else int(blocks),
+                "kv_cache_tokens": capacity.value("kv_cache_tokens"),
+                "max_concurrency": capacity.value("max_concurrency"),
+                "kv_error_pct": public_costs().kv_error_pct if profiled else None,
+            }
+            if capacity.infeasible or capacity.unknown:
+                return Prediction(*names, **found)
             steps = _under_load(steps_of(*asked), load)
-            record = replace(
-                record,
-                max_num_seqs=steps.decides.max_num_seqs,
-                max_num_batched_tokens=steps.decides.max_num_batched_tokens,
-            )
+            found |= {name: getattr(steps.decides, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
             requests, kind, longest = self.requests(cell.workload, load if serves else None, count)
             if longest > steps.longest_request:
                 fault = f"a request of {longest} tokens does not fit a context of {steps.longest_request}"
                 raise UnpredictableError(fault)
         except (UnpredictableError, ModelFactsError) as e:
-            return replace(record, unknown=str(e))
+            return Prediction(*names, **found | {"unknown": str(e)})
         if isinstance(steps.decides, StaticBatches):
             if requests.arrival_s is not None:
-                return replace(record, unknown="a server that answers in static batches at a rate is not modelled")
+                found |= {"unknown": "a server that answers in static batches at a rate is not modelled"}
+                return Prediction(*names, **found)
             rows = batch_that_fits(requests, steps.decides, facts)
             if not rows:
-                return replace(record, infeasible="not even one request fits into the memory beside the model")
+                found |= {"infeasible": "not even one request fits into the memory beside the model"}
+                return Prediction(*names, **found)
             steps = replace(steps, decides=replace(steps.decides, batch_size=rows))
         prompts, outputs = int(requests.prompt_tokens.sum()), int(requests.output_tokens.sum())
-        record = replace(record, lengths=kind, prompt_tokens=prompts, output_tokens=outputs)
+        record = Prediction(*names, **found, lengths=kind, prompt_tokens=prompts, output_tokens=outputs)
         ahead = steps.decides.async_scheduling or VLLM.name in get_engine(cell.engine).packages
         # The rest of `Wanted`.
         ranks = knobs.ranks // steps.engines

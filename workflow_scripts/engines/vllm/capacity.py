@@ -74,9 +74,10 @@ def predict_capacity(
     Values of `log_facts`, from an engine's log by the names of `LOG_FACTS`, replace predictions. Raises CapacityError
     if there is no prediction for these settings, and ModelFactsError if there is none for a model with such layers.
     """
-    limiting = min(terms_by_rank(facts, gpu, settings, log_facts), key=lambda terms: terms["num_blocks"].value)
     batch = batch_of(settings, facts, gpu)
     pool = kv_pool(facts, settings, batch, gpu.kind)
+    ranks = _terms_by_rank(facts, gpu, settings, pool, log_facts)
+    limiting = min(ranks, key=lambda terms: terms["num_blocks"].value)
     blocks, tokens = int(limiting["num_blocks"].value), batch.max_model_len
     needed = pool.blocks_per_request(tokens)
     how = f"num_blocks / {needed} blocks of a request of {tokens} tokens"
@@ -99,9 +100,15 @@ def terms_by_rank(
     facts: ModelFacts, gpu: Gpu, settings: EngineSettings, log_facts: Mapping[str, Any] | None = None
 ) -> list[dict[str, Term]]:
     """Memory terms and blocks of each pipeline rank, whose tensor ranks are alike. Raises as `predict_capacity`."""
+    pool = kv_pool(facts, settings, batch_of(settings, facts, gpu), gpu.kind)
+    return _terms_by_rank(facts, gpu, settings, pool, log_facts)
+
+
+def _terms_by_rank(
+    facts: ModelFacts, gpu: Gpu, settings: EngineSettings, pool: KvPool, log_facts: Mapping[str, Any] | None
+) -> list[dict[str, Term]]:
     _check_ranks(facts, settings)
     log_gib = {name: value for name in LOG_FACTS if (value := (log_facts or {}).get(name)) is not None}
-    pool = kv_pool(facts, settings, batch_of(settings, facts, gpu), gpu.kind)
     ranks = split_layers(facts.layers, settings.pipeline_parallel_size)
     return [_of_rank(facts, gpu, settings, rank, pool, log_gib) for rank in ranks]
 
