@@ -111,10 +111,8 @@ def _vocabulary(model: ResolvedModel, config: Mapping[str, Any]) -> Vocabulary:
 def lacking(cells: Iterable[Cell]) -> list[str]:
     """A note for each engine of which this environment has a part, but not all packages that it needs."""
     engines = [get_engine(name) for name in dict.fromkeys(cell.engine for cell in cells if not cell.environment)]
-    lacks = {engine: missing_packages(engine) for engine in engines if engine.installed()}
-    return [
-        f"{engine.name} needs {listed(names)}, which is not installed here" for engine, names in lacks.items() if names
-    ]
+    lacks = {engine.name: missing_packages(engine) for engine in engines if engine.installed()}
+    return [f"{name} needs {listed(names)}, which is not installed here" for name, names in lacks.items() if names]
 
 
 @command("check", option("study", type=Path, help="the study's YAML file"))
