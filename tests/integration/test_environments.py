@@ -29,7 +29,6 @@ def test_a_cell_ends_with_the_reason_and_is_measured_once_its_environment_works(
     (continuous,) = (sweep for sweep in STUDY["sweeps"] if sweep["name"] == "hf-continuous")
     place = {**continuous, "environment": NAME}
     study = write_study(tmp_path, sweeps=[place], cell_time_limit_s=600)
-    (tmp_path / "asked").mkdir()
     done = snakemake(study, results, str(outcome_of(results, CELL)))
     assert done.returncode == 0, done.stderr
     broken = Outcome.read(outcome_of(results, CELL))
@@ -43,11 +42,9 @@ def test_a_cell_ends_with_the_reason_and_is_measured_once_its_environment_works(
         return subprocess.run(words, cwd=CHECKOUT, env=environment, capture_output=True, text=True)
 
     # The environment's own Python is asked.
-    asked = write_study(tmp_path / "asked", sweeps=[{**place, "knobs": {**place["knobs"], "page_size": [2, 32]}}])
-    checked = kvsweep("check-engines", "--study", str(asked))
-    assert checked.returncode == 2, checked.stdout
-    assert "page_size = 2" in checked.stderr
-    assert f"refused in {NAME}-cpu" in checked.stderr
+    checked = kvsweep("check-engines", "--study", str(study))
+    assert checked.returncode == 0, checked.stderr
+    assert "no setting refused" in checked.stdout
     command = ["measure-cell", "--study", str(study), "--results", str(results), "--cell", CELL]
     again = kvsweep(*command)
     assert again.returncode == 0, again.stderr

@@ -1,19 +1,15 @@
 """Studies reduced to what a CPU can run, really run from the study file to the report."""
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
-import yaml
 
 from tests.integration.conftest import CHECKOUT
 from tests.integration.served_study import Listeners
-from workflow_scripts.catalog.environments import install
 from workflow_scripts.catalog.gpus_and_models import get_model
-from workflow_scripts.common.command import BAD_INPUT
 from workflow_scripts.common.files import read_json
 from workflow_scripts.statistics.highest_load import MOST_PASSES
 from workflow_scripts.study.grid import expand
@@ -282,14 +278,3 @@ def test_every_cut_runs_from_the_study_to_the_report(name, tmp_path, monkeypatch
     assert {ip for ip, _ in listeners.seen} <= {"127.0.0.1"}, listeners.seen
     if name in CHECKS:
         CHECKS[name](table)
-
-
-def test_sglangs_own_parser_checks_the_settings_of_its_cells(tmp_path, environment):
-    content = yaml.safe_load((CHECKOUT / "config/studies/tiny/engines.yaml").read_text())
-    content["sweeps"] = [{**content["sweeps"][1], "knobs": {"attention_backend": ["torch_native", "nonsense"]}}]
-    (study := tmp_path / "engines.yaml").write_text(yaml.safe_dump(content))
-    assert install("sglang-0.5.23", "cpu") is None
-    words = [sys.executable, "-m", "workflow_scripts", "check-engines", "--study", str(study)]
-    checked = subprocess.run(words, cwd=CHECKOUT, env=environment, capture_output=True, text=True)
-    assert checked.returncode == BAD_INPUT
-    assert checked.stderr.count("attention_backend=nonsense: argument --attention-backend: invalid choice") == 1
