@@ -14,7 +14,7 @@ from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.parse import cell_tables as parse_cells
 from workflow_scripts.present import page
-from workflow_scripts.questions.cells import table as analyse_cells
+from workflow_scripts.questions.make_tables import main as make_tables
 from workflow_scripts.study.calibrations import CalibrationRecord
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.tables.measurements import read_measurements
@@ -90,14 +90,10 @@ def test_what_nvml_tells_of_a_cell_reaches_the_page(tmp_path, environment, monke
 
 
 def table_of(study: Path, root: Path) -> pd.DataFrame:
-    parsed, out, devices = root / "parsed", root / "tables", str(root / "prepared/devices")
-    of_gpu = ["--gpu", "pretended-gpu", "--out", str(parsed / "pretended-gpu"), "--processes", "1"]
+    of_gpu = ["--gpu", "pretended-gpu", "--out", str(root / "parsed/pretended-gpu"), "--processes", "1"]
     assert parse_cells.main(["--cells", str(root / "cells"), *of_gpu]) == 0
-    assert (
-        analyse_cells.main(["--study", str(study), "--parsed", str(parsed), "--devices", devices, "--out", str(out)])
-        == 0
-    )
-    return read_measurements(out)
+    assert make_tables(["--study", str(study), "--results", str(root.parent), "--only", "cells"]) == 0
+    return read_measurements(root / "tables")
 
 
 def page_of(study: Path, root: Path) -> str:

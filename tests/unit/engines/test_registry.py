@@ -20,8 +20,7 @@ from workflow_scripts.predict.check_study import check_cells
 from workflow_scripts.predict.predictions import predict_cells
 from workflow_scripts.prepare import model as model_command
 from workflow_scripts.prepare import workload as workload_command
-from workflow_scripts.questions.cells import table as cells_command
-from workflow_scripts.questions.knobs import table as effects_command
+from workflow_scripts.questions.make_tables import main as make_tables
 from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
 from workflow_scripts.study.grid import expand
@@ -81,9 +80,8 @@ def test_an_engine_of_ones_own_is_measured_from_study_file_to_tables(study_file,
     parsed, tables = tmp_path / "parsed", tmp_path / "tables"
     of_gpu = ["--cells", str(paths.root / "cells"), "--gpu", "cpu-1core", "--out", str(parsed / "cpu-1core")]
     assert cell_tables.main(of_gpu) == 0
-    effects_file, devices = tables / "knobs.parquet", str(tmp_path / "devices")
-    assert cells_command.main([*of_study, "--parsed", str(parsed), "--devices", devices, "--out", str(tables)]) == 0
-    assert effects_command.main([*of_study, "--tables", str(tables), "--out", str(effects_file)]) == 0
+    made = ["cells", "intervals", "waiting", "comparisons"]
+    assert make_tables([*of_study, *results, "--parsed", str(parsed), "--out", str(tables), "--only", *made]) == 0
 
     table = read_measurements(tables)
     assert table["engine"].unique().tolist() == ["echo"]
@@ -91,10 +89,10 @@ def test_an_engine_of_ones_own_is_measured_from_study_file_to_tables(study_file,
     assert table["output_tokens"].tolist() == [20] * 4
     # Its own counter, as its description says.
     assert table["prefix_cache_hits"].tolist() == [20] * 4
-    (pair,) = pd.read_parquet(effects_file).query("comparison == 'pair'").to_dict("records")
-    assert (pair["knob"], pair["value"], pair["took_effect"]) == ("at_once", "4", True)
-    assert pair["bound_by"] == "sequences"
-    assert (pair["shown"], pair["baseline_shown"]) == ("4", "1")
+    pairs = pd.read_parquet(tables / "comparisons.parquet").query("metric == 'output_tokens_per_s'")
+    (pair,) = pairs.to_dict("records")
+    assert (pair["name"], pair["value_a"], pair["value_b"], pair["took_effect"]) == ("at_once", "1", "4", True)
+    assert pair["bound_by_b"] == "sequences"
 
 
 def test_without_a_word_on_its_steps_an_engine_is_measured_but_not_predicted(study_file, monkeypatch):
