@@ -123,7 +123,6 @@ class _Stream:
     raising: bool = False  # a traceback
     start: int = 0  # its first line
     indent: int = 0  # of that line
-    flat: bool = False  # its indentation was lost
     statement: tuple[int, str] | None = None  # the last `raise` that it showed, with its line
     chained: bool = False  # it follows from the traceback before
     announced: bool = False  # the next exception is one that the process survives
@@ -151,7 +150,6 @@ def _failures(lines: Sequence[Line]) -> Iterator[_Failure]:
             yield _Failure(index, None, "error", harmless=True)
         elif signs.TRACEBACK.search(body):
             stream.raising, stream.start, stream.indent, stream.statement = True, index, indent, None
-            stream.flat = False
             stream.survives = stream.announced or (stream.chained and stream.survives)
             stream.announced = False
             words = body.partition("Traceback")[0].rstrip(" :,")
@@ -161,9 +159,8 @@ def _failures(lines: Sequence[Line]) -> Iterator[_Failure]:
                 yield _Failure(index, words, "error", generic=True)
         elif _goes_on(line, indent, stream):
             if not stream.raising:
-                stream.raising, stream.start, stream.indent, stream.flat = True, index, 0, False
+                stream.raising, stream.start, stream.indent = True, index, 0
             stream.survives = stream.survives and not signs.ENGINES_LOOP.search(body)
-            stream.flat = stream.flat or (indent <= stream.indent and bool(signs.FRAME.match(body)))
             stream.statement = _statement(index, body, stream.statement)
         else:
             raised, chained = stream.raising, stream.chained
@@ -181,9 +178,7 @@ def _failures(lines: Sequence[Line]) -> Iterator[_Failure]:
 def _goes_on(line: Line, indent: int, stream: _Stream) -> bool:
     """Whether a line is inside a traceback, even if the traceback's beginning was cut off."""
     if stream.raising:
-        over = signs.EXCEPTION, signs.NAMELESS, signs.KILLED, signs.TIME_LIMIT, signs.OTHER_FAILURE
-        flat = stream.flat and not any(sign.match(line.body) for sign in over)
-        return indent > stream.indent or flat or bool(signs.FRAME.match(line.body))
+        return indent > stream.indent or bool(signs.FRAME.match(line.body))
     return bool(signs.FRAME.match(line.body)) or (line.level == "ERROR" and indent > 1)
 
 

@@ -97,14 +97,6 @@ _WRAP_SLACK = 24
 # A collector's prefix is on at least this share of the lines: on every record, but not on the rest of wrapped lines.
 _SHARE_OF_A_PREFIX = 0.2
 
-# Where an engine's records begin, if an editor has put several into one line.
-_RECORDS = re.compile(
-    rf"(?:{_PROCESS.replace('?P<process>', '')})?\b{_LEVEL} \d\d-\d\d \d\d:\d\d:\d\d (?=\[?[\w./]+:\d+\])"
-)
-# Where the frames of a traceback and its exception begin, if an editor has put them into one line.
-_FRAMES_IN_A_LINE = re.compile(r"(?<=\s)File \"[^\"]{1,300}\", line \d+, in ")
-_EXCEPTION_IN_A_LINE = re.compile(r"(?<=\s)(?:\w+\.)*[A-Z]\w*(?:Error|Exception): ")
-
 
 @dataclass(frozen=True)
 class Line:
@@ -236,24 +228,11 @@ def _physical_lines(text: str) -> Iterator[tuple[int, str]]:
         # JSON may contain half a surrogate pair, which cannot be encoded.
         whole = _undocked(line).encode(errors="replace").decode()
         for piece in re.split(r"\r?\n|\r", whole.rstrip("\r\n")):
-            records = _ESCAPED.sub(r"\1", _ANSI.sub("", piece))
-            starts = [0, *_starts_within(records), len(records)]
-            yield from ((number, _shortened(records[start:end])) for start, end in itertools.pairwise(starts))
+            yield number, _shortened(_ESCAPED.sub(r"\1", _ANSI.sub("", piece)))
 
 
 def _shortened(line: str) -> str:
     return line if len(line) <= MOST_LINE else line[: MOST_LINE // 2] + line[-MOST_LINE // 2 :]
-
-
-def _starts_within(line: str) -> list[int]:
-    """Where an editor has put several lines into this one: before all records but the first, or before frames."""
-    if records := list(_RECORDS.finditer(line))[1:]:
-        return [record.start() for record in records]
-    frames = list(_FRAMES_IN_A_LINE.finditer(line))
-    if len(frames) < 2:
-        return []
-    exceptions = _EXCEPTION_IN_A_LINE.finditer(line, frames[-1].end())
-    return [match.start() for match in [*frames, *exceptions]]
 
 
 # Keys of the message and of its severity, in the JSON of log drivers and loggers.

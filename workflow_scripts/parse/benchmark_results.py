@@ -131,123 +131,100 @@ class _Format:
     needs: tuple[str, ...]
     facts: Mapping[str, tuple[str, ...]]
     completed: str = ""
-    failed: tuple[str, ...] = ()
+    failed: str = ""
     asked: str = ""
 
 
-_RATES = {
-    "requests_per_s": ("request_throughput",),
-    "total_tokens_per_s": ("total_token_throughput", "total_throughput"),
-    "output_tokens_per_s": ("output_throughput",),
-}
-_SGLANG = _SHORT | {"e2e": "e2e_latency"}
+_RATES = ("requests_per_s", "total_tokens_per_s", "output_tokens_per_s")
+
+
+def _rates(form: str, *names: str) -> dict[str, tuple[str, ...]]:
+    """The paths of requests, all tokens and output tokens per second; several names of one are separated by commas."""
+    paths = (tuple(form.format(name) for name in several.split(",")) for several in names)
+    return dict(zip(_RATES, paths, strict=False))
+
+
+_PER_SEC = ("requests_per_sec", "total_tokens_per_sec", "output_tokens_per_sec")
+_SERVED = _rates("{}", "request_throughput", "total_token_throughput,total_throughput", "output_throughput")
 _IN_SECONDS = "{at}_{name} s"
-_AIPERF = _LONG | {"tpot": "inter_token_latency"}
+_REPORT = "results/request_performance/aggregate/"
 _FORMATS = (
     _Format(
         "sglang.bench_serving",
         ("completed", "request_throughput", "mean_e2e_latency_ms"),
-        _RATES | _latencies(_SGLANG, "{at}_{name}_ms"),
+        _SERVED | _latencies(_SHORT | {"e2e": "e2e_latency"}, "{at}_{name}_ms"),
         "completed",
-        ("failed",),
+        "failed",
         "num_prompts",
     ),
     _Format(
         "vllm bench serve",  # or InferenceX's client, which writes seconds
         ("completed", "request_throughput"),
-        _RATES | _latencies(_SHORT, "{at}_{name}_ms", _IN_SECONDS),
+        _SERVED | _latencies(_SHORT, "{at}_{name}_ms", _IN_SECONDS),
         "completed",
-        ("failed",),
+        "failed",
         "num_prompts",
     ),
     _Format(
         "vllm bench throughput",
         ("elapsed_time", "num_requests", "requests_per_second"),
-        {"requests_per_s": ("requests_per_second",), "total_tokens_per_s": ("tokens_per_second",)},
+        _rates("{}", "requests_per_second", "tokens_per_second"),
         "num_requests",
     ),
     # Of one batch; how many requests it had is not in the file, so there is no rate.
     _Format(
         "vllm bench latency",
         ("avg_latency", "latencies"),
-        {"e2e_ms_median": ("percentiles/50 s",), "e2e_ms_p99": ("percentiles/99 s",)},
+        _latencies({"e2e": "percentiles"}, "{name}/{at} s", p50="50", p99="99"),
     ),
     _Format(
         "AIPerf",  # and genai-perf, from which it comes
         ("request_throughput/avg", "request_latency/avg"),
-        {
-            "requests_per_s": ("request_throughput/avg",),
-            "output_tokens_per_s": ("output_token_throughput/avg",),
-            "total_tokens_per_s": ("total_token_throughput/avg",),
-            **_latencies({name: _AIPERF[name] for name in ("ttft", "tpot", "e2e")}, "{name}/{at} =unit", p50="p50"),
-        },
+        _rates("{}/avg", "request_throughput", "total_token_throughput", "output_token_throughput")
+        | _latencies({**_LONG, "tpot": _LONG["itl"], "itl": "-"}, "{name}/{at} =unit", p50="p50"),
         "request_count/avg",
-        ("error_request_count/avg",),
+        "error_request_count/avg",
     ),
     _Format(
         "inference-perf",
         ("successes/count", "successes/throughput/requests_per_sec"),
-        {
-            "requests_per_s": ("successes/throughput/requests_per_sec",),
-            "output_tokens_per_s": ("successes/throughput/output_tokens_per_sec",),
-            "total_tokens_per_s": ("successes/throughput/total_tokens_per_sec",),
-            **_latencies(_LONG, "successes/latency/{name}/{at} s"),
-        },
+        _rates("successes/throughput/{}", *_PER_SEC) | _latencies(_LONG, "successes/latency/{name}/{at} s"),
         "successes/count",
-        ("failures/count",),
+        "failures/count",
     ),
     _Format(
         "llm-d-benchmark",
-        ("results/request_performance/aggregate/requests/total",),
-        {
-            "requests_per_s": ("results/request_performance/aggregate/throughput/request_rate/mean",),
-            "output_tokens_per_s": ("results/request_performance/aggregate/throughput/output_token_rate/mean",),
-            "total_tokens_per_s": ("results/request_performance/aggregate/throughput/total_token_rate/mean",),
-            **_latencies(_LONG, "results/request_performance/aggregate/latency/{name}/{at} =units", p50="p50"),
-        },
-        "",
-        ("results/request_performance/aggregate/requests/failures",),
-        "results/request_performance/aggregate/requests/total",
+        (_REPORT + "requests/total",),
+        _rates(_REPORT + "throughput/{}/mean", "request_rate", "total_token_rate", "output_token_rate")
+        | _latencies(_LONG, _REPORT + "latency/{name}/{at} =units", p50="p50"),
+        failed=_REPORT + "requests/failures",
+        asked=_REPORT + "requests/total",
     ),
     _Format(
         "llm-d-benchmark",  # 0.1
         ("metrics/requests/total", "metrics/throughput/requests_per_sec"),
-        {
-            "requests_per_s": ("metrics/throughput/requests_per_sec",),
-            "output_tokens_per_s": ("metrics/throughput/output_tokens_per_sec",),
-            "total_tokens_per_s": ("metrics/throughput/total_tokens_per_sec",),
-            **_latencies(_LONG, "metrics/latency/{name}/{at} =units", p50="p50"),
-        },
-        "",
-        ("metrics/requests/failures",),
-        "metrics/requests/total",
+        _rates("metrics/throughput/{}", *_PER_SEC) | _latencies(_LONG, "metrics/latency/{name}/{at} =units", p50="p50"),
+        failed="metrics/requests/failures",
+        asked="metrics/requests/total",
     ),
     # Rates are per GPU of a tensor-parallel engine; where prompts have GPUs of their own, each has another number.
     _Format(
         "InferenceX",
         ("tput_per_gpu",),
-        {
-            "total_tokens_per_s": ("tput_per_gpu *tp",),
-            "output_tokens_per_s": ("output_tput_per_gpu *tp",),
-            **_latencies(_SHORT, _IN_SECONDS),
-        },
+        _rates("{} *tp", "-", "tput_per_gpu", "output_tput_per_gpu") | _latencies(_SHORT, _IN_SECONDS),
     ),
     _Format(
         "GuideLLM",
         ("metrics/request_totals/successful",),
-        {
-            "requests_per_s": ("metrics/requests_per_second/successful/mean",),
-            "output_tokens_per_s": ("metrics/output_tokens_per_second/successful/mean",),
-            "total_tokens_per_s": ("metrics/tokens_per_second/successful/mean",),
-            "ttft_ms_median": ("metrics/time_to_first_token_ms/successful/median",),
-            "ttft_ms_p99": ("metrics/time_to_first_token_ms/successful/percentiles/p99",),
-            "tpot_ms_median": ("metrics/inter_token_latency_ms/successful/median",),
-            "tpot_ms_p99": ("metrics/inter_token_latency_ms/successful/percentiles/p99",),
-            "e2e_ms_median": ("metrics/request_latency/successful/median s",),
-            "e2e_ms_p99": ("metrics/request_latency/successful/percentiles/p99 s",),
-        },
+        _rates("metrics/{}/successful/mean", "requests_per_second", "tokens_per_second", "output_tokens_per_second")
+        | _latencies(
+            {"ttft": "time_to_first_token_ms", "tpot": "inter_token_latency_ms"},
+            "metrics/{name}/successful/{at}",
+            p99="percentiles/p99",
+        )
+        | _latencies({"e2e": "request_latency"}, "metrics/{name}/successful/{at} s", p99="percentiles/p99"),
         "metrics/request_totals/successful",
-        ("metrics/request_totals/errored",),
+        "metrics/request_totals/errored",
     ),
 )
 
@@ -286,7 +263,7 @@ def _result(record: Mapping[str, Any]) -> BenchmarkResult | None:
         numbers["total_tokens_per_s"] = read and read + (numbers["output_tokens_per_s"] or 0)
     setting = {name: record[name] for name in _SETTINGS if isinstance(record.get(name), str | int | float | bool)}
     completed, asked = _count(record, form.completed), _count(record, form.asked)
-    failed = next((count for path in form.failed if (count := _count(record, path)) is not None), None)
+    failed = _count(record, form.failed)
     failed = failed_of_aiperf if failed is None and failed_of_aiperf else failed
     if failed is None:
         errors = record.get("errors")  # one text per request, empty if it did not fail
