@@ -21,7 +21,7 @@ _TOGETHER = r"concurrent|parallel|simultaneous|active|in flight|client|request"
 # Names with `_tokens` are left out: they often count a whole run.
 STATED: Mapping[str, str] = {
     "sequences": (
-        rf"batch( size)?|bs|c|ccu|conc(urrency|urrent)?( level)?|requests at once|({_TOGETHER}) concurrency"
+        rf"batch( size)?|bs|c|ccu|conc(urrency|urrent)?( level)?|requests at once|in flight|({_TOGETHER}) concurrency"
         rf"|({_TOGETHER}) (reqs?|requests?|prompts)|(({_TOGETHER}) )?(seqs?|sequences|users|streams|clients|sessions)"
     ),
     "devices": r"(gpus?|devices|cards|accelerators|chips)( (count|num(ber)?|used|quantity))?|world size|qty|quantity",
@@ -58,7 +58,7 @@ _PATTERNS: Mapping[str, str] = {
     "per_engine": r".*(seqs|sequences|batch|bs).*",
 }
 _RATE = re.compile(
-    r"throughput|\btput\b|(?:\b|_)tps\b|tok\w*?(?:\s*/\s*|[_ -]per[_ -]|_)s(?:ec(?:ond)?)?(?![a-z])", re.I
+    r"throughput|\btput\b|(?:\b|_)tps\b|\bt/s\b|tok\w*?(?:\s*/\s*|[_ -]per[_ -]|_)s(?:ec(?:ond)?)?(?![a-z])", re.I
 )
 # What rates, numbers and headings with a unit are if they are no rates of generated tokens. Requests at once are.
 _ANOTHER = re.compile(
@@ -73,7 +73,7 @@ _PER_DEVICE = re.compile(r"(?:/|per)[ _-]?(?:gpu|device|card|accelerator|chip)\b
 _FOOTNOTE = re.compile(
     r"\s*(?:\(\d{1,2}\)|\[\^?\w{1,3}\]|\^\w{1,2}\^?|[\u00b9\u00b2\u00b3\u2070-\u2079*\u2020\u2021\u00a7])\s*$"
 )
-_LINK = re.compile(r"\[([^\[\]]*)\]\([^()]*\)|https?://\S+")
+_LINK = re.compile(r"\[([^\[\]]*)\]\([^()]*\)")
 # What else a heading such as `block size 16` may set.
 _SETTING = r"block[ _-]?size|max[ _-]?model[ _-]?len|max[ _-]?num[ _-]?batched[ _-]?tokens|(chunk|page)[ _-]?size"
 _COUNTED = ("sequences", "tp", "pp", "dp", "ep", "prompt_tokens", "output_tokens")
@@ -252,7 +252,8 @@ class _Table:
             said |= stated_in(text)[1]
         if axis := self._axis():
             said |= {axis: float_or_nan(name)} if re.fullmatch(r"[\d,]+k?", name.strip()) else {}
-        said |= {kind: row[column] for kind, column in self.stated.items() if row[column] is not None}
+        stated = {kind: row[column] for kind, column in self.stated.items() if row[column] is not None}
+        said |= {kind: _LINK.sub(r"\1", value) if isinstance(value, str) else value for kind, value in stated.items()}
         said = {kind: value for kind, value in said.items() if str(value).lower() not in _NOT_SET}
         shown = {column: row[column] for column in kept}
         shown |= {"setting": name, "throughput": row[name]} if several or self.label is not None else {name: row[name]}

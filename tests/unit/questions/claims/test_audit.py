@@ -251,6 +251,8 @@ BAD, GOOD, OPEN = "impossible", "possible", "unknown"
         ("GPU;Batch;Tokens/s;Use %\nH200;1;11939;95\nH200;1;2.144,2;95\n", [BAD, OPEN]),
         ("gpu,seqs,output tok/s,total tok/s,prompt tok/s\nH200,1,400,400,99999\n", [BAD, GOOD]),
         ("gpu,seqs,samples,tok/s\nH100 (AWS P5),1,9,900\n", [BAD]),
+        ("gpu,in flight,result\nH100,1,900 t/s\nH100,1,9 samples/s\n", [BAD]),
+        ("model,gpu,tok/s\n[Llama-3.1-8B](https://x.org/qwen),H100,9\n[Qwen3](llama),H100,9\n", [GOOD, OPEN]),
     ],
 )
 def test_tables_as_people_paste_them(text, verdicts, tmp_path, capsys):
