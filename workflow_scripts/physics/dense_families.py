@@ -200,7 +200,7 @@ DENSE: dict[str, Reader] = {
     "llama": _llama,
     "mistral": lambda c: _llama(c, window=window_of(c)),
     "ministral3": lambda c: _llama(c, window=window_of(c), head_dim=128),
-    "qwen2": lambda c: _qwen(c, qkv_bias=True),
+    **dict.fromkeys(("qwen2", "mimo"), lambda c: _qwen(c, qkv_bias=True)),
     "qwen3": lambda c: _qwen(c, head_dim=128, norms_over="each", **biases(c)),
     "phi3": _phi3,
     "gemma": lambda c: _llama(c, tied=True, head_dim=256),

@@ -1,6 +1,7 @@
 """Readers of families with routed experts; `dense_families` has those of dense models."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from workflow_scripts.physics.config_values import ConfigValues
@@ -95,12 +96,24 @@ def _dense_first(c: ConfigValues, mixer: Mixer, block: Sequence[FeedForward], bi
 
 
 def _sparse_attention(c: ConfigValues) -> Fields:
-    """DeepSeek-V3.2 and GLM-5: tokens attend to those that an indexer chooses."""
-    if c.size("index_topk_freq", 1) != 1 or "shared" in c.elements("indexer_types") or c.get("index_topk_pattern"):
-        raise c.fault("layers that share an indexer (index_topk_freq, indexer_types) are not supported")
+    """DeepSeek-V3.2 and GLM-5: tokens attend to those that an indexer chooses; a layer may take the choice of the one
+    before it. Like vLLM 0.32, which does not read `indexer_types`."""
     own = {"indexer_heads": c.size("index_n_heads"), "indexer_dim": c.size("index_head_dim")}
     c.size("q_lora_rank")  # the indexer reads it
-    return latent_experts(c, dense_layers=3, **own, attended=c.size("index_topk"))
+    fields = latent_experts(c, dense_layers=3, **own, attended=c.size("index_topk"))
+    freq, offset = c.size("index_topk_freq", 1), c.size("index_skip_topk_offset", 2, least=0)
+    pattern = str(c.get("index_topk_pattern") or "")
+    if "shared" in c.elements("indexer_types") and freq == 1 and not pattern:
+        raise c.fault("layers that share an indexer by indexer_types alone are not supported")
+
+    def shares(i: int) -> bool:
+        return pattern[i : i + 1] == "S" if pattern else max(i - offset + 1, 0) % freq != 0
+
+    def without(layer: Layer) -> Layer:
+        latent = (mixer for mixer in layer.mixers if isinstance(mixer, LatentAttention))
+        return replace(layer, mixers=tuple(replace(mixer, indexer_heads=0, indexer_dim=0) for mixer in latent))
+
+    return fields | {"stack": [without(layer) if shares(i) else layer for i, layer in enumerate(fields["stack"])]}
 
 
 def _glm4_moe(c: ConfigValues) -> Fields:

@@ -338,11 +338,32 @@ def _mistral3(c: ConfigValues) -> Fields:
     return fields | {"tied_embeddings": tied, "encoder_parameters": encoder + projector}
 
 
+# The tower of Kimi-K2.5, for configs that leave parts of it out.
+_KIMI_VISION = {
+    **{"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "patch_size": 14},
+    **{"pos_emb_height": 64, "pos_emb_width": 64},
+}
+
+
+def _kimi_k25(c: ConfigValues) -> Fields:
+    fields = EXPERTS["kimi_k2"](ConfigValues({**c.part("text_config").given(), "model_type": "kimi_k2"}))
+    given = c.part("vision_config").given() if c.get("vision_config") else {}
+    # Remote code names the sizes of the tower with a prefix.
+    v = ConfigValues({**_KIMI_VISION, **{key.removeprefix("vt_"): value for key, value in given.items()}})
+    hidden, positions = v.size("hidden_size"), v.size("pos_emb_height") * v.size("pos_emb_width")
+    merged = 4 * hidden
+    projector = _with_biases((merged, merged), (merged, fields["hidden"])) + 2 * hidden
+    layers = v.size("num_hidden_layers") * _encoder_layer(hidden, v.size("intermediate_size"))
+    embeddings = _with_biases((3 * v.size("patch_size") ** 2, hidden)) + positions * hidden
+    return fields | {"encoder_parameters": layers + embeddings + 2 * hidden + projector}
+
+
 PICTURES: dict[str, Reader] = {
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "mistral3": _mistral3,
     "llama4": _llama4,
+    "kimi_k25": _kimi_k25,
     "qwen3_vl": _qwen_pictures(DENSE["qwen3"]),
     "qwen3_vl_moe": _qwen_pictures(EXPERTS["qwen3_moe"]),
     "qwen3_5": _qwen_pictures(HYBRIDS["qwen3_5_text"]),

@@ -170,6 +170,13 @@ VARIANTS |= {
     "qwen3_5": with_pictures("qwen3_5", QWEN3_NEXT | {"num_experts": None}),
     "qwen3_5_moe": with_pictures("qwen3_5_moe", QWEN3_NEXT),
     "llama4": {"model_type": "llama4", "text_config": LLAMA4, "vision_config": LLAMA4_VISION},
+    "kimi_k25": {
+        "model_type": "kimi_k25",
+        "tie_word_embeddings": False,
+        "projection_hidden_size": 24,
+        "text_config": DEEPSEEK,
+        "vision_config": shape("kimi_k25_vision", layers=2, hidden=24, inner=50, heads=3, patch_size=7),
+    },
 }
 BY_THE_USUAL_KEYS = ("qwen2", "gemma", "granite", "olmo2", "phi", "starcoder2", "ministral3")
 VARIANTS |= {family: LLAMA | {"model_type": family} for family in BY_THE_USUAL_KEYS}
@@ -487,6 +494,30 @@ def test_an_indexer_adds_its_keys_and_limits_what_is_read():
         model_facts(VARIANTS["glm_moe_dsa"] | {"indexer_types": ["full", "shared", "shared"]})
 
 
+@pytest.mark.parametrize(
+    ("sharing", "own"),
+    [
+        ({"index_topk_pattern": "FSS"}, 1),
+        ({"index_topk_pattern": "FSF"}, 2),
+        ({"index_topk_freq": 2}, 2),  # layers 0, 1 and every second one from there
+        ({"index_topk_freq": 2, "index_skip_topk_offset": 1}, 2),
+        ({"index_topk_freq": 4, "index_skip_topk_offset": 1}, 1),
+    ],
+)
+def test_a_layer_that_takes_the_choice_of_another_has_no_indexer(sharing, own):
+    """As vLLM 0.32 gives each layer its indexer (models/deepseek_v32/attention.py)."""
+    all_, some = model_facts(VARIANTS["glm_moe_dsa"]), model_facts(VARIANTS["glm_moe_dsa"] | sharing)
+    assert all_.bytes_per_token() - some.bytes_per_token() == (3 - own) * 132
+    of_one = (all_.parameters - model_facts(DEEPSEEK).parameters) // 3
+    assert all_.parameters - some.parameters == (3 - own) * of_one
+    assert [reach.limit for reach in some.reaches] == [8]
+
+
+def test_mimo_has_the_layers_of_qwen2():
+    mimo, qwen2 = model_facts(LLAMA | {"model_type": "mimo"}), model_facts(VARIANTS["qwen2"])
+    assert (mimo.stack, mimo.parameters) == (qwen2.stack, qwen2.parameters)
+
+
 def test_whole_experts_are_as_many_bytes_as_parts_of_all():
     facts = model_facts(MIXTRAL)
     (layer,) = facts.layer_counts
@@ -508,12 +539,12 @@ def test_layers_are_known_where_the_weights_are_not():
     with pytest.raises(ModelFactsError, match="quant_algo 'W4A8' is not supported"):
         model_facts(unknown)
     # A known text model inside an unknown one.
-    kimi = {"model_type": "kimi_k25", "dtype": "bfloat16", "text_config": DEEPSEEK | {"model_type": "kimi_k2"}}
+    kimi = {"model_type": "kimi_k9", "dtype": "bfloat16", "text_config": DEEPSEEK | {"model_type": "kimi_k2"}}
     facts = model_facts(kimi, weights=False)
     assert facts.bytes_per_token() == 3 * (12 + 4) * 2
     with pytest.raises(ModelFactsError, match="how the checkpoint stores"):
         _ = facts.weight_bytes
-    with pytest.raises(ModelFactsError, match="model_type 'kimi_k25' is not supported"):
+    with pytest.raises(ModelFactsError, match="model_type 'kimi_k9' is not supported"):
         model_facts(kimi)
 
 
