@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pandas as pd
 import yaml
 
 from benchmarks.analysis import commands
 from tests.hostile import mutations
+from tests.hostile.grammar import patterns
 from workflow_scripts.common.checkout import CHECKOUT
 
 STUDIES = sorted((CHECKOUT / "config/studies").glob("*.yaml"))
@@ -121,6 +123,7 @@ def archives(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     """Archives of a study, one side of a comparison."""
     one, other = base.digests()
     files = put(folder / "a.zip", mutations.archive(one)), put(folder / "b.zip", mutations.archive_file(other, rnd))
+    endless(Path(files[1]), rnd)
     return _compared(rnd, *files)
 
 
@@ -129,6 +132,13 @@ def digests(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     one, other = base.digests()
     name, mutated = rnd.choice((("b.json", mutations.json_file), ("b.html", mutations.page_file)))
     return _compared(rnd, put(folder / "a.html", mutations.page(one)), put(folder / name, mutated(other, rnd)))
+
+
+def endless(path: Path, rnd: Random) -> None:
+    """Now and then, put something without an end in the place of a file."""
+    if rnd.random() < 0.05:
+        path.unlink()
+        rnd.choice((os.mkfifo, lambda path: path.symlink_to("/dev/zero")))(path)
 
 
 def _compared(rnd: Random, *files: str) -> list[Call]:
@@ -145,12 +155,15 @@ def imports(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
         {**run, "knobs": {"max_num_seqs": 1}, "rates": {"output_tokens_per_s": 650.0}},
         {**run, "engine": "hf-static", "knobs": {"batch_size": 4}, "rates": {"requests_per_s": 2}},
     ]
-    put(folder / "a.log", rnd.choice(LOGS).read_bytes())
+    name = rnd.choice((*["a.log"] * 9, "/etc/passwd", "../../a.log", "a\0b", "/dev/zero", "a.csv", "."))
+    runs[rnd.randrange(3)] |= {rnd.choice(("results", "trace")): name}
+    put(folder / "a.log", rnd.choice((rnd.choice(LOGS).read_bytes(), mutations.results_file(rnd))))
     put(folder / "a.csv", CSV)
     put(folder / "runs.yaml", yaml.safe_dump({"schema_version": 1, "runs": runs}).encode())
     mutated = {"a.log": mutations.text_file, "a.csv": mutations.csv_file, "runs.yaml": mutations.yaml_file}
     name = rnd.choice(["runs.yaml", *mutated])
     changed(folder / name, mutated[name], rnd)
+    endless(folder / "a.log", rnd)
     of = base.copy(folder)
     read = ("read-imported", ["--runs", "runs.yaml", "--out", str(of.root / "imported.jsonl")])
     return [read, of.tables_call("cells")]
@@ -158,7 +171,9 @@ def imports(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
 
 def logs(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     """Logs of engines and traces of devices."""
-    how = rnd.randrange(3)
+    how = rnd.randrange(4)
+    if how == 3:
+        return [("log", [put(folder / "a", mutations.results_file(rnd))])]
     if how == 0:
         trace = rnd.choice(sorted(base.root.glob("cells/**/device_trace.jsonl")))
         return [("trace", [put(folder / "a", mutations.jsonl_file(trace.read_bytes(), rnd))])]
@@ -195,7 +210,12 @@ def _other_table(path: Path, rnd: Random) -> bytes:
         lambda: table.assign(**{name: [rnd.choice(numbers) for _ in range(len(table))]}),
         lambda: table.assign(**{name: table[name].sample(frac=1, random_state=rnd.randrange(99)).to_numpy()}),
     )
-    return rnd.choice(made)().to_parquet(index=False)
+    made += (
+        lambda: pd.DataFrame({name: ["x" * 2**20 + str(i) for i in range(rnd.choice((50, 200)))]}),
+        lambda: pd.DataFrame({name: np.zeros(rnd.choice((10**6, 10**7)))}),
+        lambda: table.head(1).loc[[table.index[0]] * 10**6] if len(table) else table,
+    )
+    return rnd.choice(made)().to_parquet(index=False, compression="zstd")
 
 
 def records(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
@@ -214,7 +234,11 @@ def records(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
         return [of.calls()["status"]]
     log = {"available_kv_cache_gib": 20.5, "num_gpu_blocks": 1000, "engine_version": "0.32.0"}
     of_log = ["--from-log", put(folder / "log.json", mutations.json_file(json.dumps(log).encode(), rnd))]
-    put(folder / "model/config.json", mutations.json_file(MODEL.read_bytes(), rnd))
+    config = json.loads(MODEL.read_bytes())
+    if rnd.random() < 0.3:
+        names = ["re:" + rnd.choice((*map(str, patterns()), "(a+)+$", "(.*)*x", "(", ".*mlp.*"))]
+        config["quantization_config"] = {"quant_method": "compressed-tensors", "ignore": names, "config_groups": {}}
+    put(folder / "model/config.json", mutations.json_file(json.dumps(config).encode(), rnd))
     sizes = ["--gpu", "h200", "--block-size", "16", "--gpu-memory-utilization", "0.9", "--max-model-len", "2048"]
     return [("capacity", [*sizes, *(["--model", "model"] if how == 3 else ["--model", "opt-125m", *of_log])])]
 

@@ -12,13 +12,15 @@ from typing import Any
 
 import yaml
 
+from tests.hostile.grammar import patterns, texts
+
 # Texts that would do something in a terminal, a shell, a page, a template, a path, a spreadsheet or a parser.
 PAYLOADS = (
     *("$(touch hacked)", "'; touch hacked #", '"><script>hacked()</script>', "{0.__class__}", "%s%n%d", "[/bold]"),
     *("\x1b[2J\x1b]0;x\x07", "\u202egpj.exe", "=1+1", "-1", "../../etc", "/etc/passwd", "a\nb: c", "\x00", "\u2028"),
     *("", " ", "nan", "inf", "1e999", "None", "true", "2001-01-01", "9" * 400, "x" * 100_000, "|" * 99, "ok"),
 )
-NUMBERS = (0, -1, 1, 1.5, -0.0, 1e-320, 1e308, -1e308, 2**53 + 1, 2**63, -(2**63) - 1, 10**30, 10**300)
+NUMBERS = (0, -1, 1, 1.5, -0.0, 1e-320, 1e99, 1e308, -1e308, 2**53 + 1, 2**63, -(2**63) - 1, 10**30, 10**250, 10**300)
 # Texts in a JSON file that no value of Python is written as.
 RAW = (
     *("NaN", "-Infinity", "1e999", "9" * 5000, "[" * 100_000, '{"a":' * 5000, "[" * 150 + "]" * 150, "nul", "'x'", ""),
@@ -31,6 +33,39 @@ LOG_PARTS = (
     *("Running: 1 reqs, ", "KV cache usage: 1.1.1%, ", "1%|1/1 [", "ERROR 09-10 23:26:51 [", "(pid=1", "AError('"),
     *("A.", "Using attn ", "Throughput: 1.5 requests/s, ", "Traceback (most recent call last):\n", "raise E('\\"),
     *("# GPU blocks: 9,999", "\x1b[1;", "{", " " * 50, "\r", "GPU KV cache size: 99999999999999999999 tokens\n"),
+)
+# A result of each benchmark, in the least form that is read.
+RESULTS: tuple[dict[str, Any], ...] = (
+    {"request_throughput": 5.5, "completed": 8, "output_throughput": 900.5, "median_ttft_ms": 12.5, "p99_itl_ms": 3},
+    {"elapsed_time": 9.5, "num_requests": 8, "requests_per_second": 0.8, "tokens_per_second": 400.5},
+    {"latencies": [1.5, 2], "avg_latency": 1.75, "percentiles": {"50": 1.5, "99": 2}},
+    {
+        "request_throughput": 5,
+        "completed": 8,
+        "input_throughput": 9.5,
+        "output_throughput": 4,
+        "mean_e2e_latency_ms": 3,
+    },
+    {
+        "benchmarks": [
+            {
+                "config": {"strategy": {"type_": "constant", "rate": 2.5}},
+                "metrics": {
+                    "request_totals": {"successful": 8, "errored": 0},
+                    "requests_per_second": {"successful": {"mean": 2.5}},
+                    "request_latency": {"successful": {"median": 1.5, "percentiles": {"p99": 2.5}}},
+                },
+            }
+        ]
+    },
+    {
+        "request_throughput": {"avg": 5.5, "unit": "requests/sec"},
+        "request_latency": {"avg": 12.5, "unit": "ms", "p50": 12, "p99": 20},
+        "time_to_first_token": {"unit": "s", "p50": 0.5, "p99": 0.75},
+        "request_count": {"avg": 8},
+        "error_summary": [{"count": 0}],
+    },
+    {"hw": "h200", "tput_per_gpu": 900.5, "output_tput_per_gpu": 450, "tp": 8, "median_ttft": 0.5, "conc": 64},
 )
 # Values in a line of YAML: bombs of aliases, depth, tags, and numbers that are slow to read.
 YAML_VALUES = (
@@ -122,6 +157,10 @@ def text_file(content: bytes, rnd: Random) -> bytes:
     if rnd.random() < 0.4:
         return damaged(content, rnd)
     place = rnd.randrange(max(1, len(content)))
+    if rnd.random() < 0.5:
+        pattern, _ = rnd.choice([*patterns().values()])
+        made = rnd.choice([*texts(pattern, rnd.choice((2**12, 2**16)))])
+        return content[:place] + made.encode(errors="replace") + content[place:]
     part = "".join(rnd.choices((*LOG_PARTS, *PAYLOADS), k=rnd.choice((1, 2))))
     run = part * max(1, rnd.choice((1, 2000, 100_000)) // max(1, len(part)))
     return content[:place] + run.encode() + content[place:]
@@ -154,6 +193,12 @@ def yaml_file(content: bytes, rnd: Random) -> bytes:
             (*YAML_VALUES, json.dumps(rnd.choice(PAYLOADS)))
         )
     return "\n".join(lines).encode()
+
+
+def results_file(rnd: Random) -> bytes:
+    """Results of a benchmark that are damaged or hold other values, or several with a long run between them."""
+    made = [json_file(json.dumps(rnd.choice(RESULTS)).encode(), rnd) for _ in range(rnd.choice((1, 1, 2)))]
+    return (rnd.choice(("\n", " ", "\r\n", "\u2028", "}")) * rnd.choice((1, 60_000))).encode().join((*made, b""))
 
 
 def page(digest: bytes) -> bytes:

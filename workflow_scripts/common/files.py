@@ -104,7 +104,8 @@ def opened(path: Path) -> BufferedReader:
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
     with opened(path) as file:
-        content = file.read(most + 1)
+        too_large = os.fstat(file.fileno()).st_size > most
+        content = file.read(most + 1) if too_large else file.read()
     return _at_most(content, most, str(path))
 
 

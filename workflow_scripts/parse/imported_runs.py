@@ -22,15 +22,15 @@ from workflow_scripts.logs.engine_log_text import read_lines, read_log_text
 from workflow_scripts.parse.benchmark_results import have_one_setting
 from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import EngineLogFacts, read_engine_log, words_on
-from workflow_scripts.study.runs_file import Run, load_runs
+from workflow_scripts.study.runs_file import Run, file_of, load_runs
 
 
 def read_runs(path: Path) -> list[dict[str, Any]]:
     """One record per run of a mapping file, in its order. Raises InputError if it is not valid or a file is missing."""
-    return [_record(run, path.parent, f"{path}: runs.{i}") for i, run in enumerate(load_runs(path))]
+    return [_record(run, path, f"{path}: runs.{i}") for i, run in enumerate(load_runs(path))]
 
 
-def _record(run: Run, folder: Path, where: str) -> dict[str, Any]:
+def _record(run: Run, mapping: Path, where: str) -> dict[str, Any]:
     try:
         get_gpu(run.gpu)
         get_model(run.model)
@@ -39,7 +39,7 @@ def _record(run: Run, folder: Path, where: str) -> dict[str, Any]:
     knobs = get_engine(run.engine).knobs
     # Settings that an engine needs may be unknown here.
     known = validated(knobs.in_part(), run.knobs, f"{where}.knobs").model_dump(exclude_none=True)
-    log = (_log(folder / run.results, run.result, where) if run.results else {}) | run.rates or None
+    log = (_log(file_of(mapping, run.results), run.result, where) if run.results else {}) | run.rates or None
     return {
         "gpu": run.gpu,
         "engine": run.engine,
@@ -50,7 +50,7 @@ def _record(run: Run, folder: Path, where: str) -> dict[str, Any]:
         "tokens_per_request": run.tokens_per_request or _tokens_per_request(log or {}),
         "files": [name for name in (run.results, run.trace) if name],
         "log": log,
-        "trace": _trace(folder / run.trace, run.trace_columns, where) if run.trace else None,
+        "trace": _trace(file_of(mapping, run.trace), run.trace_columns, where) if run.trace else None,
     }
 
 

@@ -100,10 +100,11 @@ def roles_left_out(config: Mapping[str, Any], layers: int) -> list[frozenset[Rol
     found: set[str] = set()
     for name in names:
         _, layer, rest = name.partition("layers.")
-        if "*" in name and not name.startswith("re:"):
+        if name.startswith("re:"):
+            pattern = _quick_pattern(name.removeprefix("re:"))
+            left_out = {matrix for matrix in matrices if pattern and pattern.match(f"model.{matrix}")}
+        elif "*" in name:
             left_out = {matrix for matrix in matrices if fnmatch(f"model.{matrix}", name)}
-        elif name.startswith("re:"):
-            left_out = {matrix for matrix in matrices if re.match(name.removeprefix("re:"), f"model.{matrix}")}
         else:
             left_out = below[layer + rest] if rest[:1].isdigit() else set()
         if not left_out:
@@ -113,6 +114,20 @@ def roles_left_out(config: Mapping[str, Any], layers: int) -> list[frozenset[Rol
     if partly := next((m for m in sorted(found) if counts[matrices[m]] < len(_LEAVABLE[matrices[m][1]])), None):
         raise ModelFactsError(fault(partly))
     return [frozenset(role for role in _LEAVABLE if (n, role) in counts) for n in range(layers)]
+
+
+def _quick_pattern(text: str) -> re.Pattern[str] | None:
+    """A pattern of a checkpoint, if it is one and cannot take long to search.
+
+    >>> _quick_pattern(r"model\\.layers\\.(0|1)\\..*"), _quick_pattern("(a+)+$"), _quick_pattern("(")
+    (re.compile('model\\\\.layers\\\\.(0|1)\\\\..*'), None, None)
+    """
+    if len(text) > 200 or sum(map(text.count, "*+{?")) > 3 or re.search(r"\)[*+{]", text):
+        return None
+    try:
+        return re.compile(text)
+    except re.error:
+        return None
 
 
 def _stored_quantization(stored: Mapping[str, Any]) -> str | None:

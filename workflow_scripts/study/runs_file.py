@@ -1,16 +1,20 @@
 """The mapping file of runs that were measured elsewhere: which files there are, and what they do not say."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import StrictRecord, read_yaml, validated
 from workflow_scripts.common.wording import allowed_names
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.study.study import Name
 
+# Variable with the folder in which a mapping file may name files, if that is not its own folder.
+FOLDER = "KVSWEEP_RUNS_FOLDER"
 UNKNOWN_WORKLOAD = "unknown"
 Rate = Literal["output_tokens_per_s", "total_tokens_per_s", "requests_per_s"]
 
@@ -56,4 +60,13 @@ def load_runs(path: Path) -> list[Run]:
 def files_of(path: Path) -> Iterator[Path]:
     """The files that a mapping file names. Raises InputError if the mapping is not valid."""
     for run in load_runs(path):
-        yield from (path.parent / name for name in (run.results, run.trace) if name)
+        yield from (file_of(path, name) for name in (run.results, run.trace) if name)
+
+
+def file_of(path: Path, name: str) -> Path:
+    """A file that a mapping file names. Raises InputError if it is not in the folder of the mapping, or in the one that
+    the user allows, because it may be from somebody else."""
+    folder = Path(os.environ.get(FOLDER) or path.parent)
+    if "\0" in name or not (path.parent / name).resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{path}: {name!r} is not in {folder}; {FOLDER} names another folder of files to read")
+    return path.parent / name

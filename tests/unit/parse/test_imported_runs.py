@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from tests.unit.questions.synthetic_cells import cell, table
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.parse.imported_runs import main, read_runs
-from workflow_scripts.study.runs_file import files_of
+from workflow_scripts.study.runs_file import FOLDER, files_of
 from workflow_scripts.tables.imported_cells import imported_cells, with_imported
 from workflow_scripts.tables.measurements import write_measurements
 
@@ -167,3 +168,21 @@ def test_a_log_or_a_trace_that_says_nothing_is_named(tmp_path, capsys):
     assert [line.partition(":")[0] for line in printed[:2]] == ["other.txt", "requests.csv"]
     assert not any(line.startswith("smi.csv") for line in printed)
     assert next(read_jsonl(tmp_path / "out.jsonl"))["log"]["output_tokens_per_s"] is None
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../a.log", "link", "a\0b"])
+@pytest.mark.parametrize("key", ["results", "trace"])
+def test_a_mapping_reads_files_of_its_folder_alone_unless_the_user_allows_another(tmp_path, monkeypatch, name, key):
+    (tmp_path / "a.log").write_text("Throughput: 1.5 requests/s, 300 total tokens/s, 100 output tokens/s\n")
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    (folder / "link").symlink_to("../a.log")
+    path = write_runs(folder, RUN | {"rates": {"requests_per_s": 2}, key: name})
+    with pytest.raises(InputError, match="is not in"):
+        read_runs(path)
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    if name in ("../a.log", "link"):
+        assert read_runs(path)[0]["files"][-1] == name
+    else:
+        with pytest.raises(InputError, match="is not in"):
+            read_runs(path)

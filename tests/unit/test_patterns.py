@@ -1,0 +1,57 @@
+"""Every regular expression of the package takes time in proportion to the length of a text, whatever the text holds."""
+
+import re
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from tests.hostile.grammar import patterns, texts
+
+# A pattern is slow if the long text takes it some time, and much longer than the short text: in quadratic time 256
+# times as long, in linear time 16 times.
+SHORT, LONG, QUICK_S, MOST_GROWTH = 2**10, 2**14, 0.05, 64
+MOST_S = 20
+# It reads the package's own code.
+OWN = {r"^\s*from (workflow_scripts[\w.]*) import (?:\(([^)]*)\)|(.*))"}
+
+
+def too_long(*_: Any) -> None:
+    raise TimeoutError
+
+
+def seconds(pattern: re.Pattern[str], at_start: bool, text: str) -> float:
+    before = signal.signal(signal.SIGVTALRM, too_long)
+    signal.setitimer(signal.ITIMER_VIRTUAL, MOST_S)
+    began_s = time.thread_time()
+    try:
+        for _ in [pattern.match(text)] if at_start else pattern.finditer(text):
+            pass
+    except TimeoutError:
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+    return time.thread_time() - began_s
+
+
+def slow(pattern: re.Pattern[str], at_start: bool) -> str | None:
+    """A text for which the pattern takes more than linear time."""
+    for short, long in zip(texts(pattern, SHORT), texts(pattern, LONG), strict=True):
+        if (least := seconds(pattern, at_start, short)) > 1:
+            return short
+        if (taken := seconds(pattern, at_start, long)) > QUICK_S and taken > MOST_GROWTH * max(least, 1e-4):
+            return short
+    return None
+
+
+def test_no_pattern_is_slow_for_a_text_of_its_own_alphabet():
+    tried = {text: pattern for text, pattern in patterns().items() if text not in OWN}
+    assert len(tried) > 100
+    assert {text: found[:80] for text, pattern in tried.items() if (found := slow(*pattern))} == {}
+
+
+@pytest.mark.parametrize("bad", [r"(?<=\})\s*\n\s*(?=\{)", r"(\w+\.)+x", r"(\w+)+:", r"x.*y", r"Run: \d+ .*ing: .*z"])
+def test_a_pattern_that_grows_is_found(bad):
+    assert slow(re.compile(bad), at_start=False)
