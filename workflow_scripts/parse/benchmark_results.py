@@ -31,7 +31,7 @@ _SETTINGS = (
 # Characters of a report in YAML, and what one of those that are read begins with, perhaps below comments.
 MOST_YAML = 2**20
 _YAML = re.compile(
-    r"(?:#[^\n]*\n|\s*\n|---[^\n]*\n)*(?:benchmark_time_seconds|failures|load_summary|successes|metrics|results|run|"
+    r"(?:#[^\n]*\n|[^\S\n]*\n|---[^\n]*\n)*(?:benchmark_time_seconds|failures|load_summary|successes|metrics|results|run|"
     r"scenario|version):"
 )
 # JSON has no such numbers, but Python writes them, for example for an unlimited rate.

@@ -58,7 +58,7 @@ _PATTERNS: Mapping[str, str] = {
     "per_engine": r".*(seqs|sequences|batch|bs).*",
 }
 _RATE = re.compile(
-    r"throughput|\btput\b|(?:\b|_)tps\b|\bt/s\b|tok\w*?(?:\s*/\s*|[_ -]per[_ -]|_)s(?:ec(?:ond)?)?(?![a-z])", re.I
+    r"throughput|\btput\b|(?:\b|_)tps\b|\bt/s\b|tok\w{0,30}?(?:\s*/\s*|[_ -]per[_ -]|_)s(?:ec(?:ond)?)?(?![a-z])", re.I
 )
 # What rates, numbers and headings with a unit are if they are no rates of generated tokens. Requests at once are.
 _ANOTHER = re.compile(
@@ -67,11 +67,11 @@ _ANOTHER = re.compile(
     re.I,
 )
 _OUTPUT = re.compile(r"\bout(?:put)?(?:\b|_)|generat|decod", re.I)
-_INPUT = re.compile(r"\bin(?:put)?(?:\b|_)(?!.*\bout)|prompt|prefill", re.I)
+_INPUT = re.compile(r"\bin(?:put)?(?:\b|_)(?!.{0,200}\bout)|prompt|prefill", re.I)
 _TOTAL = re.compile(r"total|overall|\+", re.I)
 _PER_DEVICE = re.compile(r"(?:/|per)[ _-]?(?:gpu|device|card|accelerator|chip)\b", re.I)
 _FOOTNOTE = re.compile(
-    r"\s*(?:\(\d{1,2}\)|\[\^?\w{1,3}\]|\^\w{1,2}\^?|[\u00b9\u00b2\u00b3\u2070-\u2079*\u2020\u2021\u00a7])\s*$"
+    r"\s{0,20}(?:\(\d{1,2}\)|\[\^?\w{1,3}\]|\^\w{1,2}\^?|[\u00b9\u00b2\u00b3\u2070-\u2079*\u2020\u2021\u00a7])\s{0,20}$"
 )
 _LINK = re.compile(r"\[([^\[\]]*)\]\([^()]*\)")
 # What else a heading such as `block size 16` may set.
