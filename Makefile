@@ -14,7 +14,7 @@ export PATH := $(abspath $(BIN)):$(PATH):$(abspath .venv-linters/bin)
 # Modules stay compiled between commands, which halves their start time, even if the machine's default differs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help gpu-report variation demo test test-all test-measure test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-sessions bench-report bench-predict bench-external bench-faults bench-hostile bench-statistics bench-variance pictures mutants clean-env
+.PHONY: help gpu-report variation demo test test-all test-measure test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis check-growth bench-plan bench-agreement bench-sessions bench-report bench-predict bench-external bench-faults bench-hostile bench-statistics bench-variance pictures mutants clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -100,6 +100,9 @@ bench-harness: $(VENV)/cpu.installed ## measure what the pipeline itself costs p
 
 bench-analysis: $(VENV)/cpu.installed ## measure how parsing, analysis and figures scale
 	$(BIN)/python -m benchmarks.analysis $(ARGS)
+
+check-growth: $(VENV)/cpu.installed ## check that analysis grows with cells, and stays within its budget of CPU time
+	$(BIN)/python -m benchmarks.analysis --check
 
 bench-sessions: $(VENV)/cpu.installed ## measure studies with shared starts of engines and with a start for each cell (half an hour)
 	$(BIN)/python -m benchmarks.sessions $(ARGS)

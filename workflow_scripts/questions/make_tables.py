@@ -5,6 +5,8 @@
 docs/tables.md documents every column. A table that the study does not need has no rows.
 """
 
+import sys
+import time
 from argparse import Namespace
 from pathlib import Path
 
@@ -27,4 +29,7 @@ def main(args: Namespace) -> None:
     study = load_study(args.study)
     inputs = TableInputs(study, StudyPaths(args.results, study.name), args.parsed, args.out)
     for maker in makers(args.only):
+        began = time.process_time()
         maker(inputs)
+        names = ", ".join(str(schema.name) for schema in maker.schemas)
+        print(f"{names}: {time.process_time() - began:.2f} s of CPU time", file=sys.stderr)

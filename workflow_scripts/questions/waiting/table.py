@@ -162,12 +162,12 @@ def _of_decode_step(steps: pd.DataFrame, took_s: pd.Series) -> pd.Series:
     """The median time of the cell's decode steps with as many sequences, interpolated where the cell has none."""
     keys = [steps["cell_id"], steps["generation_tokens"].astype(float).rename("sequences")]
     median_s = took_s.astype(float).groupby(keys).median().dropna()
-    decode_s = pd.Series(np.nan, index=steps.index)
+    decode_s, sequences = np.full(len(steps), np.nan), numbers(steps["generation_tokens"])
+    rows_of = steps.groupby("cell_id", sort=False).indices
     for cell, medians in median_s.groupby(level=0):
-        of_cell = steps["cell_id"] == cell
-        at = medians.index.get_level_values("sequences")
-        decode_s[of_cell] = np.interp(numbers(steps.loc[of_cell, "generation_tokens"]), at, medians)
-    return decode_s
+        rows = rows_of[cell]
+        decode_s[rows] = np.interp(sequences[rows], medians.index.get_level_values("sequences"), medians)
+    return pd.Series(decode_s, index=steps.index)
 
 
 def means_without_waiting(rows: pd.DataFrame) -> pd.DataFrame:
