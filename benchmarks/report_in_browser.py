@@ -83,7 +83,7 @@ def _renderer_bytes() -> int:
 def cost_of(scratch: Path, cells: int, tab: Tab) -> Cost:
     study = write_generated_study(scratch, cells, STARTS)
     by_name = commands(study)
-    took = {name: run(by_name[name]) for name in ("tables", "page")}
+    took = {name: run(by_name[name]) for name in ("plan", "tables", "page")}
     results = study.parent / "results"
     cost = measure(tab, results / study.stem / "report.html")
     write_outcomes(study, results, STARTS)

@@ -12,6 +12,7 @@ rule tables:
     output:
         tables=list(map(table, TABLES)),
         csv=[table(name).with_suffix(".csv") for name in TABLES],
+        digest=PATHS.digest,
     log:
         PATHS.root / "logs/tables.log",
     params:
@@ -19,19 +20,3 @@ rule tables:
         at=now_if_unfinished,
     shell:
         'nice -n 19 python -m workflow_scripts tables --study "$STUDY" --results "$RESULTS" > {log:q} 2>&1'
-
-
-rule digest:
-    """All that a comparison with another study needs; the report embeds it."""
-    input:
-        tables=list(map(table, TABLES)),
-        code=sources("questions.compare.study_digest"),
-    output:
-        PATHS.digest,
-    log:
-        PATHS.root / "logs/digest.log",
-    params:
-        settings=SETTINGS,
-        tables=PATHS.tables,
-    shell:
-        'nice -n 19 python -m workflow_scripts digest --study "$STUDY" --tables {params.tables:q} --out {output:q} > {log:q} 2>&1'

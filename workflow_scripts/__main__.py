@@ -50,7 +50,6 @@ STEPS = {
         "parse-cells": "parse.cell_tables",
         "read-imported": "parse.imported_runs",
         "promise": "questions.serving.make_promise",
-        "digest": "questions.compare.study_digest",
         "figures": "present.figures",
         "draw-comparison": "present.comparison_page",
         "next-round": "questions.knobs.decide_round",

@@ -55,8 +55,7 @@ class Base:
         made = {name: (words[1], words[2:]) for name, words in commands(self.study).items() if name != "figures"}
         of_study = ["--study", str(self.study), "--results", str(self.root.parent)]
         parses = {gpu: ("parse-cells", self.parsed(gpu)) for gpu in ("h200", "h100-sxm")}
-        digest = ["--tables", str(self.tables), "--out", str(self.tables / "digest.json")]
-        after = {"digest": ("digest", [*of_study[:2], *digest]), "page": made.pop("page")}
+        after = {"page": made.pop("page")}
         return parses | made | after | {"status": ("status", of_study)}
 
     def tables_call(self, *names: str) -> Call:
@@ -189,7 +188,7 @@ def tables(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     path = rnd.choice(sorted(of.tables.rglob("*.parquet")) + sorted(of.root.glob("parsed/*/*.parquet")))
     put(path, mutations.damaged(path.read_bytes(), rnd) if rnd.random() < 0.4 else _other_table(path, rnd))
     is_parsed = of.tables not in path.parents
-    of_tables = ("knobs", "devices", "engines", "intervals", "recommendations", "digest")
+    of_tables = ("knobs", "devices", "engines", "intervals", "recommendations")
     names = ("fragmentation", "waiting") if is_parsed else of_tables
     name, calls = rnd.choice(("page", rnd.choice(names))), of.calls()
     # The page reads every table, and the others few.

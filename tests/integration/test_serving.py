@@ -321,7 +321,7 @@ def test_an_edited_question_makes_tables_and_pages_again_and_measures_nothing(re
     planned = snakemake(write(tmp_path, study(question="Another question?")), results.parent, "--dry-run")
     assert planned.returncode == 0, planned.stderr
     rules = set(re.findall(r"^(?:local)?(?:rule|checkpoint) (\w+):$", planned.stdout, re.MULTILINE))
-    assert {"predict_cells", "tables", "digest", "figures", "report"} <= rules
+    assert {"predict_cells", "tables", "figures", "report"} <= rules
     assert not rules & {"prepare_model", "prepare_workload", "measure", "parse"}
 
 

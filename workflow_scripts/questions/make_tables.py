@@ -2,7 +2,8 @@
 
     kvsweep tables --study config/studies/demo.yaml
 
-docs/tables.md documents every column. A table that the study does not need has no rows.
+docs/tables.md documents every column. A table that the study does not need has no rows. With all tables it also writes
+`digest.json`, with which another study is compared.
 """
 
 import sys
@@ -12,7 +13,8 @@ from pathlib import Path
 
 from workflow_scripts.common.command import RESULTS, STUDY, command, option
 from workflow_scripts.questions.all_tables import TABLES, makers
-from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.questions.compare.study_digest import digest_of
+from workflow_scripts.study.paths import DIGEST, StudyPaths
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.table_maker import TableInputs
 
@@ -33,3 +35,5 @@ def main(args: Namespace) -> None:
         maker(inputs)
         names = ", ".join(str(schema.name) for schema in maker.schemas)
         print(f"{names}: {time.process_time() - began:.2f} s of CPU time", file=sys.stderr)
+    if args.only == TABLES:
+        digest_of(study, inputs.rows, inputs.table).write(inputs.folder / DIGEST, indent=None)

@@ -18,7 +18,7 @@ from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.predict.block_trace import trace_blocks
 from workflow_scripts.predict.predictions import lengths_of
 from workflow_scripts.present import figures, page
-from workflow_scripts.questions.compare import study_digest
+from workflow_scripts.questions.compare.study_digest import digest_of
 from workflow_scripts.questions.comparisons.table import comparisons_table
 from workflow_scripts.questions.devices.table import device_ratios
 from workflow_scripts.questions.engines.table import engine_tables
@@ -36,6 +36,7 @@ from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.cell_intervals import cell_intervals
 from workflow_scripts.tables.measurements import FRAME_COLUMNS, read_measurements, write_measurements
+from workflow_scripts.tables.table_maker import TableInputs
 from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS, read_table, write_table
 
 schemas()  # imports every module that makes a table, so that each table has its schema here
@@ -357,7 +358,8 @@ def write_results(
     write_tables(cells, folder / "tables")
     if content is STUDY:
         write_table(blocks_table(study), folder / "tables/blocks.parquet")
-    assert study_digest.main(arguments(study=path, tables=folder / "tables", out=folder / "tables/digest.json")) == 0
+    tables = TableInputs(study, StudyPaths(folder.parent, folder.name))
+    digest_of(study, tables.rows, tables.table).write(folder / "tables/digest.json", indent=None)
     for gpu in dict.fromkeys(cells.loc[cells["repeat"].notna(), "gpu"]):
         parsed = folder / "parsed" / gpu
         parsed.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Judge the published claims that a study names, with the evidence for each verdict.
 
-Evidence comes from formulas, from the published numbers themselves and from the study's tables; a missing table gives
-no evidence. docs/claims.md explains the verdicts, docs/tables.md documents every column.
+Evidence comes from formulas, from the published numbers themselves and from the study's tables. docs/claims.md explains
+the verdicts, docs/tables.md documents every column.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from workflow_scripts.questions.claims import (
     on_rates,  # noqa: F401  # they register their checks
 )
 from workflow_scripts.questions.claims.evidence import CHECKS, NOT_TESTABLE, Evidence, verdict
-from workflow_scripts.questions.claims.study_tables import StudyTables, read_tables
+from workflow_scripts.questions.claims.study_tables import TABLES, StudyTables
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import TEXT, table_schema
@@ -113,4 +113,5 @@ def _ids(kinds: Iterable[Sequence[Evidence]], most: int) -> list[str]:
 
 @makes(SCHEMA, needed=lambda inputs: bool(inputs.study.claims))
 def make_tables(inputs: TableInputs) -> pd.DataFrame:
-    return claims_table(inputs.study, StudyTables(read_tables(inputs.folder), Published(inputs.published)))
+    tables = {"cells": inputs.rows} | {name: inputs.table(name) for name in TABLES}
+    return claims_table(inputs.study, StudyTables(tables, Published(inputs.published)))

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -20,11 +19,11 @@ from workflow_scripts.questions.memory import capacity, fragmentation
 from workflow_scripts.questions.predictions import table as predictions
 from workflow_scripts.statistics.summary import IDENTITY, PLACE, comparable_rows, numbers
 from workflow_scripts.tables import cell_intervals
-from workflow_scripts.tables.measurements import CELLS, REPEATS, STARTS, joined
-from workflow_scripts.tables.typed_tables import KNOBS, read_table
 
-_OTHERS = (cell_intervals, capacity, effects, engine_gain, fragmentation, predictions, ratios)
-SCHEMAS = (CELLS, STARTS, REPEATS, *(of.SCHEMA for of in _OTHERS))
+# The tables that checks read, beside what was measured.
+TABLES = [
+    str(of.SCHEMA.name) for of in (cell_intervals, capacity, effects, engine_gain, fragmentation, predictions, ratios)
+]
 
 LENGTHS = ("prompt_tokens", "output_tokens")
 # A row of a table: a number that is not known is NaN, a text or flag None.
@@ -49,7 +48,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyTables:
-    """The tables of a study by name, and the published data."""
+    """The tables of a study by name, and the published data; `cells` is the frame of `tables.measurements`."""
 
     frames: Mapping[str, pd.DataFrame]
     published: Published
@@ -104,20 +103,6 @@ class StudyTables:
         if block_size is not None:
             waste = waste[waste["block_size"].eq(block_size)]
         return _rows(_means(waste.merge(self._cells, on="cell_id", suffixes=("", "_of_cell")), by, "median"))
-
-
-def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
-    """The tables that checks use; a table that was not made has no rows. `cells` has all starts and repeats.
-
-    Raises:
-        TableError: a table does not fit its schema.
-    """
-    tables = {}
-    for schema in SCHEMAS:
-        path = folder / f"{schema.name}.parquet"
-        empty = pd.DataFrame(columns=[column for column in schema.columns if column != KNOBS])
-        tables[schema.name] = read_table(path) if path.exists() else schema.validate(empty)
-    return tables | {"cells": joined(*(tables.pop(of.name) for of in (CELLS, STARTS, REPEATS)))}
 
 
 def pairs(rows: Iterable[Row], others: Iterable[Row], same: str) -> Iterator[tuple[Row, Row]]:

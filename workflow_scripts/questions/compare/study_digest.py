@@ -1,14 +1,10 @@
-"""Write the digest of a study: all that a comparison with another study needs, in one JSON file.
-
-    kvsweep digest --study config/studies/demo.yaml \\
-        --tables results/demo/tables --out results/demo/tables/digest.json
+"""The digest of a study: all that a comparison with another study needs, as `kvsweep tables` writes it.
 
 It holds what was measured in each cell, with what, where and when, and the study's own comparisons of cells. The report
 embeds it, so a report can be compared without the folder that it was made from.
 """
 
 import json
-from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.common.command import STUDY, TABLES, command, out
 from workflow_scripts.questions.compare.digest import Digest, DigestCell, Found, Mean, Pair
 from workflow_scripts.questions.devices.table import SCHEMA as RATIOS
 from workflow_scripts.questions.engines.table import SCHEMA as ENGINES
@@ -32,9 +27,6 @@ from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.setting_words import labels
 from workflow_scripts.study.study import Study
-from workflow_scripts.study.study_file import load_study
-from workflow_scripts.tables.measurements import read_measurements
-from workflow_scripts.tables.typed_tables import read_table
 
 # Columns of the cells table that say where and with what a cell was measured.
 ENVIRONMENT = (
@@ -161,10 +153,3 @@ def _rounded(value: float) -> float:
 
 def _finite(value: Any) -> float | None:
     return None if pd.isna(value) or not np.isfinite(value) else _rounded(value)
-
-
-@command("digest", STUDY, TABLES, out("the JSON file to write"))
-def main(args: Namespace) -> None:
-    rows = read_measurements(args.tables)
-    digest = digest_of(load_study(args.study), rows, lambda name: read_table(args.tables / f"{name}.parquet"))
-    digest.write(args.out, indent=None)

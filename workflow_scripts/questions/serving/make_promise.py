@@ -29,9 +29,8 @@ from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.promise import PROMISE, Promise, Promised, PromiseError
 from workflow_scripts.study.study import WITHIN_SHARE, Study
 from workflow_scripts.study.study_file import load_study
-from workflow_scripts.tables.measurements import read_measurements
 from workflow_scripts.tables.parsed_facts import REPEAT
-from workflow_scripts.tables.typed_tables import read_table
+from workflow_scripts.tables.table_maker import TableInputs
 from workflow_scripts.workloads.arrivals import Load
 
 ReadTable = Callable[[str], pd.DataFrame]
@@ -245,9 +244,5 @@ def _or_none(value: Any) -> str | None:
 def main(args: Namespace) -> None:
     study = load_study(args.study)
     paths = StudyPaths(args.results, study.name)
-
-    def table(name: str) -> pd.DataFrame:
-        return read_table(args.tables / f"{name}.parquet", name)
-
-    cells = read_measurements(args.tables)
-    promise_of(study, paths, cells, table, args.pick or None, args.workload or None).write(args.out)
+    tables = TableInputs(study, paths, folder=args.tables)
+    promise_of(study, paths, tables.rows, tables.table, args.pick or None, args.workload or None).write(args.out)

@@ -1,17 +1,16 @@
 """Tables made up for tests of claims, with only the columns that matter, and published data."""
 
 import shutil
-from pathlib import Path
 
 import pandas as pd
 
 from tests.unit.made_studies import made_study
-from tests.unit.questions.synthetic_cells import starts_table
+from tests.unit.questions.synthetic_cells import cell, starts_table
 from workflow_scripts.catalog.gpus_and_models import CONFIG
 from workflow_scripts.catalog.published import Published
 from workflow_scripts.questions.claims.claims import CHECKS
 from workflow_scripts.questions.claims.evidence import verdict
-from workflow_scripts.questions.claims.study_tables import StudyTables, read_tables
+from workflow_scripts.questions.claims.study_tables import TABLES, StudyTables
 from workflow_scripts.tables.cell_intervals import cell_intervals
 from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS
 
@@ -19,7 +18,9 @@ PUBLISHED = Published(CONFIG / "published")
 LLAMA = "llama-3.1-8b-instruct"
 PLACE = {"study": "try", "source": "measured", "gpu": "h200", "model": LLAMA, "workload": "chat"}
 STUDY = made_study({"name": "one", "model": LLAMA}, claims=[claim.id for claim in PUBLISHED.claims])
-NOTHING = read_tables(Path("no such folder"))
+NOTHING = {"cells": starts_table(cell({})).head(0)} | {
+    name: TABLE_SCHEMAS[name].validate(pd.DataFrame(columns=list(TABLE_SCHEMAS[name].columns))) for name in TABLES
+}
 
 
 def tables(published=PUBLISHED, **rows_of):

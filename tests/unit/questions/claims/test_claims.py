@@ -28,7 +28,7 @@ from workflow_scripts.questions.claims.evidence import (
     verdict,
     within,
 )
-from workflow_scripts.questions.claims.study_tables import Interval
+from workflow_scripts.questions.claims.study_tables import TABLES, Interval
 from workflow_scripts.statistics.comparisons import NOT_DECIDED
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.measurements import write_measurements
@@ -264,13 +264,15 @@ def test_an_entry_and_a_function_are_a_claim(tmp_path, monkeypatch, gpu, few, sa
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_the_table_is_made_from_what_tables_there_are(tmp_path):
+def test_the_table_is_made_from_the_tables_of_the_study(tmp_path):
     row = {"source": "published", "cell_id": "published/kv_blocks_l4_opt125m/1", "gpu": "L4"}
     row |= {"model": "facebook/opt-125m", "gpu_memory_utilization": 0.5, "kv_cache_tokens_error_pct": 110.0}
     row |= {"implied_overhead_bytes": 1.0e9, "predicted_overhead_bytes": 1.1e9}
     capacity = pd.DataFrame([row]).reindex(columns=list(TABLE_SCHEMAS["memory"].columns))
     write_table(capacity, tmp_path / "memory.parquet")
     write_measurements(cells_table(cell({"max_num_seqs": 1})), tmp_path)
+    for name in {*TABLES} - {"memory"}:
+        write_table(pd.DataFrame(columns=list(TABLE_SCHEMAS[name].columns)), tmp_path / f"{name}.parquet")
     claims = republished(tmp_path).folder / "claims.yaml"
     claims.write_text(claims.read_text().replace("value: 5.2,", "value: 1.34,"))
     found = made_table(STUDY_FILE, tmp_path, "claims", published=claims.parent).set_index("claim_id")
