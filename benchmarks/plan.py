@@ -3,8 +3,8 @@
     make bench-plan          (or: python -m benchmarks.plan [--cells 100 1000 10000] [--requests 10000 100000 1000000])
 
 Schedules are for random requests of ShareGPT-like lengths and are made in this process, on one core. A plan is
-`predict.plan` on all cores, with 300 such requests per cell. A dry run is `snakemake --dry-run` of a study without any
-results, on this machine and with the batches of `--profile slurm`.
+`predict.plan` in one process, with 300 such requests per cell. A dry run is `snakemake --dry-run` of a study without
+any results, on this machine and with the batches of `--profile slurm`.
 """
 
 import argparse
@@ -35,7 +35,7 @@ CHAT = {
     "output_tokens": {"median": 200, "sigma": 0.9, "minimum": 4, "maximum": 1024},
 }
 GOAL_SCHEDULE = "1,000,000 requests in at most 120 s of one core"
-GOALS = {"plan": "10,000 cells in at most 300 s on 2 cores", "dry run": "10,000 cells in at most 60 s and 2 GB"}
+GOALS = {"plan": "10,000 cells in at most 30 s of one core", "dry run": "10,000 cells in at most 60 s and 2 GB"}
 console = Console(width=100)
 
 

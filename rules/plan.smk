@@ -17,7 +17,6 @@ rule predict_cells:
         PATHS.capacity,
     log:
         PATHS.root / "logs/predict_cells.log",
-    threads: workflow.resource_settings.cores or 1
     params:
         settings=SETTINGS,
         definitions=json_sha256({cell: definition(cell).as_json() for cell in CELLS}),
@@ -25,7 +24,6 @@ rule predict_cells:
         "nice -n 19 python -m workflow_scripts plan"
         ' --study "$STUDY"'
         ' --results "$RESULTS"'
-        " --processes {threads}"
         " --quiet"
         " > {log:q} 2>&1"
 

@@ -11,8 +11,6 @@ docs/plan.md says how the numbers are made.
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from rich.table import Table
 
 from workflow_scripts.catalog.any_gpu import GPU_NUMBERS, own_gpu
 from workflow_scripts.catalog.published import PUBLISHED, Published
-from workflow_scripts.common.command import PROCESSES, RESULTS, STUDY, command, option
+from workflow_scripts.common.command import RESULTS, STUDY, command, option
 from workflow_scripts.common.csv_text import as_written, with_texts
 from workflow_scripts.common.files import write_bytes, write_jsonl, write_text
 from workflow_scripts.common.parquet import read_parquet, to_parquet
@@ -38,8 +36,6 @@ from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 
-# With fewer cells than this, one process is done before a second one has started.
-CELLS_WORTH_A_PROCESS = 1000
 MOST_ROWS = 40
 TEXT_HEADINGS = (*COORDINATES, "knob", "values", "verdict", "why", "GPUs", "for example", "limited by")
 # Predicted rates that differ by less count as the same.
@@ -50,14 +46,9 @@ MOST_VALUES = 8
 MATTERS, CANNOT, NO_STEP, OPEN = "can matter", "cannot matter", "changes no step", "not predicted"
 
 
-def plan(study: Study, cells: Sequence[Cell], prepared: Path | None, processes: int = 1) -> pd.DataFrame:
+def plan(study: Study, cells: Sequence[Cell], prepared: Path | None) -> pd.DataFrame:
     """One row per cell, in the order of the grid, with the columns `FIELDS`."""
-    if processes > 1 and len(cells) >= CELLS_WORTH_A_PROCESS:
-        with ProcessPoolExecutor(processes) as pool:
-            records = list(predict_cells(study, cells, prepared, run=partial(pool.map, chunksize=4)))
-    else:
-        records = list(predict_cells(study, cells, prepared))
-    rows = [record.row() for record in records]
+    rows = [record.row() for record in predict_cells(study, cells, prepared)]
     table = pd.DataFrame(rows, columns=list(FIELDS)).set_index("cell_id").loc[[cell.id for cell in cells]]
     table = table.reset_index()
     table = table.astype({name: "string" if name in TEXTS else "float64" for name in FIELDS})
@@ -236,7 +227,6 @@ def _within(part: pd.DataFrame) -> str:
     STUDY,
     RESULTS,
     VLLM_VERSION,
-    PROCESSES,
     *GPU_NUMBERS,
     option("--quiet", action="store_true", help="write the files and print nothing"),
     option("--written", action="store_true", help="print the plan that was written before, and write nothing"),
@@ -252,7 +242,7 @@ def main(args: Namespace) -> None:
         table = read_parquet(paths.plan / "plan.parquet")
         knobs = pd.read_csv(paths.plan / "knobs.csv").map(as_written).fillna({"why": ""})
     else:
-        table = plan(study, cells, paths.prepared, args.processes)
+        table = plan(study, cells, paths.prepared)
         knobs = predicted_spread(cells, table)
         blocks = trace_of_study(study, cells, table, paths.prepared)
         capacity = (*predict_study(cells), *predict_published(Published(PUBLISHED), study.claims))

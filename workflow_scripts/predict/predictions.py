@@ -53,12 +53,10 @@ def predict_cells(
     cells: Iterable[Cell],
     prepared: Path | None = None,
     project_files: Path = PROJECT_FILES,
-    run: Callable[..., Iterable[list[Prediction]]] = map,
 ) -> Iterator[Prediction]:
     """One record per cell, in no particular order. Raises WorkloadError if a workload's requests cannot be determined,
     and InputError if a calibration cannot be read. `prepared`: folder with the records of measured devices
-    (`devices`) and calibrations (`calibrations`). `project_files`: folder with calibrations that the project holds.
-    `run`: `map`, or a function that does the same in parallel."""
+    (`devices`) and calibrations (`calibrations`). `project_files`: folder with calibrations that the project holds."""
     cells = list(cells)
     others = [cell for cell in cells if not getattr(cell.knobs, "find", None)]
     if len(others) < len(cells):
@@ -67,8 +65,8 @@ def predict_cells(
         yield from (search_load(cell, inputs.predict) for cell in cells if getattr(cell.knobs, "find", None))
     tasks, unpredictable = tasks_of(study, others, prepared, project_files)
     yield from unpredictable
-    for records in run(predict_task, tasks):
-        yield from records
+    for task in tasks:
+        yield from predict_task(task)
 
 
 def search_load(cell: Cell, predict: Callable[[Cell], Prediction]) -> Prediction:

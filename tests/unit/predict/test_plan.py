@@ -5,7 +5,6 @@ import pytest
 
 from tests.unit.predict.planned import study, sweep, write_study
 from workflow_scripts.common.files import read_jsonl
-from workflow_scripts.predict import plan as planning
 from workflow_scripts.predict import predict_cell as predict
 from workflow_scripts.predict.plan import main, plan, predicted_spread
 from workflow_scripts.statistics.highest_load import MOST_PASSES
@@ -92,14 +91,6 @@ def test_what_is_said_of_each_knob(tmp_path):
     assert rows["h200", "max_num_seqs"].why.startswith("from 64 on")
     assert rows["l40s", "enable_prefix_caching"].why == "prompts share no whole block"
     assert rows["h100-sxm", "gpu_memory_utilization"].why == "KV blocks never run short"
-
-
-def test_many_cells_are_planned_in_processes_and_come_out_the_same(tmp_path, monkeypatch):
-    planned = study(tmp_path)
-    cells = expand(planned)
-    one = plan(planned, cells, None)
-    monkeypatch.setattr(planning, "CELLS_WORTH_A_PROCESS", 1)
-    pd.testing.assert_frame_equal(one, plan(planned, cells, None, processes=2))
 
 
 def test_one_cell_of_a_studys_workload_is_what_the_plan_says(tmp_path, capsys):
