@@ -86,11 +86,12 @@ rule archive_study:
     """Pack study file, locks, cells, tables, report and code into one archive, with hashes and an RO-Crate."""
     input:
         PATHS.report,
-        code=sources("study.archive"),
     output:
         PATHS.root / f"{STUDY.name}.zip",
     log:
         PATHS.root / "logs/archive_study.log",
+    params:
+        code=sources_sha256("study.archive"),
     shell:
         'python -m workflow_scripts archive --study "$STUDY" --results "$RESULTS" --out {output:q} > {log:q} 2>&1'
 

@@ -8,7 +8,6 @@ rule tables:
         imported=[PATHS.imported] if RUNS or PATHS.imported.exists() else [],
         plan=rules.predict_cells.output,
         published=PUBLISHED,
-        code=sources("questions.make_tables", *TABLE_MODULES),
     output:
         tables=list(map(table, TABLES)),
         csv=[table(name).with_suffix(".csv") for name in TABLES],
@@ -16,6 +15,7 @@ rule tables:
     log:
         PATHS.root / "logs/tables.log",
     params:
+        code=sources_sha256("questions.make_tables", *TABLE_MODULES),
         settings=SETTINGS,
         at=now_if_unfinished,
     shell:

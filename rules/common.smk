@@ -28,7 +28,7 @@ from workflow_scripts.study.paths import CELL_PATTERN, StudyPaths, usable
 from workflow_scripts.study.progress import may_grow
 from workflow_scripts.common.checkout import CHECKOUT, own_or_of_checkout
 from workflow_scripts.common.records import read_yaml
-from workflow_scripts.common.sources import sources as sources_of
+from workflow_scripts.common.sources import sources_sha256
 from workflow_scripts.study.study_file import check_config, load_study, store_configs, study_file, without_tokenizer
 from workflow_scripts.common.faults import InputError
 
@@ -82,24 +82,6 @@ CELLS_PER_JOB = workflow.resource_settings.overwrite_scatter.get("cells_per_job"
 
 # Targets that read what is there, and wait for no measurement.
 READS = {"plan", "partial_report", "import_runs", "status", "check_study", "fetch_sharegpt", "prepare", "compare"}
-
-
-def sources(*modules):
-    return [str(HOME / file) for file in sources_of(*modules)]
-
-
-def without_own_files(record):
-    """Let the message of a job count the files of this workflow among its inputs; they are hundreds."""
-    if inputs := getattr(record, "input", None):
-        others = [
-            file for file in inputs if not file.startswith((f"{HOME / 'workflow_scripts'}/", f"{HOME / 'report'}/"))
-        ]
-        count = len(inputs) - len(others)
-        record.input = [*others, f"{count} files of the workflow"] if count else inputs
-    return True
-
-
-logger.addFilter(without_own_files)
 
 
 def measures():

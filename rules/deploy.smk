@@ -17,12 +17,12 @@ rule promise:
                 "memory",
             )
         ],
-        code=sources("questions.serving.make_promise"),
     output:
         PATHS.deploy / "promise.json",
     log:
         PATHS.root / "logs/promise.log",
     params:
+        code=sources_sha256("questions.serving.make_promise"),
         tables=PATHS.tables,
         pick=config.get("pick", ""),
         workload=config.get("workload", ""),
@@ -41,8 +41,6 @@ rule export:
     """Files to serve the setting (vLLM, containers, Kubernetes, Slurm) and to watch it (Prometheus, Grafana)."""
     input:
         promise=PATHS.deploy / "promise.json",
-        code=sources("deploy.export"),
-        templates=sorted(map(str, Path("workflow_scripts/deploy/templates").rglob("*.j2"))),
     output:
         expand(
             PATHS.deploy / "{name}",
@@ -61,6 +59,7 @@ rule export:
     log:
         PATHS.root / "logs/export.log",
     params:
+        code=sources_sha256("deploy.export", beside=(HOME / "workflow_scripts/deploy/templates").rglob("*.j2")),
         folder=PATHS.deploy,
         flags=[f"--{name}={config[name]}" for name in ("host", "image") if name in config],
     shell:

@@ -7,11 +7,12 @@ if RUNS:
         input:
             runs=RUNS,
             files=RUN_FILES,
-            code=sources("parse.imported_runs"),
         output:
             PATHS.imported,
         log:
             PATHS.root / "logs/read_imported.log",
+        params:
+            code=sources_sha256("parse.imported_runs"),
         shell:
             "python -m workflow_scripts read-imported --runs {input.runs:q} --out {output:q} > {log:q} 2>&1"
 
@@ -20,13 +21,13 @@ rule parse:
     """Read the evidence of one GPU's cells; results for unchanged cells are kept from the previous call."""
     input:
         ended=PATHS.ended("{gpu}"),
-        code=sources("parse.cell_tables"),
     output:
         [update(PATHS.parsed("{gpu}") / name) for name in PARSED],
     log:
         PATHS.root / "logs/parse/{gpu}.log",
     threads: workflow.resource_settings.cores or 1
     params:
+        code=sources_sha256("parse.cell_tables"),
         cells=PATHS.root / "cells",
         out=str(PATHS.parsed("{gpu}")),
     shell:

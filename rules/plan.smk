@@ -8,7 +8,6 @@ rule predict_cells:
         calibrations=lambda wildcards: calibration_records(),
         project_files=sorted(map(str, [HOME / "config/endpoints.yaml", *HOME.glob("config/calibration/**/*.[jy]*")])),
         published=PUBLISHED,
-        code=sources("predict.plan", *modules_that_predict()),
     output:
         PATHS.plan / "plan.parquet",
         PATHS.plan / "plan.csv",
@@ -18,6 +17,7 @@ rule predict_cells:
     log:
         PATHS.root / "logs/predict_cells.log",
     params:
+        code=sources_sha256("predict.plan", *modules_that_predict()),
         settings=SETTINGS,
         definitions=json_sha256({cell: definition(cell).as_json() for cell in CELLS}),
     shell:

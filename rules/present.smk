@@ -6,8 +6,6 @@ rule figures:
     input:
         tables=list(map(table, TABLES)),
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
-        code=sources("present.figures"),
-        captions=sorted(map(str, HOME.glob("workflow_scripts/questions/*/*.rst"))),
     output:
         report(
             directory(PATHS.figures),
@@ -19,6 +17,7 @@ rule figures:
     log:
         PATHS.root / "logs/figures.log",
     params:
+        code=sources_sha256("present.figures", beside=HOME.glob("workflow_scripts/questions/*/*.rst")),
         settings=SETTINGS,
         tables=PATHS.tables,
         parsed=PATHS.root / "parsed",
@@ -38,13 +37,12 @@ rule report:
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
         digest=PATHS.digest,
         figures=PATHS.figures,
-        code=sources("present.page"),
-        template=sorted(map(str, HOME.glob("report/**/*.*"))),
     output:
         PATHS.report,
     log:
         PATHS.root / "logs/report.log",
     params:
+        code=sources_sha256("present.page", beside=HOME.glob("report/**/*.*")),
         settings=SETTINGS,
         tables=PATHS.tables,
         parsed=PATHS.root / "parsed",

@@ -1,10 +1,13 @@
-"""Which files the results of modules depend on: their sources, what these import from this package, and figures."""
+"""What the results of modules depend on: their sources, what these import from this package, and figures."""
 
+import hashlib
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.common.files import sha256_of
 
 PACKAGE = CHECKOUT / "workflow_scripts"
 # Read as text: parsing all modules would take longer than the rest of Snakemake's planning, in every cluster job.
@@ -35,6 +38,16 @@ def sources(*modules: str) -> list[str]:
             files.add(file)
             waiting += _imported(file)
     return sorted(str(file.relative_to(PACKAGE.parent)) for file in files)
+
+
+def sources_sha256(*modules: str, beside: Iterable[Path] = ()) -> str:
+    """A hash of the contents of the files that modules use, and of others beside them. As a parameter of a job it makes
+    the job's outputs again after an edit, also where times of files say nothing, as in a fresh checkout."""
+    files = [*(PACKAGE.parent / file for file in sources(*modules)), *sorted(beside)]
+    return hashlib.sha256("".join(map(_sha256, files)).encode()).hexdigest()
+
+
+_sha256 = cache(sha256_of)
 
 
 @cache

@@ -27,17 +27,15 @@ pytestmark = [*ON_SLURM, pytest.mark.usefixtures("nothing_left_running"), pytest
 
 RATES_KNOWN = ("h100", "a100", "l40s")
 
-# Up to the first tables: what lies behind it is the same on every machine, and drawn once, by the partial report.
-TABLE = ("--until", "cells")
-# And to one that needs the rates of the devices, of which a first call knows some only when its jobs have ended.
-RATES = ("--until", "devices")
+# Up to the tables: what lies behind them is the same on every machine, and drawn once, by the partial report.
+TABLES = ("--until", "tables")
 ON_NODES = {"partition": "gpu-l40s"}
 
 
 def test_each_cell_runs_on_a_node_of_its_gpu_and_the_report_is_drawn(checkout, lab):
     checkout.write_site(prepare=ON_NODES)
     checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES]}])
-    done = checkout.snakemake(*RATES)
+    done = checkout.snakemake(*TABLES)
     assert done.returncode == 0, done.stderr
     jobs = {job["JobId"]: job for job in lab.jobs()}
     measured = [job for job in jobs.values() if "rule_measure_" in job["Comment"]]
@@ -83,9 +81,9 @@ def test_without_a_study_the_profile_stops_and_names_a_command_that_works(checko
 def test_a_second_call_has_nothing_to_do_and_a_new_setting_is_all_that_a_third_would_measure(checkout):
     checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES]}])
     assert (checkout.study / "prepared/devices/lab-h200.json").exists()
-    assert re.search(r"^total +0$", checkout.snakemake(*RATES).stderr, re.MULTILINE)
+    assert re.search(r"^total +0$", checkout.snakemake(*TABLES).stderr, re.MULTILINE)
     # Nor without the cluster's profile.
-    here = [sys.executable, "-m", "snakemake", "--profile", "profiles/local", "--dry-run", *RATES]
+    here = [sys.executable, "-m", "snakemake", "--profile", "profiles/local", "--dry-run", *TABLES]
     call = [*here, "--config", *checkout.config]
     planned = subprocess.run(call, cwd=checkout.root, env=checkout.lab.environment, capture_output=True, text=True)
     assert re.search(r"^total +0$", planned.stdout + planned.stderr, re.MULTILINE), planned.stderr
@@ -102,7 +100,7 @@ def test_a_further_start_is_a_round_of_its_own_and_the_first_is_not_repeated(che
     assert planned_cells(checkout) == {cell("lab-h200")}
     first = checkout.folder(cell("lab-h200")) / "outcome.json"
     before = first.read_bytes()
-    done = checkout.snakemake(*TABLE)
+    done = checkout.snakemake(*TABLES)
     assert done.returncode == 0, done.stderr
     further = Outcome.read(first.parent / "start-2/outcome.json")
     assert further.outcome == "ok", further.reason
@@ -151,7 +149,7 @@ def test_cells_of_another_cluster_are_merged_by_copying_and_another_protocol_is_
         record |= {"cell_id": target.id, "definition": definition, "definition_sha256": sha256}
         record["provenance"] |= {"host": "elsewhere", "lock_sha256": "f" * 64}
         (checkout.folder(target.id) / "outcome.json").write_text(json.dumps(record))
-    done = checkout.snakemake("partial_report", *TABLE)
+    done = checkout.snakemake("partial_report", *TABLES)
     assert done.returncode == 0, done.stderr
     with (checkout.study / "tables/starts.csv").open() as lines:
         rows = {row["cell_id"]: row for row in csv.DictReader(lines)}
@@ -180,7 +178,7 @@ def test_cells_that_matter_are_measured_on_two_gpu_types_after_one_calibration_j
         measure={"decide": ["recommendation"]},
     )
     known = known_jobs(lab)
-    done = checkout.snakemake(*TABLE, timeout_s=800)
+    done = checkout.snakemake(*TABLES, timeout_s=800)
     assert done.returncode == 0, done.stderr
     jobs = {job["JobId"]: job for job in lab.jobs() if job["JobId"] not in known}
     calibrated = [(job["Partition"], job["JOB_GRES"]) for job in jobs.values() if "calibrate_devices" in job["Comment"]]
@@ -199,7 +197,7 @@ def test_cells_that_matter_are_measured_on_two_gpu_types_after_one_calibration_j
         job = jobs[outcome.provenance["job"]["SLURM_JOB_ID"]]
         assert job["Partition"] == f"gpu-{cell_id.split('/')[0].removeprefix('lab-')}"
     assert "2 of 2 questions answered" in checkout.snakemake("status").stdout
-    again = checkout.snakemake("--dry-run", *TABLE)
+    again = checkout.snakemake("--dry-run", *TABLES)
     # Snakemake says either where it plans no job.
     said = again.stdout + again.stderr
     assert re.search(r"Nothing to be done|^total +0$", said, re.MULTILINE), said

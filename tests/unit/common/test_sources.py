@@ -73,6 +73,7 @@ def finished(tmp_path_factory):
         output.parent.mkdir(parents=True, exist_ok=True)
         output.mkdir() if output.name == "figures" else output.touch()
         os.utime(output, (1.1e9, 1.1e9))
+    snakemake(root, "--touch", "--forceall", "all")  # records the parameters of each job
     return root
 
 
@@ -82,43 +83,35 @@ def snakemake(root: Path, *options: str) -> str:
     return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True).stdout
 
 
-def planned_again(finished: Path, *edited: str) -> dict[str, set[str]]:
-    """The rules that a dry run plans after edits, each with the edited files that are its reason."""
-    modules = [Path(PACKAGE.name, name) for name in edited]
-    for module in modules:
-        assert (finished / module).is_file()
-        (finished / module).touch()
+def planned_again(finished: Path, *edited: str) -> set[str]:
+    """The rules that a dry run plans because their parameters have changed by edits, which are taken back."""
+    modules = {finished / PACKAGE.name / name: (finished / PACKAGE.name / name).read_text() for name in edited}
+    for module, text in modules.items():
+        module.write_text(f"{text}# edited\n")
     planned = snakemake(finished, "--dry-run", "all")
-    for module in modules:
-        os.utime(finished / module, (1e9, 1e9))
-    asked = dict(re.findall(r"^rule (\w+):\n(?:.*\n)*?    reason: (.*)$", planned, re.MULTILINE))
-    # The inputs of jobs are named, but for the files of the workflow, which are counted.
+    for module, text in modules.items():
+        module.write_text(text)
+    # Files of the workflow are no inputs of jobs.
     assert re.findall(r"^    input: .*\.(?:py|js)\b", planned, re.MULTILINE) == []
-    assert bool(re.search(r"^    input: .*parquet.*, \d+ files of the workflow$", planned, re.MULTILINE)) == bool(asked)
-    return {rule: {name for name in edited if name in reason} for rule, reason in asked.items()}
+    reasons = re.findall(r"^rule (\w+):\n(?:.*\n)*?    reason: (.*)$", planned, re.MULTILINE)
+    return {rule for rule, reason in reasons if "Params have changed" in reason}
 
 
 @pytest.mark.parametrize(
-    "again",
+    ("edited", "again"),
     [
         # What prints, measures or queues makes nothing again.
-        {"study/status.py": set(), "measure/run.py": set(), "prepare/workload.py": set(), "cluster/site.py": set()},
+        (["study/status.py", "measure/run.py", "prepare/workload.py", "cluster/site.py"], set()),
         # A table that is made again is new to the rules that read it, whatever else they use.
-        {
-            "parse/cell_tables.py": {"parse"},
-            "predict/predictions.py": {"predict_cells"},
-            "engines/hf/predictions.py": {"predict_cells"},
-        },
-        {"physics/formulas.py": {"predict_cells"}},
-        {"questions/knobs/table.py": {"tables"}, "tables/cell_intervals.py": {"tables"}},
-        {"present/page.py": {"report"}},
+        (["parse/cell_tables.py"], {"parse"}),
+        (["predict/predictions.py", "engines/hf/predictions.py"], {"predict_cells"}),
+        (["questions/knobs/table.py", "tables/cell_intervals.py"], {"tables"}),
+        (["present/page.py"], {"report"}),
     ],
-    ids=["nothing", "rows and predictions", "a formula", "tables", "the page"],
+    ids=["nothing", "rows", "predictions", "tables", "the page"],
 )
-def test_an_edit_makes_again_what_uses_the_module(finished, again):
-    planned = planned_again(finished, *again)
-    assert {name: {rule for rule, edited in planned.items() if name in edited} for name in again} == again
-    assert bool(planned) == any(again.values())
+def test_an_edit_makes_again_what_uses_the_module(finished, edited, again):
+    assert planned_again(finished, *edited) == again
 
 
 # What never becomes outdated by an edit: what was prepared, decided and measured, and the list of that.
@@ -133,7 +126,7 @@ def test_every_rule_depends_on_the_module_that_it_calls():
     commands = [(rule, re.findall(r"python -m workflow_scripts ([\w-]+)", rule)) for rule in rules]
     called = [(rule, names[-1]) for rule, names in commands if names]  # the last one makes the output
     made = [(rule, name) for rule, name in called if re.search(r"^ *output:$", rule, re.MULTILINE)]
-    assert {name for rule, name in made if f'sources("{COMMANDS[name]}"' not in rule} == ONCE
+    assert {name for rule, name in made if f'sources_sha256("{COMMANDS[name]}"' not in rule} == ONCE
 
 
 @pytest.mark.parametrize("name", ["analyse", "present"])
