@@ -57,7 +57,7 @@ def test_a_prediction_and_a_study(tmp_path, capsys):
     assert record.output_tokens_per_s.value == pytest.approx(asked["output_tokens_per_s"]["predicted"], rel=1e-3)
     assert not get_gpu("mine").is_called("NVIDIA H200")
     # The plan of any study on such a GPU stays apart from the study's own.
-    assert plan([f"--study={path}", f"--results={tmp_path}", "--processes=1", "--quiet", *NUMBERS]) == 0
+    assert plan([f"--study={path}", f"--results={tmp_path}", "--quiet", *NUMBERS]) == 0
     (planned,) = pd.read_parquet(tmp_path / f"{loaded.name}_own-gpu/plan/plan.parquet").to_dict("records")
     assert planned["gpu"] == "own-gpu"
     assert planned["output_tokens_per_s"] == pytest.approx(record.output_tokens_per_s.value)
