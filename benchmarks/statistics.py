@@ -215,6 +215,8 @@ GPU_GOALS = {">= 1.5 open": (0, 5)}
 def missed(kind: Kind, starts: int, found: dict[str, float]) -> list[str]:
     """The names of the goals that a row misses."""
     goals = GOALS if kind.cpu else GOALS | GPU_GOALS
+    if kind.noisy > 1:  # a cell that varies as no other study's does
+        goals = goals | {"ratio": (90, 100), "again": (90, 100), "false": (0, 9), "false on another day": (0, 9)}
     if kind.cpu and starts < 3:
         goals = {name: of for name, of in goals.items() if name != "best wrong"}
     return [name for name, (low, high) in goals.items() if found[name] < low or found[name] > high]

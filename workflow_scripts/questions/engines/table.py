@@ -27,7 +27,7 @@ _VERDICT_MEANING = (
 SCHEMA = table_schema(
     "engines",
     "Every vLLM cell beside every HuggingFace cell of the same device, model and workload. They are "
-    "comparable with equal work ([how](statistics.md#equal-work-of-engines)) and the same lock.",
+    "comparable with equal work and the same lock.",
     TEXT("study source gpu model workload", "as in `cells`"),
     TEXT("vllm_knobs", "settings of vLLM"),
     INTEGER("vllm_max_num_seqs", "sequences that may run at once"),

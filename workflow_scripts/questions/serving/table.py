@@ -15,7 +15,7 @@ from workflow_scripts.common.columns import LATENCIES, column
 from workflow_scripts.engines.engine import CLIENT_CPU_S
 from workflow_scripts.engines.registry import load_engines, without_environment
 from workflow_scripts.statistics.comparisons import CONFIDENCE, SCOPE_MEANING, mean_interval
-from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
+from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, around_mean, mean_of
 from workflow_scripts.statistics.summary import comparable_rows, numbers, records, summarise
 from workflow_scripts.study.study import is_late
 from workflow_scripts.tables.parsed_facts import REPEAT, START, read_parsed
@@ -69,8 +69,11 @@ SCHEMA = table_schema(
     TEXT("limited_by", "`client`, `users`, `server`, `load` or `unknown`"),
 )
 
-# Columns with a geometric mean over the starts and its interval.
-MEANS = ("requests_per_s", "output_tokens_per_s", "ttft_s_p50", "ttfa_s_p50", "tpot_s_p50", "itl_s_p50", "e2e_s_p50")
+# Columns with a geometric mean over the starts and its interval. Latencies near saturation vary many times as much as
+# elsewhere, so those of a load have only its own starts, and a range of the repeats with fewer than LEAST_STARTS.
+RATES = ("requests_per_s", "output_tokens_per_s")
+MEDIANS = ("ttft_s_p50", "ttfa_s_p50", "tpot_s_p50", "itl_s_p50", "e2e_s_p50")
+LEAST_STARTS = 3
 # The same for columns that depend on the arrivals so much that each start must have its own.
 TAILS = ("ttft_s_p99", "e2e_s_p99")
 GOODPUT = "goodput_requests_per_s"
@@ -92,10 +95,14 @@ SUMMARY_SCHEMA = table_schema(
     {name: SCHEMA.columns[name] for name in _OF_CELL},
     INTEGER("repeats", "valid repeats of all starts"),
     NUMBER(
-        [f"{name}{end}" for name in MEANS for end in ("", "_low", "_high")],
-        "geometric mean over the starts",
+        [f"{name}{end}" for name in RATES for end in ("", "_low", "_high")],
+        "geometric mean over the starts with its 95 % interval",
     ),
     TEXT("scope", SCOPE_MEANING),
+    NUMBER(
+        [f"{name}{end}" for name in MEDIANS for end in ("", "_low", "_high")],
+        "the same by the starts of this load alone (Student's t); below three starts the range of the repeats",
+    ),
     NUMBER(
         [f"{name}{end}" for name in TAILS for end in ("", "_low", "_high")],
         f"99th percentile of a repeat, median of the starts, with their range; null with fewer than {TAIL_REQUESTS}"
@@ -307,9 +314,15 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
     by = list(_OF_CELL)
     groups = table.groupby(by, dropna=False, sort=False)
     summary = groups.size().rename("repeats").reset_index()
-    for metric in reversed(MEANS):  # the scope is that of the first
+    for metric in reversed(RATES):  # the scope is that of the first
         (value, low, high), scope = mean_interval(summarise(table, by, metric)[1])
         summary = summary.assign(**{metric: value, f"{metric}_low": low, f"{metric}_high": high}, scope=scope)
+    for metric in MEDIANS:
+        value, low, high = own_interval(summarise(table, by, metric)[1].log)
+        of_repeats = groups[metric].agg(["min", "max"])
+        seen = np.where(of_repeats["min"] < of_repeats["max"], of_repeats.to_numpy(dtype=float).T, np.nan)
+        low, high = np.where(np.isnan(low), seen, [low, high])
+        summary = summary.assign(**{metric: value, f"{metric}_low": low, f"{metric}_high": high})
     varied = np.array([_varies(repeats) for _, repeats in groups], dtype=bool)
     long = groups["num_requests"].min().ge(TAIL_REQUESTS).to_numpy(dtype=bool)
     for metric in TAILS:
@@ -331,6 +344,19 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
     summary["saturated"] = saturated.mask(saturated.eq(False) & some_are_open).array
     summary["limited_by"] = groups["limited_by"].agg(lambda texts: ",".join(sorted(set(texts)))).array
     return summary
+
+
+def own_interval(log: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """The geometric mean of the starts of each cell with its interval by Student's t; NaN below LEAST_STARTS.
+
+    `log` are logarithms, shape (cells, starts); NaN if missing.
+    """
+    squares, count = around_mean(log)
+    enough = count >= LEAST_STARTS
+    df = np.where(enough, count - 1, np.nan)
+    half = special.stdtrit(df, (1 + CONFIDENCE) / 2) * np.sqrt(squares / df / np.maximum(count, 1))
+    mean = mean_of(log)
+    return np.exp(mean), np.exp(mean - half), np.exp(mean + half)
 
 
 def tail(log: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, BoolArray]:

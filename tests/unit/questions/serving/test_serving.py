@@ -238,6 +238,19 @@ def test_a_99th_percentile_has_an_interval_over_starts_with_arrivals_of_their_ow
         assert summary[["ttft_s_p99_low", "ttft_s_p99_high"]].iloc[0].tolist() == pytest.approx([0.1, 0.2])
 
 
+@pytest.mark.parametrize("starts", [[1, 1, 2], [1, 2, 3]])
+def test_a_median_latency_has_an_interval_by_its_own_starts_and_below_three_a_range(tmp_path, starts):
+    arrivals, firsts = np.arange(40) / 2, [0.1, 0.2, 0.4]
+    requests = [served(arrivals, arrivals + first, arrivals + 0.6) for first in firsts]
+    _, summary = tables(tmp_path, OPEN_LOAD, requests, num_requests=40, start=starts, round=starts)
+    value, low, high = summary[["ttft_s_p50", "ttft_s_p50_low", "ttft_s_p50_high"]].iloc[0]
+    if starts[-1] == 3:
+        half = stats.t.ppf(0.975, 2) * np.log(2) / 3**0.5
+        assert np.log([low, value, high]) == pytest.approx(np.log(0.2) + half * np.array([-1, 0, 1]))
+    else:
+        assert [low, high] == pytest.approx([0.1, 0.4])
+
+
 def test_the_goodput_has_an_interval_over_starts(tmp_path):
     of = {"slo": {"ttft_s": 0.2}, "requests_per_s": [2.0, 1.9, 1.8]}
     for starts, half in (([1, 2, 3], stats.t.ppf(0.975, 2) * 0.1 / 3**0.5), ([1, 1, 1], np.nan)):
