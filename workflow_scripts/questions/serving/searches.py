@@ -9,13 +9,16 @@ import pandas as pd
 
 from workflow_scripts.common.parquet import read_parquet
 from workflow_scripts.questions.serving.table import bounds_text
-from workflow_scripts.statistics.summary import comparable_rows
+from workflow_scripts.statistics.summary import comparable_rows, numbers
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.parsed_facts import START, read_parsed
 from workflow_scripts.tables.table_maker import TableInputs, makes
-from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 
 FOUND = ["highest_load", "highest_load_low", "highest_load_high"]
+# A pass with fewer requests for each sequence that may run at once ends before a queue shows: with 1,000 requests on
+# 256 sequences, 312 requests/s met the limits of a server that sustains 256.
+LEAST_REQUESTS_PER_SEQUENCE = 60
 
 SCHEMA = table_schema(
     "searches",
@@ -28,6 +31,11 @@ SCHEMA = table_schema(
     NUMBER(FOUND, "the load and its 95 % interval; only one end if it lies beyond the loads of the search"),
     INTEGER("search_passes", "passes of the search"),
     INTEGER("search_requests", "requests that they sent"),
+    FLAG(
+        "too_short",
+        f"of `highest_rate`: a pass had fewer than {LEAST_REQUESTS_PER_SEQUENCE} requests for each of "
+        "`max_concurrency_allowed`, so the rate may be higher than the server sustains",
+    ),
     NUMBER([f"{name}_predicted" for name in FOUND], "by the plan, with its band"),
 )
 
@@ -40,6 +48,9 @@ def search_table(study: Study, cells: pd.DataFrame, parsed: Path, plan: pd.DataF
         for gpu, of_gpu in searches.groupby("gpu")
     ]
     table = pd.concat(found) if found else searches.reindex(columns=[*searches.columns, *columns])
+    requests = numbers(table["search_requests"]) / numbers(table["search_passes"])
+    few = requests < LEAST_REQUESTS_PER_SEQUENCE * numbers(table["max_concurrency_allowed"])
+    table["too_short"] = few & table["find"].eq("highest_rate").to_numpy(dtype=bool)
     predicted = plan[["cell_id", *FOUND]].rename(columns={name: f"{name}_predicted" for name in FOUND})
     table = table.merge(predicted, on="cell_id").assign(slo=bounds_text(study.slo.bounds()) if study.slo else None)
     return table[list(SCHEMA.columns)]

@@ -84,7 +84,8 @@ def answers(report: Report) -> Iterator[Answer]:
             said = f"at {rounded(low)} {unit} and more" if pd.notna(low) else f"not at {rounded(high)} {unit}"
             yield Answer(YES if pd.notna(low) else NO, "Keeps the limits?", said)
         else:
-            yield Answer(YES, "Keeps the limits?", f"up to {rounded(load, low, high)} {unit}")
+            short = ", in passes too short to show a queue" if row["too_short"] is True else ""
+            yield Answer(YES, "Keeps the limits?", f"up to {rounded(load, low, high)} {unit}{short}")
     low, high, unit = _sustained(report.tables)
     if low is None and high is None:
         yield Answer(OPEN, "Keeps up with the load?", "runs are too short to say")
