@@ -29,7 +29,7 @@ VIEWS: Mapping[str, tuple[str, str, str]] = {
     **dict.fromkeys(
         ("report", "report-dark", "report-narrow"), ("", "document.querySelector('#tab-report')", "scrollTo(0, 0)")
     ),
-    "explore": ("#view=explore", "document.querySelector('#view-explore table')", "scrollTo(0, 230)"),
+    "explore": ("#view=explore", "document.querySelector('#view-explore table')", "scrollTo(0, 0)"),
     "cell": (f"#view=explore&cell={CELL}", DIALOG, TITLE.format("Timeline")),
     "blocks": (f"#view=explore&cell={CELL}", DIALOG, TITLE.format("Block map")),
     "limits": ("#view=limits", "document.querySelector('#view-limits table')", "scrollTo(0, 420)"),
