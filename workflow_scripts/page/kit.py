@@ -238,7 +238,9 @@ def _draw_lines(page: _Page, lines: Lines) -> None:
     x_ends = lines.rows.reindex(columns=["x", "x_low", "x_high"]).to_numpy(dtype=float)
     ticks = [f"{tick:,.10g}{lines.unit}" for tick in _ticks(low, high, 6)]
     left = page.width_of(ticks) + 10
-    named = ["label"] if "label" in lines.rows else _end_labels(lines, lines.rows)
+    named = _end_labels(lines, lines.rows)
+    if "label" in lines.rows:
+        named = [f"{shortened(str(name), MOST_LETTERS)}    " for name in lines.rows["series"].unique()]
     right = min(1.2 * page.width_of(named) + 16, page.width / 2.6)  # these are bold
     wide, tall = page.width / columns, page.height / rows
     for place, names in enumerate(panels):
@@ -290,7 +292,7 @@ def _draw_series(page: _Page, ax: Axes, lines: Lines, rows: pd.DataFrame) -> Non
         if "label" in joined:
             for i, row in enumerate(records(joined)):
                 # Lines of labelled points may meet at their end, so the first label has the name.
-                text = row["label"] if i else f"{row['label']}  {name}"
+                text = row["label"] if i else f"{row['label']}  {shortened(str(name), MOST_LETTERS)}"
                 _beside(page, ax, row["x"], row["y"], text, look.colour, (7, 7))
         else:
             labels.append((joined.iloc[-1], _end_label(lines, str(name), joined), look))
