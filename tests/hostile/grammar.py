@@ -17,7 +17,8 @@ import workflow_scripts
 parser: Any = re._parser  # type: ignore[attr-defined]  # how the standard library reads a pattern
 
 PACKAGE = Path(workflow_scripts.__file__).parent
-AT_START = {"match", "fullmatch", "pattern"}
+AT_START = {"match", "fullmatch"}
+METHODS = AT_START | {"search", "finditer", "findall", "split", "sub", "subn"}
 _OF_CLASS = {"CATEGORY_DIGIT": "1", "CATEGORY_WORD": "a", "CATEGORY_SPACE": " \n"}
 
 
@@ -35,7 +36,7 @@ def patterns() -> dict[str, tuple[re.Pattern[str], bool]]:
 
     def note(key: tuple[str, str], held: Any, depth: int = 0) -> None:
         if isinstance(held, re.Pattern) and isinstance(held.pattern, str):
-            how = used[key]
+            how = used[key] & METHODS
             found.setdefault(held.pattern, (held, bool(how) and how <= AT_START))
         elif depth < 4 and isinstance(held, dict | list | tuple | set | frozenset):
             for each in (*held, *(held.values() if isinstance(held, dict) else ())):
