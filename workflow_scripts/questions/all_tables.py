@@ -20,7 +20,6 @@ _MAKERS = {
     "questions.environments.table": ("environments",),
     "questions.engines.table": ("engines", "engine_decomposition"),
     "questions.serving.table": ("serving", "serving_summary"),
-    "questions.serving.latencies": ("latencies",),
     "questions.serving.conversations": ("conversations",),
     "questions.serving.searches": ("searches",),
     "questions.recommendations.table": ("recommendations",),

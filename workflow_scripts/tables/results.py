@@ -37,7 +37,6 @@ EMPTY = {
     "knobs": "no two measured cells differ in one setting alone",
     "engines": "no vLLM and no HuggingFace cell have the same device, model and workload",
     "engine_decomposition": "vLLM and HuggingFace were not both measured with one sequence and with several",
-    "latencies": "no two servers under load differ in one setting alone",
     "devices": "no two devices were measured with the same settings",
     "recommendations": "no vLLM cell was measured that could be recommended",
     "serving": "no server was measured",

@@ -26,7 +26,6 @@ from workflow_scripts.questions.knobs.table import knob_effects
 from workflow_scripts.questions.predictions.table import QUANTITIES, predictions_table
 from workflow_scripts.questions.recommendations.table import recommendations
 from workflow_scripts.questions.sections import SUBJECTS
-from workflow_scripts.questions.serving.latencies import latency_effects
 from workflow_scripts.questions.table_docs import schemas
 from workflow_scripts.questions.trust.provenance import provenance_table
 from workflow_scripts.study.grid import expand
@@ -329,7 +328,7 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     write(knobs=knob_effects(cells, 2.0), intervals=cell_intervals(cells))
     write(engines=engines, engine_decomposition=decomposition, serving=serving, serving_summary=summary)
     write(recommendations=recommendations(cells, comparisons, 2.0, {}).assign(command=f"vllm serve {SCRIPT}"))
-    write(latencies=latency_effects(cells, summary, 2.0), limits=limits_table(cells))
+    write(limits=limits_table(cells))
     write(waiting=waiting_table(cells), fragmentation=waste_table(cells), memory=capacity_table(cells))
     # A flat line that someone published for the first device.
     place = ("vllm", str(cells["model"].iloc[0]), next(iter(SPEED)))

@@ -80,7 +80,7 @@ def test_the_studys_own_comparisons_are_there(results, digest):
     assert [pair.found.verdict for pair in found] == list(pairs["verdict"])
     others = {(pair.kind, pair.found.verdict) for pair in digest.pairs if pair.kind != "setting"}
     assert {kind for kind, _ in others} == {"device", "engine"}
-    assert others <= {("device", None), *(("engine", verdict) for verdict in ("faster", "slower", "not decided"))}
+    assert others <= {("device", None), *(("engine", verdict) for verdict in ("changes", "not decided"))}
 
 
 def test_a_start_by_an_earlier_definition_says_nothing_of_how_a_cell_was_measured(tmp_path):

@@ -7,22 +7,20 @@ embeds it, so a report can be compared without the folder that it was made from.
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from workflow_scripts.questions.compare.digest import Digest, DigestCell, Found, Mean, Pair
-from workflow_scripts.questions.devices.table import SCHEMA as RATIOS
-from workflow_scripts.questions.engines.table import SCHEMA as ENGINES
-from workflow_scripts.questions.engines.table import with_cell_ids
-from workflow_scripts.questions.knobs.table import PAIR
-from workflow_scripts.questions.knobs.table import SCHEMA as EFFECTS
+from workflow_scripts.questions.comparisons.table import DEVICE, ENGINE, LIKELY
+from workflow_scripts.questions.comparisons.table import SCHEMA as COMPARISONS
+from workflow_scripts.questions.knobs.pairs import STEADY
 from workflow_scripts.questions.limits.table import SCHEMA as LIMITS
 from workflow_scripts.questions.waiting.table import SCHEMA as WAITING
 from workflow_scripts.questions.waiting.table import means_without_waiting
-from workflow_scripts.statistics.comparisons import mean_errors
-from workflow_scripts.statistics.summary import RATE, cell_ids, cell_summary, comparable_rows, knob_columns, records
+from workflow_scripts.statistics.comparisons import NOT_DECIDED, mean_errors
+from workflow_scripts.statistics.summary import RATE, cell_summary, comparable_rows, knob_columns, records
 from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.setting_words import labels
@@ -84,7 +82,7 @@ def digest_of(study: Study, cells: pd.DataFrame, table: Table) -> Digest:
         study=study.name,
         settings=study.model_dump(mode="json", include=SETTINGS),
         cells=digest_cells,
-        pairs=list(_pairs({cell.id for cell in digest_cells}, table)),
+        pairs=list(_pairs({cell.id for cell in digest_cells}, table(COMPARISONS.name))),
     )
 
 
@@ -124,27 +122,21 @@ def _ceilings(limits: pd.DataFrame) -> dict[str, dict[str, float]]:
     return ceilings
 
 
-def _pairs(cells: set[str], table: Table) -> Iterator[Pair]:
-    effects, ratios, engines = table(EFFECTS.name), table(RATIOS.name), table(ENGINES.name)
-    effects, ratios = effects[effects["comparison"] == PAIR], ratios[ratios["metric"] == RATE]
-    engines = with_cell_ids(engines[engines["comparable"].fillna(False)])
-    of_devices = {"cell_id": cell_ids(ratios, "gpu_a"), "baseline_cell_id": cell_ids(ratios, "gpu_b")}
-    for part in (
-        effects.assign(kind="setting", name=effects["knob"]),
-        ratios.assign(kind="device", name="device", verdict=None, **of_devices),
-        engines.assign(kind="engine", name="engine").rename(columns=lambda name: name.removeprefix("improvement_")),
-    ):
-        for row in records(part[part["ratio"].notna()]):
-            if {row["cell_id"], row["baseline_cell_id"]} <= cells:
-                result = Found(
-                    ratio=_rounded(row["ratio"]),
-                    low=_finite(row["ratio_again_low"]),
-                    high=_finite(row["ratio_again_high"]),
-                    scope=row["scope"] if isinstance(row["scope"], str) else None,
-                    verdict=row["verdict"],
-                )
-                of_cells = {"cell": row["cell_id"], "baseline": row["baseline_cell_id"]}
-                yield Pair(kind=row["kind"], name=row["name"], **of_cells, found=result)
+def _pairs(cells: set[str], compared: pd.DataFrame) -> Iterator[Pair]:
+    """The study's own comparisons; of a knob those with the first value. Only settings and engines have a verdict."""
+    decides = compared["verdict"].notna() & compared["metric"].isin([RATE, STEADY]) & compared["ratio"].notna()
+    rows = compared[decides & compared["from_first"].fillna(True)]
+    for row in records(rows[rows["a"].isin(cells) & rows["b"].isin(cells)]):
+        kind: Literal["setting", "device", "engine"] = row["kind"] if row["kind"] in (DEVICE, ENGINE) else "setting"
+        result = Found(
+            ratio=_rounded(row["ratio"]),
+            low=_finite(row["again_low"]),
+            high=_finite(row["again_high"]),
+            scope=row["scope"] if isinstance(row["scope"], str) else None,
+            verdict=None if kind == DEVICE else NOT_DECIDED if row["verdict"] == LIKELY else row["verdict"],
+        )
+        name = row["name"] if kind == "setting" else kind
+        yield Pair(kind=kind, name=name, cell=row["b"], baseline=row["a"], found=result)
 
 
 def _rounded(value: float) -> float:

@@ -379,10 +379,6 @@ def _varies(repeats: pd.DataFrame) -> bool:
     return repeats["load"].iloc[0] not in (OPEN, RAMP) or bool(midway_s.diff().min() > _ARRIVES_APART_S)
 
 
-def has_servers(inputs: TableInputs) -> bool:
-    return any(load_engines()[cell.engine].serves for cell in inputs.grid)
-
-
 @makes(SCHEMA, SUMMARY_SCHEMA)
 def make_tables(inputs: TableInputs) -> tuple[pd.DataFrame, pd.DataFrame]:
     study, cells = inputs.study, inputs.cells
