@@ -288,8 +288,8 @@ def like(kind: str, heading: str) -> bool:
     >>> like("tp", "TP (1)"), like("sequences", "Conc.*"), like("prompt_tokens", "Input Length [tok]")
     (True, True, True)
     """
-    name = _FOOTNOTE.sub("", heading).strip(" -#.`")
-    names = (name, re.sub(r"\s*[(\[][^()\[\]]*[)\]]$", "", name))
+    name = _FOOTNOTE.sub("", heading)
+    names = (part.strip(" -#.`") for part in (name, re.sub(r"\s*[(\[][^()\[\]]*[)\]]\s*$", "", name)))
     return any(re.fullmatch(_PATTERNS[kind], each, re.IGNORECASE) for each in names)
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG, get_model, load_gpus
@@ -285,6 +285,14 @@ NAMES = {
 marked = {kind: st.tuples(st.sampled_from(names), st.sampled_from(MARKS)).map("".join) for kind, names in NAMES.items()}
 
 
+@example(
+    heads={"sequences": "Conc. (all)", "tp": "TP", "throughput": "tok/s"},
+    gpu="H100",
+    tp=1,
+    sequences=1,
+    per_gpu="",
+    form="long",
+)
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     heads=st.fixed_dictionaries(marked),
