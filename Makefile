@@ -122,7 +122,7 @@ bench-predict: $(VENV)/cpu.installed ## measure how well one minute of calibrati
 bench-external: $(VENV)/cpu.installed ## predict public runs of others and compare, by group (RUNS=folder with runs.csv, ARGS="--out FILE")
 	$(BIN)/python -m benchmarks.external $(RUNS) $(ARGS)
 
-variation: $(VENV)/cpu.installed ## renew how much GPUs vary (config/variation.yaml) from all evidence in config/reference/
+variation: $(VENV)/cpu.installed ## print how much GPUs vary by all evidence in config/reference/
 	for study in $(notdir $(wildcard config/reference/*)); do $(BIN)/python -m tarfile -e config/reference/$$study/evidence.tar.xz results && \
 		$(BIN)/snakemake --cores $(CORES) --configfile config/studies/$$study.yaml -- partial_report || exit 1; done
 	$(BIN)/python -m benchmarks.variance --of $(patsubst config/reference/%,results/%/tables,$(wildcard config/reference/*)) $(ARGS)
