@@ -200,6 +200,11 @@ class _Page:
     marks: list[tuple[Axes, float, float, str, str, list[float]]] = field(default_factory=list)
 
     @property
+    def letters(self) -> int:
+        """Of a label at the end of a line."""
+        return MOST_LETTERS - 7 * self.narrow
+
+    @property
     def points(self) -> float:
         return self.text_px * 0.75
 
@@ -238,9 +243,9 @@ def _draw_lines(page: _Page, lines: Lines) -> None:
     x_ends = lines.rows.reindex(columns=["x", "x_low", "x_high"]).to_numpy(dtype=float)
     ticks = [f"{tick:,.10g}{lines.unit}" for tick in _ticks(low, high, 6)]
     left = page.width_of(ticks) + 10
-    named = _end_labels(lines, lines.rows)
+    named = _end_labels(page, lines)
     if "label" in lines.rows:
-        named = [f"{shortened(str(name), MOST_LETTERS)}    " for name in lines.rows["series"].unique()]
+        named = [f"{shortened(str(name), page.letters)}    " for name in lines.rows["series"].unique()]
     right = min(1.2 * page.width_of(named) + 16, page.width / 2.6)  # these are bold
     wide, tall = page.width / columns, page.height / rows
     for place, names in enumerate(panels):
@@ -292,10 +297,10 @@ def _draw_series(page: _Page, ax: Axes, lines: Lines, rows: pd.DataFrame) -> Non
         if "label" in joined:
             for i, row in enumerate(records(joined)):
                 # Lines of labelled points may meet at their end, so the first label has the name.
-                text = row["label"] if i else f"{row['label']}  {shortened(str(name), MOST_LETTERS)}"
+                text = row["label"] if i else f"{row['label']}  {shortened(str(name), page.letters)}"
                 _beside(page, ax, row["x"], row["y"], text, look.colour, (7, 7))
         else:
-            labels.append((joined.iloc[-1], _end_label(lines, str(name), joined), look))
+            labels.append((joined.iloc[-1], _end_label(page, lines, str(name), joined), look))
     ax.set(xlabel="", ylabel="")
     if lines.dots is not None:
         dots = lines.dots[lines.dots["series"].isin(rows["series"])]
@@ -312,16 +317,16 @@ def _draw_series(page: _Page, ax: Axes, lines: Lines, rows: pd.DataFrame) -> Non
                 _beside(page, ax, first["x"], first["y"], text, look.colour, (9, -14 if place else 14))
 
 
-def _end_label(lines: Lines, name: str, rows: pd.DataFrame) -> str:
+def _end_label(page: _Page, lines: Lines, name: str, rows: pd.DataFrame) -> str:
+    """The name of a line, with the value at its end if it was measured; a long name is shortened, not the value."""
     last = rows.iloc[-1]
-    if not lines.looks[name].measured:
-        return name
-    return f"{name} {rounded(last['y'], last['low'], last['high'])}{lines.unit}".strip()
+    value = f" {rounded(last['y'], last['low'], last['high'])}{lines.unit}" if lines.looks[name].measured else ""
+    return f"{shortened(name, page.letters - len(value))}{value}".strip()
 
 
-def _end_labels(lines: Lines, rows: pd.DataFrame) -> list[str]:
-    ends = [_end_label(lines, str(name), part.dropna(subset="y")) for name, part in rows.groupby("series", sort=False)]
-    return [shortened(text, MOST_LETTERS) for text in ends] + [reference.label for reference in lines.references]
+def _end_labels(page: _Page, lines: Lines) -> list[str]:
+    series = lines.rows.dropna(subset="y").groupby("series", sort=False)
+    return [_end_label(page, lines, str(name), part) for name, part in series] + [of.label for of in lines.references]
 
 
 def _write_ends(page: _Page, ax: Axes, labels: Sequence[tuple[float, float, str, str, bool]]) -> None:
@@ -334,7 +339,7 @@ def _write_ends(page: _Page, ax: Axes, labels: Sequence[tuple[float, float, str,
         page.write(
             float(x) + 9,
             page.height - up,
-            shortened(text, MOST_LETTERS),
+            text,
             color=colour,
             fontweight="bold" if bold else "normal",
         )
