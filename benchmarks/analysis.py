@@ -27,7 +27,7 @@ from workflow_scripts.common.command import run_command
 GOAL_S, GOAL_GB = 60, 1
 CHECKED_CELLS, MOST_GROWTH = (500, 2000), 4.8
 # CPU time of each command for 2,000 cells, in yardsticks: about 1.5 times what it takes.
-BUDGETS = {"plan": 14, "tables": 20, "figures": 20, "page": 25}
+BUDGETS = {"plan": 6, "tables": 27, "figures": 12, "page": 11}
 # Sorting and multiplying, of fixed size.
 YARDSTICK = """
 import numpy as np
