@@ -31,6 +31,7 @@ GROUPS = {
         "sbatch": "cluster.site",
         "status": "study.status",
         "archive": "study.archive",
+        "columns": "questions.table_docs",
         "tables": "questions.make_tables",
         "compare": "questions.compare.compare",
         "export": "deploy.export",
@@ -55,7 +56,7 @@ STEPS = {
         "next-round": "questions.knobs.decide_round",
         "report": "present.page",
     },
-    "Upkeep of the project": {"write-schemas": "study.schemas", "write-table-docs": "questions.table_docs"},
+    "Upkeep of the project": {"write-schemas": "study.schemas"},
     "Processes that other commands start": {"sample-device": "measure.trace"},
 }
 COMMANDS = {name: module for group in (GROUPS | STEPS).values() for name, module in group.items()}

@@ -1,8 +1,8 @@
-"""Write docs/tables.md from the schemas of the tables.
+"""Print what each column of a table means, from the tables' schemas.
 
-    kvsweep write-table-docs
+    kvsweep columns repeats
 
-Each schema holds the meaning and unit of its columns.
+Without a name, of all tables, as Markdown. `kvsweep columns --write-index` writes docs/tables.md, which has no columns.
 """
 
 import re
@@ -14,13 +14,15 @@ import pandera.pandas as pa
 
 from workflow_scripts.common.columns import COLUMNS
 from workflow_scripts.common.command import command, option
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
+from workflow_scripts.common.wording import allowed_names
 from workflow_scripts.questions.all_tables import makers
 from workflow_scripts.statistics.comparisons import ANOTHER_RUN
 from workflow_scripts.tables.typed_tables import KNOBS
 
 INTERVAL = "its 95 % interval"
-HEAD = """<!-- Written by `kvsweep write-table-docs` from the schemas of the tables. -->
+HEAD = """<!-- Written by `kvsweep columns --write-index` from the schemas of the tables. -->
 
 # Tables
 
@@ -29,8 +31,9 @@ them. Names end in their unit; `_pct` is per cent, a share lies between 0 and 1.
 percentiles. An unknown value is null, never zero. `source` is `measured`, `imported` (measured elsewhere), `predicted`,
 `published` or `simulated`. A table that a study does not need has no rows.
 
-Not listed, unless described otherwise: `{x}_low` and `{x}_high`, the 95 % interval of `{x}`; and `{x}_again_low` and
-`{x}_again_high`, between which 95 % of further runs with as many starts measure `{x}` (verdicts do not use them).
+`kvsweep columns TABLE` prints what each column means, and so does `results.meanings("TABLE")` in Python. Not listed
+there, unless described otherwise: `{x}_low` and `{x}_high`, the 95 % interval of `{x}`; and `{x}_again_low` and
+`{x}_again_high`, between which 95 % of further runs with as many starts measure `{x}`.
 """
 
 
@@ -91,7 +94,7 @@ def _section(schema: pa.DataFrameSchema, first: Mapping[tuple[str, str], str]) -
     elsewhere: dict[str, list[str]] = {}
     for name, meaning in _columns(schema):
         reference = re.fullmatch(r"as in `(\w+)`", meaning)
-        table = reference[1] if reference else first[name, meaning]
+        table = reference[1] if reference else first.get((name, meaning), schema.name)
         columns = own.setdefault(meaning, []) if table == schema.name else elsewhere.setdefault(table, [])
         columns.append(f"`{'knob_*' if name == KNOBS else name}`")
     lines = [f"- {', '.join(names)}: {meaning}" for meaning, names in own.items()]
@@ -100,8 +103,24 @@ def _section(schema: pa.DataFrameSchema, first: Mapping[tuple[str, str], str]) -
     return "\n".join([f"## {schema.name}\n", f"{schema.description}\n", *lines, *([f"\n{notes}"] if notes else []), ""])
 
 
+def index() -> str:
+    """The tables with what a row of each is, without their columns."""
+    return "\n".join([HEAD, *(f"## {schema.name}\n\n{schema.description}\n" for schema in schemas())])
+
+
 @command(
-    "write-table-docs", option("--out", type=Path, default=Path("docs/tables.md"), help="file to write (%(default)s)")
+    "columns",
+    option("table", nargs="*", help="names of tables; all if none is given"),
+    option("--write-index", action="store_true", help="write docs/tables.md instead"),
 )
 def main(args: Namespace) -> None:
-    write_text(args.out, documentation())
+    if args.write_index:
+        return write_text(Path("docs/tables.md"), index())
+    by_name = {schema.name: schema for schema in schemas()}
+    for name in args.table:
+        if name not in by_name:
+            raise InputError(f"there is no table {name!r}; {allowed_names(name, by_name)}")
+        print(_section(by_name[name], {}))
+    if not args.table:
+        print(documentation())
+    return None

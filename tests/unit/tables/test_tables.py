@@ -6,7 +6,8 @@ import pytest
 
 from tests.unit.questions.synthetic_cells import cell, table
 from workflow_scripts.common.csv_rows import read_rows
-from workflow_scripts.questions.table_docs import documentation, schemas
+from workflow_scripts.questions.table_docs import index, schemas
+from workflow_scripts.questions.table_docs import main as columns
 from workflow_scripts.tables import typed_tables as tables
 from workflow_scripts.tables.measurements import split
 from workflow_scripts.tables.typed_tables import (
@@ -133,8 +134,16 @@ def test_the_cells_that_other_tests_make_up_are_as_the_schema_has_them():
 
 
 def test_every_table_and_column_is_documented_with_what_its_schema_says():
-    assert DOCUMENTATION.read_text(encoding="utf-8") == documentation(), "run: kvsweep write-table-docs"
+    assert DOCUMENTATION.read_text(encoding="utf-8") == index(), "run: kvsweep columns --write-index"
     columns_of = {schema.name: schema.columns for schema in SCHEMAS}
     assert len(columns_of) == len(SCHEMAS)
     assert set(columns_of) == set(tables.TABLE_SCHEMAS) - {"try"}
     assert [name for found in columns_of.values() for name, of in found.items() if not of.description] == []
+
+
+def test_columns_of_a_table_are_printed_and_an_unknown_table_is_refused(capsys):
+    assert columns(["waiting"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"`{name}`" in said for name in ("device_s", "launch_s", "arrival_s"))
+    assert columns(["waitin"]) == 2
+    assert "did you mean 'waiting'" in capsys.readouterr().err
