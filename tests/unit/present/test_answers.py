@@ -38,7 +38,7 @@ def test_a_setting_has_the_verdict_of_its_comparison(report, case):
 def test_the_answers_of_made_up_results_are_those_of_their_tables(report):
     (ladder,) = ladder_answers(report)
     assert (ladder.verdict, ladder.question) == ("No", "Flat in max-num-seqs?")
-    assert ladder.answer.endswith("× on the H200, 1 to 256 sequences")
+    assert ladder.answer.endswith("× on the H200, 1 to 64 sequences")
     (of,) = device_answers(report)
     assert of.question.startswith("As fast as its bandwidth, ")
     assert [bar.label for bar in of.bars] == ["at 1", "at 256"]

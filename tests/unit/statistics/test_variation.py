@@ -68,7 +68,7 @@ def test_a_noisy_cell_is_believed_and_does_not_make_the_others_noisy():
     log[0] *= 8
     found = samples(log, within=1e-6, within_df=10).variation.starts
     assert found.variance[0] > 0.4 * log[0].var(ddof=1)
-    assert found.variance[1:].max() < 0.0003
+    assert found.variance[1:].max() < 0.0004
 
 
 def test_other_cells_of_the_study_tell_how_much_a_single_start_varies():
