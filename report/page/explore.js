@@ -230,7 +230,7 @@ export function showExplore(panel, store) {
     el("button", { type: "button", class: "plain", onclick: () => form.firstChild.replaceWith(filterBy(update(Object.fromEntries(["hide", ...facets.map((facet) => facet.id)].map((id) => [id, []]))))) }, "Clear the filter"),
   );
   panel.replaceChildren(
-    el("h2", {}, "Explore"),
+    el("h1", {}, "Explore"),
     ...[legend, box, controls, form, summary],
     el("p", { class: "note" }, "A point is the value of a cell. Its bar is the 95 % interval, or the range of the repeats if no interval is known; of up to 200 cells, short lines across it are the repeats. Lines join cells of one environment that differ only in the setting below the chart. Points of the same setting stand side by side, so that they do not hide each other. Hollow points failed a check. Click a point or the settings in a row to open the cell."),
     table,

@@ -172,7 +172,7 @@ export function showLimits(panel, store) {
     table.replaceChildren(longTable(`Settings by ${GOALS.get(goal)}, those within the limits first`, headings, rows, headings.map((_, i) => i > isLimited)));
   }
   panel.replaceChildren(
-    el("h2", {}, "Your limits"),
+    el("h1", {}, "Your limits"),
     el("p", { class: "lead" }, "Set how long a request may take and what a device costs. A setting keeps a limit if the chosen share of its requests does so in every repeat. An empty field sets no limit."),
     el("div", { class: "controls" }, Object.values(inputs).map(({ node }) => node), prices.map(({ node }) => node)),
     ...[out, legend, box],

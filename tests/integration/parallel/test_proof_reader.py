@@ -253,7 +253,7 @@ def test_every_interval_of_a_mark_is_one_of_the_tables(tables, page):
                     for pair in [(a, b), *([(1 / b, 1 / a)] if a > 0 else [])]:
                         ends.add(tuple(number(end * factor) for end in pair))
     # A prediction's band is drawn over the measured rate.
-    rows = tables["predictions"].dropna(subset=["low", "high", "measured"])
+    rows = tables["predictions"].dropna(subset=["low", "high", "measured"]).query("measured > 0")
     ends |= {tuple(number(of / row.measured) for of in (row.low, row.high)) for row in rows.itertuples()}
     intervals = [(found, text) for text in chain(*page.marks.values()) for found in INTERVAL.findall(text)]
     assert len(intervals) > 3

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.needs_tool("chromium")
 AXE = Path(__file__).parents[2] / "vendor" / "axe-core" / "axe.min.js"
 CELL = "l40s/vllm/llama-3.1-8b-instruct/chat/bs16-seqs16-len4096"
 VIEWS = "[...document.querySelectorAll('[role=tab]')].map((tab) => tab.id)"
-DRAWN = "![...document.querySelectorAll('[role=tabpanel]:not([hidden])')].some((p) => !p.querySelector('h2, section'))"
+DRAWN = "![...document.querySelectorAll('[role=tabpanel]:not([hidden])')].some((p) => !p.querySelector('h1, section'))"
 CHECK = """axe.run(document, {resultTypes: ["violations"]}).then((found) => found.violations.flatMap((violation) =>
     violation.nodes.map((node) => `${violation.id}: ${node.html.slice(0, 200)} ${node.failureSummary}`)))"""
 

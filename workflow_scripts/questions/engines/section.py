@@ -96,8 +96,7 @@ SUBJECT = Subject(
             {
                 **PLACE_HEADINGS,
                 "factor": "Step",
-                "numerator": "From",
-                "denominator": "Over",
+                "vllm_max_num_seqs": "Sequences of vLLM",
                 "ratio": "Ratio (95 % interval)",
                 "verdict": "Verdict",
                 "share_pct": "Share of the whole",
