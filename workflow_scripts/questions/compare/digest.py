@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import FailFast, Field, JsonValue, model_validator
 
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import read_bytes, read_text, read_zipped, unpacked
+from workflow_scripts.common.files import opened, read_bytes, read_text, read_zipped, unpacked
 from workflow_scripts.common.records import StrictRecord
 from workflow_scripts.study.paths import DIGEST
 
@@ -138,7 +138,9 @@ def read_digest(place: Path) -> Digest:
                 "`snakemake partial_report` writes the digest of what has been measured"
             )
         place = there[0]
-    if zipfile.is_zipfile(place):
+    with opened(place) as file:
+        is_archive = zipfile.is_zipfile(file)
+    if is_archive:
         content = read_zipped(place, f"results/*/tables/{DIGEST}")
         if content is None:
             raise DigestError(f"{place}: an archive without results/STUDY/tables/{DIGEST}")
