@@ -283,17 +283,16 @@ def test_a_verdict_is_one_of_five_and_agrees_with_the_tables(folder, tables, pag
     assert verdicts <= {"Yes", "No", "Partly", "Likely", "Open"}
     assert 3 <= len(page.answers) <= 7
     # A ratio that decides is one of a comparison that is shown to differ, or whose own interval excludes 1.
-    effects, engines = tables["knobs"], tables["engines"].rename(columns=lambda of: of.removeprefix("improvement_"))
-    decided = pd.concat([effects[effects["verdict"] == "changes"], tables["devices"]])
-    excluded = pd.concat([effects, engines, tables["devices"]])
-    excluded = excluded[(excluded["ratio_low"] > 1) | (excluded["ratio_high"] < 1)]
+    compared = tables["comparisons"]
+    decided = compared[compared["verdict"].eq("changes") | compared["kind"].eq("device")]
+    excluded = compared[(compared["low"] > 1) | (compared["high"] < 1)]
     for answer in page.answers:
         for text in re.findall(rf"({NUMBER})×", answer["ans"]):
             of = {"Yes": decided, "No": decided, "Likely": excluded}.get(answer["verdict"].split()[-1])
             if of is not None:
                 ratios = [
-                    *zip(of["ratio"], of["ratio_low"], of["ratio_high"], strict=True),
-                    *zip(1 / of["ratio"], 1 / of["ratio_high"], 1 / of["ratio_low"], strict=True),
+                    *zip(of["ratio"], of["low"], of["high"], strict=True),
+                    *zip(1 / of["ratio"], 1 / of["high"], 1 / of["low"], strict=True),
                 ]
                 assert text in {rounded(*ends) for ends in ratios}, answer
     asked = {"two_gpus": "bandwidth", "h200_later": "Predictions"}.get(folder.name, "")

@@ -38,7 +38,7 @@ def sentence(report: Report) -> str:
     first, last = (records(ends)[end] for end in (0, -1))
     low, high = (rounded(of["y"], of["low"], of["high"]) for of in (first, last))
     device = device_names(report.tables)[first["gpu"]]
-    return f"On the {device}, a token takes {low} to {high} ms as more sequences run."
+    return f"On the {device}, tokens take {low} to {high} ms with more sequences."
 
 
 SUBJECT = Subject(
