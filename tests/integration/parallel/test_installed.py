@@ -41,7 +41,7 @@ def test_every_public_command_works_outside_a_checkout(empty, tmp_path):
     study = folder / "config/studies/two_gpus.yaml"
     with tarfile.open(folder / "config/reference/two_gpus/evidence.tar.xz") as packed:
         packed.extractall(tmp_path / "results", filter="data")
-    assert run(kvsweep, "check", study, cwd=tmp_path).endswith(": 25 cells on h100-sxm, h200\n")
+    assert ": 25 cells on h100-sxm, h200\n" in run(kvsweep, "check", study, cwd=tmp_path)
     assert "infeasible" in run(kvsweep, "status", "--study", study, cwd=tmp_path)
     assert "25 cells" in run(kvsweep, "plan", "--study", study, cwd=tmp_path)
 
