@@ -27,9 +27,11 @@ from workflow_scripts.study.setting_words import setting_phrase
 from workflow_scripts.tables.results import RATE, STEADY, MissingError, records, under_load
 
 LEAST_ANSWERS, MOST_ANSWERS, PICTURES, MOST_FASTEST, MOST_DEVICES = 3, 7, 2, 5, 3
+# The settings that the number of sequences follows from.
+SEQUENCES = ("knob_max_num_seqs", "knob_batch_size")
 TPOT, TTFT, ENERGY = "tpot_s_p50", "ttft_s_p50", "energy_j_per_output_token"
 # Words of a composed title, letters of a name in it, of work and of a reason.
-MOST_WORDS, MOST_NAME, MOST_WORK, MOST_REASON = 8, 28, 46, 80
+MOST_WORDS, MOST_NAME, MOST_WORK, MOST_REASON = 8, 28, 52, 80
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 _FINE_TICKS = (1, 1.1, 1.2, 1.5, 2, 3, 5, 0.9, 0.8, 0.7, 0.5)
 
@@ -316,9 +318,10 @@ def _best(report: Report) -> Iterator[dict[str, Any]]:
         measure = metrics[chosen] if chosen else RATE
         known = {row["cell_id"]: row for row in records(rates[measure].reset_index()) if row["cell_id"] in of_cell}
         if known:
-            # Of settings that are not shown to differ, the recommended one.
             cell = chosen if chosen in known else max(known, key=lambda of: known[of]["value"])
-            yield {**of_cell[cell], **known[cell], "full": measure == STEADY}
+            varied = [of for of in tables.knobs if of not in SEQUENCES and of_place[of].nunique(dropna=False) > 1]
+            settings = [setting_phrase(of, of_cell[cell][of]) for of in varied if pd.notna(of_cell[cell][of])]
+            yield {**of_cell[cell], **known[cell], "full": measure == STEADY, "settings": settings}
 
 
 def _work(report: Report, row: dict[str, Any]) -> str:
@@ -331,7 +334,5 @@ def _work(report: Report, row: dict[str, Any]) -> str:
         parts.append("HuggingFace" if str(row["engine"]).startswith("hf") else row["engine"])
     if row["model"] != report.grid["model"].value_counts().index[0]:
         parts.append(row["model"])
-    knob = "knob_enable_prefix_caching"
-    if knob in cell and pd.notna(cell[knob]):
-        parts.append(setting_phrase(knob, cell[knob]))
+    parts += row["settings"]
     return ", ".join(map(str, parts)) + ", while full" * bool(row["full"])
