@@ -365,6 +365,28 @@ def test_a_cell_has_one_value_of_a_measure_in_every_table_of_the_page_and_in_its
             )
 
 
+def test_a_recommendation_has_the_highest_mean_and_names_all_that_is_not_shown_to_be_slower(folder, tables):
+    ids = tables["cells"].set_index(["gpu", "engine", "model", "workload", "knobs"])["cell_id"]
+    pairs = tables["comparisons"].query("kind == 'knob'").dropna(subset="verdict")
+    falls = pairs["ratio"] < 1
+    pairs = pairs.assign(slower=pairs["b"].where(falls, pairs["a"]), faster=pairs["a"].where(falls, pairs["b"]))
+    changes = pairs.query("verdict == 'changes'")
+    environments = {row.cell_id: (row.lock_sha256, row.processor) for row in tables["starts"].itertuples()}
+    checked = 0
+    for row in tables["recommendations"].query("role == 'best_throughput'").itertuples():
+        of_place = ids[row.gpu, "vllm", row.model, row.workload]
+        rates = tables["intervals"].query("measure == @row.metric").set_index("cell_id")["value"].reindex(of_place)
+        alike = rates[[environments.get(of) == environments[row.cell_id] for of in of_place]]
+        assert row.rate == pytest.approx(alike.max(), rel=1e-9)
+        ties = set(of_place[row.ties.split(", ")]) if pd.notna(row.ties) else set()
+        slower = set(changes.loc[changes["faster"].isin({row.cell_id, *ties}), "slower"])
+        compared = set(pairs.query("metric == @row.metric and faster == @row.cell_id")["slower"])
+        assert compared <= ties | slower, row.cell_id
+        assert not ties & slower, row.cell_id
+        checked += len(compared)
+    assert checked or folder.name != "two_gpus"
+
+
 def test_kv_memory_in_use_is_at_most_that_of_the_blocks_in_use(tables):
     repeats = tables["repeats"].dropna(subset=["kv_bytes_used_mean", "kv_cache_usage_mean"])
     blocks = repeats["kv_cache_usage_mean"] * repeats["kv_bytes_reserved_mean"]
