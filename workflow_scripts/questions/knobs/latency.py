@@ -38,7 +38,8 @@ def sentence(report: Report) -> str:
     first, last = (records(ends)[end] for end in (0, -1))
     low, high = (rounded(of["y"], of["low"], of["high"]) for of in (first, last))
     device = device_names(report.tables)[first["gpu"]]
-    return f"On the {device}, tokens take {low} to {high} ms with more sequences."
+    times = f"{low} ms" if low == high else f"{low} to {high} ms with more sequences"
+    return f"On the {device}, tokens take {times}."
 
 
 SUBJECT = Subject(
