@@ -213,8 +213,8 @@ def test_a_further_start_has_the_repeats_that_the_first_one_shows_to_be_best(tmp
         monkeypatch.setattr(command, "load_study", lambda _, of=of: of)
         assert call(tmp_path, cell, "--start", str(number), "--round", str(number)) == 0
     repeats = [Outcome.read(path).definition["repeats"] for path in paths.outcomes(cell).values()]
-    # A start takes as long as 100 repeats, and varies by 9.1 %, a repeat by 7.1 %.
-    assert repeats == [study.repeats, study.repeats, 8]
+    # A start takes as long as 100 repeats, and varies by 8.0 %, a repeat by 7.1 %.
+    assert repeats == [study.repeats, study.repeats, 9]
 
 
 @pytest.mark.parametrize("node", [None, "n-7"])
@@ -237,7 +237,7 @@ def test_on_the_wrong_device_a_cell_has_no_outcome_not_in_the_last_attempt_eithe
 
 def test_a_cells_lock_is_this_users_alone_and_names_its_holder(tmp_path, capsys):
     lock = tmp_path / "locks/a.lock"
-    with command._held(lock), ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool, command._held(lock):  # released before the pool waits
         assert lock.stat().st_mode & 0o777 == 0o600
         second = pool.submit(lambda: command._held(lock))
         said = wait_for(lambda: capsys.readouterr().out, what="the message")
