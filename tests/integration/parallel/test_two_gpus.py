@@ -49,7 +49,10 @@ def test_block_sizes_differ_only_by_waiting(two_gpus):
     sizes = effects[(effects["knob"] == "block_size") & (effects["comparison"] == "pair")].set_index("value")
     assert sizes["device_ratio"].tolist() == pytest.approx([1] * 3, abs=0.02)
     assert sizes.loc["128", "ratio"] > 1.02
-    assert sizes.loc["128", "only_waiting"]
+    # The GPU's own time is known to 4 %, so it is not shown to be equal within the margin of 2 %.
+    assert not sizes["only_waiting"].any()
+    half_widths = sizes["device_ratio_high"] / sizes["device_ratio_low"] - 1
+    assert half_widths.between(0.05, 0.12).all()
     # 12 requests at one sequence, 512 at 256
     chat = effects[(effects["knob"] == "max_num_seqs") & (effects["workload"] == "chat")]
     assert chat[chat["value"] == "256"]["device_ratio"].isna().all()
@@ -123,7 +126,7 @@ def test_claims_that_these_cells_decide(two_gpus):
         "kv-share-of-memory": "not testable here",  # the source names no model
         "utilization-is-for-the-kv-cache": "contradicted",
         "faster-for-a-single-request": "not testable here",  # the source's model has 135M parameters
-        "thirty-to-a-hundred-times-faster": "not decided",  # 51 over single requests, from 12 to 225
+        "thirty-to-a-hundred-times-faster": "supported",  # 51 over single requests, from 38 to 68
         "kv-blocks-control-throughput": "contradicted",
         "hf-reserves-max-new-tokens": "contradicted",
         "speedup-of-a-shared-system-prompt": "not testable here",  # the source states no lengths
