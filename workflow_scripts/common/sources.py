@@ -22,7 +22,7 @@ def sources(*modules: str) -> list[str]:
     Among them are files of figures in config/ that a module names. Modules imported by name at run time are not found.
 
     >>> [Path(file).name for file in sources("common.sources")]
-    ['__init__.py', '__init__.py', 'checkout.py', 'sources.py']
+    ['__init__.py', '__init__.py', 'checkout.py', 'faults.py', 'files.py', 'printable.py', 'sources.py']
 
     Raises ValueError if the package has no such module.
     """

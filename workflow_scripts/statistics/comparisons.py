@@ -186,8 +186,8 @@ def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
     ...     known_elsewhere(False).of_cells(2),
     ... )
     >>> found = compare(cells, [0], [1])
-    >>> [round(float(end[0]), 2) for end in found.interval()], str(found.scope[0])
-    ([2.0, 1.88, 2.12], 'between starts on this device')
+    >>> [round(float(end[0]), 1) for end in found.interval()], str(found.scope[0])
+    ([2.0, 1.9, 2.1], 'between starts on this device')
     """
     a, b = np.broadcast_arrays(np.asarray(a, dtype=int), np.asarray(b, dtype=int))
     # If starts are missing, each start of a cell counts for less.

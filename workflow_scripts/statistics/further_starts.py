@@ -169,8 +169,8 @@ def another_start(samples: Samples) -> AnotherStart:
     >>> log, no, known = np.log([[98.0, 100.0, 102.04]]), none > 0, known_elsewhere(False).of_cells(1)
     >>> cell = Samples(log, np.array([np.nan]), none, none + 1, none, no, no, none, none, known)
     >>> found = another_start(cell)
-    >>> [round(float(np.exp(found.mean + end)[0]), 1) for end in (-found.half(), found.half())]
-    [83.7, 119.5]
+    >>> [round(float(np.exp(found.mean + end)[0])) for end in (-found.half(), found.half())]
+    [87, 115]
     """
     mean, squared, df = mean_errors(samples)
     n = samples.starts

@@ -66,7 +66,7 @@ def of_occasions(is_cpu: bool) -> float:
     """Standard deviation of a cell from one day, host or version to another on CPUs or on GPUs, in per cent.
 
     >>> of_occasions(True), of_occasions(False)
-    (15.0, 2.0)
+    (15.0, 1.7)
     """
     return float(read_yaml(RECORD, InputError)["cpu" if is_cpu else "gpu"]["new_hosts_pct"])
 
