@@ -37,7 +37,7 @@ class LocalCheckout(LabCheckout):
     """Its calls measure on this machine."""
 
     def command(self, *arguments: str) -> list[str]:
-        where = ("--cores", "all", "--config", "study=lab.yaml")
+        where = ("--cores", "all", "--config", *self.config)
         return [sys.executable, "-m", "snakemake", *where, *arguments]
 
 
