@@ -15,12 +15,10 @@ from tests.integration.served_study import SECRETS
 from tests.integration.slurm.conftest import ON_SLURM
 from tests.integration.slurm_lab import GPU_TYPES, GRES_TYPES
 from tests.integration.slurm_study import cell, known_jobs, planned_cells
-from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.study.definition import cell_definition, json_sha256, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Outcome
-from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.rounds import RoundPlan, plans
+from workflow_scripts.study.rounds import RoundPlan
 from workflow_scripts.study.study_file import load_study
 
 pytestmark = [*ON_SLURM, pytest.mark.usefixtures("nothing_left_running"), pytest.mark.timeout(900)]
@@ -160,47 +158,6 @@ def test_cells_of_another_cluster_are_merged_by_copying_and_another_protocol_is_
     said = checkout.snakemake("status").stdout
     assert "outdated: measured by another definition, protocol" in said
     assert "ffffffffffff: 2 cells, l40s on elsewhere" in said
-
-
-def test_cells_that_matter_are_measured_on_two_gpu_types_after_one_calibration_job_of_each(checkout, lab):
-    short = checkout.root / "workflow_scripts/study/calibrations.py"
-    short.write_text(short.read_text().replace('CALIBRATION_S = {"cpu": 20.0', 'CALIBRATION_S = {"cpu": 2.0'))
-    checkout.write_site()
-    types = ("h200", "l40s")
-    # Cores of one processor: the rates that the first test measured are those of both.
-    measured, made_up = (checkout.study / f"prepared/devices/lab-{gpu}.json" for gpu in types)
-    DeviceRates.read(measured).model_copy(update={"gpu": "lab-l40s"}).write(made_up)
-    shutil.copystat(measured, made_up)
-    checkout.write_study(
-        [{"gpu": [f"lab-{gpu}" for gpu in types], "engine": "vllm", "knobs": {"max_num_seqs": [1, 2, 8, 16, 32]}}],
-        # So wide that the fastest cells of a machine under load are as good as each other.
-        equivalence_margin_pct=50,
-        measure={"decide": ["recommendation"]},
-    )
-    known = known_jobs(lab)
-    done = checkout.snakemake(*TABLES, timeout_s=800)
-    assert done.returncode == 0, done.stderr
-    jobs = {job["JobId"]: job for job in lab.jobs() if job["JobId"] not in known}
-    calibrated = [(job["Partition"], job["JOB_GRES"]) for job in jobs.values() if "calibrate_devices" in job["Comment"]]
-    assert sorted(calibrated) == [(f"gpu-{gpu}", f"gpu:{GRES_TYPES[gpu]}:1") for gpu in types]
-    # The login node predicts with them.
-    with (checkout.study / "plan/plan.csv").open() as lines:
-        assert [row["speed_source"] for row in csv.DictReader(lines)] == ["calibrated"] * 10
-    of_rounds = plans(StudyPaths(checkout.study.parent, "lab"))
-    assert of_rounds[-1].ended
-    assert (of_rounds[-1].asked, of_rounds[-1].questions) == (2, ())
-    started = [start.cell for plan in of_rounds for start in plan.starts]
-    assert 5 <= len(started) == len(set(started)) < 10  # three check cells and a recommended one of each type at least
-    for cell_id in started:
-        outcome = checkout.outcome(cell_id)
-        assert outcome.outcome == "ok", outcome.reason
-        job = jobs[outcome.provenance["job"]["SLURM_JOB_ID"]]
-        assert job["Partition"] == f"gpu-{cell_id.split('/')[0].removeprefix('lab-')}"
-    assert "2 of 2 questions answered" in checkout.snakemake("status").stdout
-    again = checkout.snakemake("--dry-run", *TABLES)
-    # Snakemake says either where it plans no job.
-    said = again.stdout + again.stderr
-    assert re.search(r"Nothing to be done|^total +0$", said, re.MULTILINE), said
 
 
 OLD, BROKEN = "transformers-5.23.0", "transformers-5.23.1"
