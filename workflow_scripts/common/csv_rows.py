@@ -41,7 +41,7 @@ def read_rows(path: Path) -> tuple[list[str], list[Fields]]:
 def _rows(text: str) -> tuple[list[str], list[Fields]]:
     lines = text.splitlines()
     # The line below the names, with or without strokes at its ends.
-    rules = [i for i, line in enumerate(lines) if re.fullmatch(r"\s*\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?\s*)?", line)]
+    rules = [i for i, line in enumerate(lines) if re.fullmatch(r"\s*+\|?(\s*+:?-++:?\s*+\|)++(\s*+:?-++:?\s*+)?", line)]
     if len(rules) > 1:
         raise ValueError(f"it has {len(rules)} tables (at lines {', '.join(map(str, rules))}): keep one")
     if rules:

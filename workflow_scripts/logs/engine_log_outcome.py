@@ -87,7 +87,7 @@ def split_starts(lines: Sequence[Line]) -> list[Sequence[Line]]:
     said: set[tuple[str, str]] = set()
     for index, line in enumerate(lines):
         if match := signs.STARTS.search(line.text):
-            process = (re.sub(r"\s*pid=\d+.*", "", line.rank or ""), match[0])
+            process = (re.sub(r"\s{0,20}pid=\d+.*", "", line.rank or ""), match[0])
             if process in said or lived:
                 begins, said, lived = [*begins, index], set(), False
             said.add(process)
@@ -256,7 +256,7 @@ def _to_its_end(lines: Sequence[Line], index: int) -> str:
         is_cut = len(before.text) in _USUAL_WIDTHS
         if after.starts or after.rank not in (None, line.rank) or (_ANOTHER.match(after.body) and not is_cut):
             break
-        word = re.findall(r"\w*$", whole[-99:])[0] + re.findall(r"^\w*", after.body)[0]
+        word = re.findall(r"\w{0,99}$", whole[-99:])[0] + re.findall(r"^\w*", after.body)[0]
         whole += ("" if is_cut or word in _WORDS or whole.endswith(" ") else " ") + after.body
         before = after
     return whole.strip() if signs.status_of(whole) else line.body.strip()

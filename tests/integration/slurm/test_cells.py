@@ -15,6 +15,7 @@ from tests.integration.served_study import SECRETS
 from tests.integration.slurm.conftest import ON_SLURM
 from tests.integration.slurm_lab import GPU_TYPES, GRES_TYPES
 from tests.integration.slurm_study import cell, known_jobs, planned_cells
+from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.study.definition import cell_definition, json_sha256, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Outcome
@@ -158,6 +159,31 @@ def test_cells_of_another_cluster_are_merged_by_copying_and_another_protocol_is_
     said = checkout.snakemake("status").stdout
     assert "outdated: measured by another definition, protocol" in said
     assert "ffffffffffff: 2 cells, l40s on elsewhere" in said
+
+
+def test_each_gpu_type_is_calibrated_in_one_job_and_its_cells_are_predicted_with_it(checkout, lab):
+    short = checkout.root / "workflow_scripts/study/calibrations.py"
+    short.write_text(short.read_text().replace('CALIBRATION_S = {"cpu": 20.0', 'CALIBRATION_S = {"cpu": 2.0'))
+    checkout.write_site()
+    types = ("h200", "l40s")
+    # Cores of one processor: the rates that the first test measured are those of both.
+    measured, made_up = (checkout.study / f"prepared/devices/lab-{gpu}.json" for gpu in types)
+    DeviceRates.read(measured).model_copy(update={"gpu": "lab-l40s"}).write(made_up)
+    shutil.copystat(measured, made_up)
+    checkout.write_study(
+        [{"gpu": [f"lab-{gpu}" for gpu in types], "engine": "vllm", "knobs": {"max_num_seqs": [1, 2, 8, 16, 32]}}]
+    )
+    known = known_jobs(lab)
+    done = checkout.snakemake("calibrate", timeout_s=800)
+    assert done.returncode == 0, done.stderr
+    jobs = {job["JobId"]: job for job in lab.jobs() if job["JobId"] not in known}
+    calibrated = [(job["Partition"], job["JOB_GRES"]) for job in jobs.values() if "calibrate_devices" in job["Comment"]]
+    assert sorted(calibrated) == [(f"gpu-{gpu}", f"gpu:{GRES_TYPES[gpu]}:1") for gpu in types]
+    # The login node predicts with them.
+    planned = checkout.snakemake("plan")
+    assert planned.returncode == 0, planned.stderr
+    with (checkout.study / "plan/plan.csv").open() as lines:
+        assert [row["speed_source"] for row in csv.DictReader(lines)] == ["calibrated"] * 10
 
 
 OLD, BROKEN = "transformers-5.23.0", "transformers-5.23.1"

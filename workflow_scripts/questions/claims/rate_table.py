@@ -112,8 +112,8 @@ _STATED_IN = {
     **{"devices": _DEVICES, "sequences": _AT_ONCE, "precision": _PRECISION},
 }
 _UNIT = re.compile(
-    r"[\s(\[,:–-]*((output|total|generation|decode)\s+)?(throughput\s*)?[(\[]?tok\w*\s*(/|per)\s*s(ec(ond)?)?\b"
-    r"(\s*(/|per)\s*\w+)?[)\]]*",
+    r"[\s(\[,:–-]{0,20}((output|total|generation|decode)\s{1,9})?(throughput\s{0,9})?[(\[]?tok\w{0,30}\s{0,9}(/|per)\s{0,9}"
+    r"s(ec(ond)?)?\b(\s{0,9}(/|per)\s{0,9}\w+)?[)\]]*",
     re.IGNORECASE,
 )
 
@@ -289,7 +289,7 @@ def like(kind: str, heading: str) -> bool:
     (True, True, True)
     """
     name = _FOOTNOTE.sub("", heading)
-    names = (part.strip(" -#.`") for part in (name, re.sub(r"\s*[(\[][^()\[\]]*[)\]]\s*$", "", name)))
+    names = (part.strip(" -#.`") for part in (name, re.sub(r"\s{0,20}[(\[][^()\[\]]{0,200}[)\]]\s{0,20}$", "", name)))
     return any(re.fullmatch(_PATTERNS[kind], each, re.IGNORECASE) for each in names)
 
 
@@ -368,7 +368,7 @@ def _halves(heading: str) -> list[str]:
 
 
 _NUMBER = re.compile(
-    r"\s*[~≈<>≤≥]?\s*((?:\d{1,3}(?:[,'_\s]\d{3})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?)(?![\d,.]|\s*(?:%|[x×]\b))"
+    r"\s*+[~≈<>≤≥]?\s*+((?:\d{1,3}(?:[,'_\s]\d{3})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?)(?![\d,.]|\s*(?:%|[x×]\b))"
     r"\s*(k(?:\b|tok))?",
     re.IGNORECASE,
 )
