@@ -18,11 +18,11 @@ if RUNS:
 
 
 rule parse:
-    """Read the evidence of one GPU's cells; results for unchanged cells are kept from the previous call."""
+    """Read the evidence of one GPU's cells."""
     input:
         ended=PATHS.ended("{gpu}"),
     output:
-        [update(PATHS.parsed("{gpu}") / name) for name in PARSED],
+        [PATHS.parsed("{gpu}") / name for name in PARSED],
     log:
         PATHS.root / "logs/parse/{gpu}.log",
     threads: workflow.resource_settings.cores or 1

@@ -38,17 +38,9 @@ _YAML = re.compile(
 _NO_NUMBER = re.compile(r"(?<=[:\[,\s])-?(?:Infinity|NaN)(?=\s*[,}\]])")
 
 
-class BenchmarkResult(Record):
-    """One result; a number that it does not give, or that is 0 because nothing was measured, is None.
+class Rates(Record):
+    """What a benchmark gives: rates per second, latencies in ms, None where it gives none."""
 
-    Latencies are in ms, rates per second. `setting` has what tells the results of a sweep apart. `error`: why `status`
-    is not ok, or None with numbers that do not count. `unread`: keys of latencies that gave no number.
-    """
-
-    tool: str
-    setting: dict[str, str | int | float | bool | None] = {}
-    status: Status | None = "ok"
-    error: str | None = None
     requests_per_s: float | None = None
     total_tokens_per_s: float | None = None
     output_tokens_per_s: float | None = None
@@ -60,6 +52,17 @@ class BenchmarkResult(Record):
     itl_ms_p99: float | None = None
     e2e_ms_median: float | None = None
     e2e_ms_p99: float | None = None
+
+
+class BenchmarkResult(Rates):
+    """One result; a number that it does not give, or that is 0 because nothing was measured, is None. `setting` has
+    what tells the results of a sweep apart. `error`: why `status` is not ok, or None with numbers that do not count.
+    `unread`: keys of latencies that gave no number."""
+
+    tool: str
+    setting: dict[str, str | int | float | bool | None] = {}
+    status: Status | None = "ok"
+    error: str | None = None
     unread: list[str] = []
 
 

@@ -5,10 +5,9 @@
 
 reads every `{engine}/{model}/{workload}/{knobs}/outcome.json` below `cells/{gpu}`, and those of further starts in
 `start-{n}/` beside it. It writes `starts.parquet`, `repeats.parquet`, `requests.parquet`, `steps.parquet` and
-`trace.parquet`. A start is read again only if its evidence or the parser has changed since the last time.
+`trace.parquet`.
 """
 
-import hashlib
 import json
 from argparse import Namespace
 from collections import Counter
@@ -21,22 +20,21 @@ from typing import Annotated, Any, cast
 
 import numpy as np
 import pandas as pd
-from pydantic import Field
+from pydantic import Field, StrictFloat, StrictInt
 
-from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import PROCESSES, command, option, out
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import read_json, read_jsonl, write_bytes, write_json
-from workflow_scripts.common.parquet import read_parquet, to_parquet
+from workflow_scripts.common.files import read_jsonl, write_bytes
+from workflow_scripts.common.parquet import to_parquet
 from workflow_scripts.common.records import mapping_of, validated
-from workflow_scripts.common.sources import sources
 from workflow_scripts.common.wording import listed
-from workflow_scripts.engines.registry import metrics_of_columns
+from workflow_scripts.engines.engine import CLIENT_CPU_S
+from workflow_scripts.engines.registry import load_engines, metrics_of_columns
 from workflow_scripts.parse.device_trace import read_trace
-from workflow_scripts.parse.engine_log import read_engine_log
-from workflow_scripts.parse.start_rows import INTEGER, TYPES, counts, start_row
+from workflow_scripts.parse.engine_log import EngineLogFacts, read_engine_log
+from workflow_scripts.statistics.highest_load import highest_load
 from workflow_scripts.study.outcome import Outcome
-from workflow_scripts.study.parsed_columns import REQUEST_COLUMNS, ROW, STEP_COLUMNS, table_columns
+from workflow_scripts.study.parsed_columns import RECORDED, REQUEST_COLUMNS, ROW, STEP_COLUMNS, table_columns
 from workflow_scripts.study.paths import (
     ENGINE_LOG,
     METRICS,
@@ -48,12 +46,23 @@ from workflow_scripts.study.paths import (
     start_number,
     within,
 )
+from workflow_scripts.workloads.warmup import is_warm
 
 # Columns of times, which the evidence has on the monotonic clock.
 _TIMES = ("time_s", "queued_s", "scheduled_s", "first_token_s", "last_token_s", "sent_s", "first_answer_s")
 
 # Readings of a counter between which its growth counts as even.
 _MOST_APART_S = 1.0
+
+INTEGER = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
+# What evidence may hold, by the type of its column.
+TYPES: dict[str, Any] = {
+    "Int64": INTEGER,
+    "Float64": Annotated[float, Field(strict=True)],
+    "string": Annotated[str, Field(strict=True)],
+    "boolean": Annotated[bool, Field(strict=True)],
+    "object": list[StrictInt | StrictFloat],
+}
 
 
 def _line_of(columns: Mapping[str, str], **others: Any) -> Any:
@@ -66,8 +75,6 @@ _REQUEST = _line_of(REQUEST_COLUMNS, request_id=Annotated[str, Field(pattern=r"^
 _STEP = _line_of(STEP_COLUMNS)
 _COUNTERS = mapping_of({}, {"repeat": INTEGER, "before": dict[str, Any], "after": dict[str, Any]})
 
-STAMPS = "stamps.json"
-START = ["cell_id", "start"]
 
 # A study has at most 100 of a cell, and some may have failed.
 MOST_STARTS = 10_000
@@ -104,6 +111,83 @@ class CellFacts:
             yield
         except InputError as e:
             self.damage.append(str(e).partition("\n")[0].removeprefix(f"{folder}/"))
+
+
+def start_row(outcome: Outcome, log: EngineLogFacts | None) -> tuple[dict[str, Any], list[str]]:
+    """The columns of a start that its record and its engine's log give, and faults of values of a wrong type."""
+    warmup = outcome.warmup
+    repeats_s = [repeat.end_monotonic_s - repeat.start_monotonic_s for repeat in outcome.repeats]
+    known: dict[str, Any] = {
+        "steady": is_warm(repeats_s) if len(repeats_s) > 1 else warmup and warmup.steady,
+        "outcome": outcome.outcome,
+        "reason": outcome.reason,
+        "definition_sha256": outcome.definition_sha256,
+        "protocol": outcome.definition.get("protocol"),
+        **outcome.start.model_dump(),
+    }
+    groups: dict[str, Mapping[str, Any]] = {
+        "effective": outcome.effective,
+        "log": log.model_dump() if log else {},
+        "phase_s": outcome.phases_s,
+        "device": outcome.device,
+        "host_load": outcome.host_load,
+        "provenance": outcome.provenance,
+    }
+    if warmup:
+        groups["warmup"] = warmup.model_dump() | {"passes": len(warmup.passes_s)}
+        groups["experts"] = {f"experts_touched_{name}": value for name, value in warmup.experts or ()}
+    if (search := outcome.search) and (passes := search.passes):
+        found = highest_load([(one.load, one.met) for one in passes], search.least, search.most, search.users)
+        ends = zip(("load", "load_low", "load_high"), found, strict=True)
+        sent = {"passes": len(passes), "requests": sum(one.requests for one in passes)}
+        groups["search"] = {**dict(ends), **sent}
+    known |= {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
+    row: dict[str, Any] = {}
+    faults = []
+    for column, (dtype, places) in RECORDED.items():
+        for place in places:
+            if known.get(place) is not None:
+                try:
+                    row[column] = validated(TYPES[dtype], known[place], f"{place} in {OUTCOME}")
+                except InputError as e:
+                    faults.append(str(e))
+                break
+    effective = {name: value for name, value in outcome.effective.items() if value is not None}
+    if "attention_backend" in row:
+        effective["attention_backend"] = row["attention_backend"]
+    cores = outcome.device.get("cores")
+    row["device_cores"] = len(cores) if cores else None
+    row["effective"] = json.dumps(effective, sort_keys=True) if effective else None
+    return row, faults
+
+
+def counts(record: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """What the engine counted in a repeat, by column: counters as their growth, and peaks as their value at its end."""
+    before, after = record["before"], record["after"]
+    # If a server's page of metrics could not be read before the repeat, its growth in the repeat is unknown.
+    is_unread = not (before.keys() & after.keys()) - {CLIENT_CPU_S}
+    found = {}
+    for column, metrics in {CLIENT_CPU_S: [CLIENT_CPU_S], **metrics_of_columns()}.items():
+        values = (_growth(before, after, metric, is_unread) for metric in metrics)
+        found[column] = next((value for value in values if value is not None), None)
+    return {column: value for column, value in found.items() if value is not None}
+
+
+def _growth(before: Mapping[str, Any], after: Mapping[str, Any], metric: str, is_unread: bool) -> float | None:
+    now = _number(after.get(metric))
+    if now is None or metric in _peaks():
+        return now
+    # Some counters appear when they count for the first time.
+    earlier = _number(before[metric]) if metric in before else None if is_unread else 0.0
+    return None if earlier is None else now - earlier
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _peaks() -> set[str]:
+    return {metric for engine in load_engines().values() for metric in engine.peaks.values()}
 
 
 def parse_cell(folder: Path, cell_id: str) -> CellFacts:
@@ -204,48 +288,18 @@ def find_starts(cells: Path, gpu: str) -> dict[Start, Path]:
     return {start: folders[start] for start in sorted(folders) if start[0].isprintable()}
 
 
-def stamp(folder: Path, cells: Path) -> str:
-    """A text that changes when a file of the start's evidence changes. Raises InputError if that has a link to
+def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> int:
+    """Write the tables of a GPU; return how many starts were read. Raises InputError if their evidence has a link to
     elsewhere."""
-    files = within(folder, cells, [folder / OUTCOME, *sorted((folder / RAW).glob("*"))])
-    state = [(f.name, (s := f.stat()).st_size, s.st_mtime_ns) for f in files if f.is_file()]
-    return hashlib.sha256(json.dumps(state).encode()).hexdigest()
-
-
-def _last_time(out: Path) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
-    """The stamps and tables of the last call; none if one of them is missing or damaged."""
-    try:
-        stamps = validated(dict[str, Any], read_json(out / STAMPS), STAMPS)
-        columns = table_columns()
-        tables = {name: read_parquet(out / f"{name}.parquet") for name in columns}
-        return stamps, {name: table[list(columns[name])].astype(columns[name]) for name, table in tables.items()}
-    except (OSError, ValueError, TypeError, KeyError):
-        return {}, {}
-
-
-def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> tuple[int, int]:
-    """Write the tables of a GPU; return how many starts were read and how many were kept from the last call."""
     folders = find_starts(cells, gpu)
-    code = b"".join((CHECKOUT / source).read_bytes() for source in sources("parse.cell_tables"))
-    # Of the modules on which parsing depends, and of what engines count.
-    version = hashlib.sha256(code + json.dumps(metrics_of_columns()).encode()).hexdigest()[:16]
-    names = {start: folder.relative_to(cells).as_posix() for start, folder in folders.items()}
-    stamps = {names[start]: f"{version}-{stamp(folder, cells)}" for start, folder in folders.items()}
-    old_stamps, old = _last_time(out)
-    changed = [start for start in folders if old_stamps.get(names[start]) != stamps[names[start]]]
-    kept = sorted(folders.keys() - set(changed))
-    with ProcessPoolExecutor(max_workers=max(1, min(processes, len(changed)))) as pool:
-        parsed = list(pool.map(parse_cell, [folders[start] for start in changed], [c for c, _ in changed], chunksize=8))
-    (out / STAMPS).unlink(missing_ok=True)  # so that after an interruption the next call reads everything again
+    for folder in folders.values():
+        within(folder, cells, [folder / OUTCOME, *(folder / RAW).glob("*")])
+    with ProcessPoolExecutor(max_workers=max(1, min(processes, len(folders)))) as pool:
+        parsed = list(pool.map(parse_cell, folders.values(), [cell for cell, _ in folders], chunksize=8))
     for name, columns in table_columns().items():
         rows = [{"cell_id": cell.cell_id, "start": cell.start, **row} for cell in parsed for row in cell.rows(name)]
-        table = frame(rows, columns)
-        if kept:
-            before = old[name][pd.MultiIndex.from_frame(old[name][START]).isin(kept)]
-            table = pd.concat([before, table], ignore_index=True).astype(columns)
-        write_bytes(out / f"{name}.parquet", to_parquet(table.sort_values(START, kind="stable")))
-    write_json(out / STAMPS, stamps)
-    return len(changed), len(kept)
+        write_bytes(out / f"{name}.parquet", to_parquet(frame(rows, columns)))
+    return len(folders)
 
 
 @command(
@@ -258,5 +312,5 @@ def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> tuple[int, 
 def main(args: Namespace) -> None:
     if not args.cells.is_dir():
         raise InputError(f"{args.cells}: there is no such folder of cells")
-    read, kept = parse_cells(args.cells, args.gpu, args.out, args.processes)
-    print(f"{args.gpu}: {read} starts of cells read, {kept} unchanged")
+    count = parse_cells(args.cells, args.gpu, args.out, args.processes)
+    print(f"{args.gpu}: {count} starts of cells read")

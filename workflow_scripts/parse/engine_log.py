@@ -6,8 +6,8 @@ prints one JSON object. The log may come from any platform, and may contain the 
 may also be the result file of a benchmark in JSON or YAML: of `vllm bench`, `sglang.bench_serving`, GuideLLM, AIPerf,
 InferenceX, inference-perf or llm-d-benchmark. A value is null if the log does not give it. Of a log with several starts
 of an engine the facts are those of the last one, and of several printed results those of the last; `results` has all.
-`read_from` has line numbers, `ranks` has what each rank printed, and `derived` has what only follows from printed
-numbers. Colours, prefixes of log collectors and a terminal's hard line breaks do no harm.
+`read_from` has line numbers, and `derived` has what only follows from printed numbers. Colours, prefixes of log
+collectors and a terminal's hard line breaks do no harm.
 """
 
 import itertools
@@ -20,31 +20,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from workflow_scripts.common.command import command, option
-from workflow_scripts.common.records import Record
 from workflow_scripts.engines.vllm.log_facts import FactValue, ReadingsByRow, find_readings
 from workflow_scripts.logs.engine_log_outcome import LogVerdict, judge, split_starts
 from workflow_scripts.logs.engine_log_signs import Status
 from workflow_scripts.logs.engine_log_text import Line, read_lines, read_log_text
-from workflow_scripts.parse.benchmark_results import BenchmarkResult, read_results
+from workflow_scripts.parse.benchmark_results import BenchmarkResult, Rates, read_results
 
 _HEADLINE = re.compile(r"= [\w ]{0,30}\bBenchmark Result =")
 
 
-class RankReading(Record):
-    """What one rank printed; `rank` is its label in the log, None if the log has none."""
-
-    rank: str | None
-    value: int | float
-    line: int
-
-
-class EngineLogFacts(Record):
+class EngineLogFacts(Rates):
     """What a log says; a value that it does not give is None.
 
     Sizes are in GiB, even if vLLM wrote GB for the same number. If ranks differ, a fact is that of the rank that sets
-    the limit: the smallest KV cache, the largest use of memory; `ranks` holds them all. Tokens in the caches of several
-    data-parallel engines are added. Latencies are in ms, rates
-    per second; `total_tokens_per_s` counts prompt and output tokens.
+    the limit: the smallest KV cache, the largest use of memory. Tokens in the caches of several data-parallel engines
+    are added. `total_tokens_per_s` counts prompt and output tokens.
 
     `read_from` gives the line, from 1, where each fact was printed. A number that was not printed has no line: if an
     engine prints blocks but no tokens, `kv_cache_tokens` is num_gpu_blocks x block_size. Inferred values are not among
@@ -79,19 +69,7 @@ class EngineLogFacts(Record):
     prefix_cache_hit_rate_pct: float | None = None
     preemptions: int | None = None
     failed_requests: int | None = None
-    requests_per_s: float | None = None
-    total_tokens_per_s: float | None = None
-    output_tokens_per_s: float | None = None
-    ttft_ms_median: float | None = None
-    ttft_ms_p99: float | None = None
-    tpot_ms_median: float | None = None
-    tpot_ms_p99: float | None = None
-    itl_ms_median: float | None = None
-    itl_ms_p99: float | None = None
-    e2e_ms_median: float | None = None
-    e2e_ms_p99: float | None = None
     results: list[BenchmarkResult] | None = None
-    ranks: dict[str, list[RankReading]] = {}
     derived: dict[str, int] = {}
     read_from: dict[str, int] = {}
 
@@ -136,7 +114,7 @@ def _facts_of(lines: Sequence[Line], by_row: ReadingsByRow) -> EngineLogFacts | 
     if not values and verdict == LogVerdict():
         return None
     text = "\n".join(line.text for line in lines)
-    further: dict[str, object] = {"ranks": _ranks(by_row), "derived": _derived(facts, text), "read_from": read_from}
+    further: dict[str, object] = {"derived": _derived(facts, text), "read_from": read_from}
     ended = {"status": verdict.status, "error": verdict.error}
     if verdict.status == "ok" and facts.failed_requests:
         ended = {"status": "error", "error": f"{facts.failed_requests} requests of the benchmark failed"}
@@ -253,16 +231,6 @@ def _derived(facts: EngineLogFacts, text: str) -> dict[str, int]:
     if block_size and blocks is None and tokens % block_size == 0:
         return {"num_gpu_blocks": tokens // block_size}
     return {}
-
-
-def _ranks(by_row: ReadingsByRow) -> dict[str, list[RankReading]]:
-    """All readings of the facts that each rank prints, if there is more than one rank."""
-    ranks: dict[str, list[RankReading]] = {}
-    for row, readings in by_row:
-        for fact in row.facts if row.per_rank and len(readings) > 1 else ():
-            each = ({"rank": r.rank, "value": r.values[fact], "line": r.line} for r in readings)
-            ranks.setdefault(fact, [RankReading.model_validate(reading) for reading in each])
-    return ranks
 
 
 def read_engine_log(path: Path) -> EngineLogFacts:

@@ -76,7 +76,7 @@ def _log(path: Path, number: int | None, where: str) -> dict[str, Any]:
     elif results and not have_one_setting(results):
         several = f"the file has {len(results)} results with different settings: name one with `result`"
         facts = EngineLogFacts(error=several)
-    stated = facts.model_dump(mode="json", exclude={"ranks", "derived", "read_from", "starts"}) | facts.derived
+    stated = facts.model_dump(mode="json", exclude={"derived", "read_from", "starts"}) | facts.derived
     # What the engine's periodic lines say, in their order: requests that run and wait, use of the KV cache, hits.
     said = (_PERIODIC.search(line.text) for line in read_lines(read_log_text(path)))
     over_time = _over_time([line.groupdict() for line in said if line])

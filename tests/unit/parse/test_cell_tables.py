@@ -8,10 +8,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from workflow_scripts.common.files import read_json, write_json, write_jsonl
-from workflow_scripts.parse.cell_tables import CellFacts, main, parse_cell, parse_cells
+from workflow_scripts.common.files import write_json, write_jsonl
+from workflow_scripts.parse.cell_tables import CellFacts, main, parse_cell, parse_cells, start_row
 from workflow_scripts.parse.engine_log import EngineLogFacts
-from workflow_scripts.parse.start_rows import start_row
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.parsed_columns import table_columns
 
@@ -173,8 +172,8 @@ def test_a_bad_line_is_damage_of_its_cell_and_of_no_other(cells, tmp_path, name,
     shutil.copytree(cells / CELL, cells / other)
     with (cells / CELL / "raw" / name).open("a", encoding="utf-8", errors="surrogatepass") as file:
         file.write(f"{text}\n")
-    for processes, read in ((2, (2, 0)), (1, (0, 2))):
-        assert parse_cells(cells, "cpu-all", tmp_path / "parsed", processes) == read
+    for processes in (2, 1):
+        assert parse_cells(cells, "cpu-all", tmp_path / "parsed", processes) == 2
         starts = pd.read_parquet(tmp_path / "parsed/starts.parquet").set_index("cell_id")
         assert name in starts.at[CELL, "damaged"]
         assert (starts.at[other, "outcome"], starts.isna().at[other, "damaged"]) == ("ok", True)
@@ -199,17 +198,6 @@ def test_a_record_of_other_types_is_damaged(cells, change):
     assert list(parsed(cells).of_start) == ["damaged"]
 
 
-@pytest.mark.parametrize("name", ["repeats.parquet", "stamps.json"])
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"PAR1" * 9])
-def test_damaged_tables_of_the_last_time_are_made_again(cells, tmp_path, name, content):
-    out = tmp_path / "parsed"
-    assert parse_cells(cells, "cpu-all", out, 1) == (1, 0)
-    before = (out / "repeats.parquet").read_bytes()
-    (out / name).write_bytes(content)
-    assert parse_cells(cells, "cpu-all", out, 1) == (1, 0)
-    assert (out / "repeats.parquet").read_bytes() == before
-
-
 def test_every_start_of_a_cell_is_read_with_its_number_and_no_copy_of_one(cells, tmp_path):
     for name in ("start-2.old", "start-02", "start-1"):
         write_json(cells / CELL / name / "outcome.json", OUTCOME | {"outcome": "timeout"})
@@ -218,7 +206,7 @@ def test_every_start_of_a_cell_is_read_with_its_number_and_no_copy_of_one(cells,
     again = OUTCOME | {"start": start}
     write_json(cells / CELL / "start-3/outcome.json", again)
     write_jsonl(cells / CELL / "start-3/raw/requests.jsonl", [{"repeat": 1, "request_id": "0", **REQUEST}])
-    assert parse_cells(cells, "cpu-all", tmp_path / "parsed", 2) == (2, 0)
+    assert parse_cells(cells, "cpu-all", tmp_path / "parsed", 2) == 2
     requests = pd.read_parquet(tmp_path / "parsed/requests.parquet")
     assert requests[["cell_id", "start", "repeat"]].to_numpy().tolist() == [[CELL, 1, 0], [CELL, 1, 1], [CELL, 3, 1]]
     starts = pd.read_parquet(tmp_path / "parsed/starts.parquet")
@@ -228,11 +216,6 @@ def test_every_start_of_a_cell_is_read_with_its_number_and_no_copy_of_one(cells,
         [1, 1, None, None, None, None, None, "ok"],
         [3, 2, 5, 1.5, "3", "s", 2, "ok"],
     ]
-    # A further start leaves the tables of those before as they are.
-    write_json(cells / CELL / "start-4/outcome.json", again)
-    assert parse_cells(cells, "cpu-all", tmp_path / "parsed", 2) == (1, 2)
-    kept = pd.read_parquet(tmp_path / "parsed/requests.parquet")
-    pd.testing.assert_frame_equal(kept, requests)
 
 
 def test_a_search_is_told_by_its_interval_and_what_it_sent(cells):
@@ -244,26 +227,6 @@ def test_a_search_is_told_by_its_interval_and_what_it_sent(cells):
     assert 4 < row["highest_load_low"] < row["highest_load"] < row["highest_load_high"] < 20
     assert (row["search_passes"], row["search_requests"]) == (6, 48)
     assert "highest_load" not in parsed(cells).of_start
-
-
-def test_only_changed_cells_are_read_again_and_a_parse_that_was_cut_off_is_not_trusted(cells, tmp_path):
-    out = tmp_path / "parsed"
-    other = cells / CELL.replace("seqs4", "seqs8")
-    write_json(other / "outcome.json", {**OUTCOME, "cell_id": "other", "repeats": []})
-    assert parse_cells(cells, "cpu-all", out, 2) == (2, 0)
-    first = {name: pd.read_parquet(out / f"{name}.parquet") for name in table_columns()}
-    assert parse_cells(cells, "cpu-all", out, 2) == (0, 2)
-    for name, table in first.items():
-        pd.testing.assert_frame_equal(pd.read_parquet(out / f"{name}.parquet"), table)
-    (cells / CELL / "raw" / "steps.jsonl").write_text("", encoding="utf-8")
-    assert parse_cells(cells, "cpu-all", out, 2) == (1, 1)
-    assert pd.read_parquet(out / "steps.parquet").empty
-    assert len(pd.read_parquet(out / "requests.parquet")) == 2
-    stamps = read_json(out / "stamps.json")
-    (out / "stamps.json").unlink()
-    assert parse_cells(cells, "cpu-all", out, 1) == (2, 0)
-    write_json(out / "stamps.json", dict.fromkeys(stamps, "older parser"))
-    assert parse_cells(cells, "cpu-all", out, 1) == (2, 0)
 
 
 def test_a_gpu_without_cells_gives_empty_tables_of_the_same_types(cells, tmp_path):

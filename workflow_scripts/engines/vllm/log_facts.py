@@ -12,7 +12,6 @@ once (one line per rank, one line every ten seconds), `pick` decides which of th
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from workflow_scripts.logs.engine_log_text import Line, what_may_follow
 
@@ -70,13 +69,12 @@ def _last(readings: Sequence[Reading], _: str) -> Reading:
 @dataclass(frozen=True)
 class FactRow:
     """One form of a fact that some versions print. If there are several readings, `pick` chooses the one that counts by
-    the values of the fact `key`. `per_rank` marks facts that each rank of a distributed engine prints for itself."""
+    the values of the fact `key`."""
 
     pattern: re.Pattern[str]
     facts: tuple[str, ...]
     key: str
     pick: Pick
-    per_rank: bool
 
     @property
     def of_a_result(self) -> bool:
@@ -102,17 +100,14 @@ _GROUPS = {
 _SPACE = r"\s{0,80}"
 
 
-def _row(pick: Pick, pattern: str, *, key: str | None = None, per_rank: bool = False) -> FactRow:
+def _row(pick: Pick, pattern: str, *, key: str | None = None) -> FactRow:
     def group(match: re.Match[str]) -> str:
         return _GROUPS[match[2]].format(match[1])
 
     spaced = pattern.replace(" $", r"\s*$").replace(" ", _SPACE)
     compiled = re.compile(re.sub(r"\{(\w+):(\w+)\}", group, spaced))
     facts = tuple(name for name in compiled.groupindex if "__" not in name)
-    return FactRow(compiled, facts, key or facts[0], pick, per_rank)
-
-
-_rank_row = partial(_row, per_rank=True)
+    return FactRow(compiled, facts, key or facts[0], pick)
 
 
 # A log names many backends. The name of an attention backend contains an _ATTENTION_WORD and no word excluded by _WORD.
@@ -141,24 +136,22 @@ ROWS: tuple[FactRow, ...] = (
     # --- blocks ------------------------------------------------------------------------------------------------------
     # V0, and early V1 that printed no tokens. The first number is the device's: GPU, CUDA, cuda, rocm, hpu, TPU ...
     # If a letter follows the number, something was printed over its end.
-    _rank_row(
-        _smallest, r"# [A-Za-z]+ blocks: {num_gpu_blocks:count}, # CPU blocks: {num_cpu_blocks:count}(?![A-Za-z])"
-    ),
-    _rank_row(_smallest, r"# (?!CPU\b)[A-Za-z]+ blocks: {num_gpu_blocks:count}(?![A-Za-z])"),
-    _rank_row(_smallest, r"# CPU blocks: {num_cpu_blocks:count}(?![A-Za-z])"),
+    _row(_smallest, r"# [A-Za-z]+ blocks: {num_gpu_blocks:count}, # CPU blocks: {num_cpu_blocks:count}(?![A-Za-z])"),
+    _row(_smallest, r"# (?!CPU\b)[A-Za-z]+ blocks: {num_gpu_blocks:count}(?![A-Za-z])"),
+    _row(_smallest, r"# CPU blocks: {num_cpu_blocks:count}(?![A-Za-z])"),
     # The beginning of the line was cut off, with the first #.
-    _rank_row(
+    _row(
         _smallest,
         r"(?<![A-Za-z])[A-Za-z]{0,4} blocks: {num_gpu_blocks:count}, (?:# )?CPU blocks: {num_cpu_blocks:count}",
     ),
-    _rank_row(_smallest, r"^(?i:gpu|cuda|rocm|hpu|npu|tpu|xpu) blocks: {num_gpu_blocks:count} $"),
+    _row(_smallest, r"^(?i:gpu|cuda|rocm|hpu|npu|tpu|xpu) blocks: {num_gpu_blocks:count} $"),
     # V1: 0.9 and 0.10, at level DEBUG 0.22 and 0.32
-    _rank_row(_over_engines, r"num_gpu_blocks is: {num_gpu_blocks:count}"),
-    _rank_row(_over_engines, _METRICS_INFO + r"num_gpu_blocks=\"{num_gpu_blocks:count}\""),  # /metrics
-    _rank_row(_over_engines, _METRICS_INFO + r"num_cpu_blocks=\"{num_cpu_blocks:count}\""),
-    _rank_row(_smallest, r"Usable num_blocks: {num_gpu_blocks:count}"),  # vllm-gaudi
-    _rank_row(_smallest, r"kv_cache_config\.num_blocks={num_gpu_blocks:count}"),  # TPU
-    _rank_row(_smallest, r"Init kv-cache \|.{0,200}?\bnum_blocks=\[{num_gpu_blocks:count}"),
+    _row(_over_engines, r"num_gpu_blocks is: {num_gpu_blocks:count}"),
+    _row(_over_engines, _METRICS_INFO + r"num_gpu_blocks=\"{num_gpu_blocks:count}\""),  # /metrics
+    _row(_over_engines, _METRICS_INFO + r"num_cpu_blocks=\"{num_cpu_blocks:count}\""),
+    _row(_smallest, r"Usable num_blocks: {num_gpu_blocks:count}"),  # vllm-gaudi
+    _row(_smallest, r"kv_cache_config\.num_blocks={num_gpu_blocks:count}"),  # TPU
+    _row(_smallest, r"Init kv-cache \|.{0,200}?\bnum_blocks=\[{num_gpu_blocks:count}"),
     # --- block size --------------------------------------------------------------------------------------------------
     # The value that the engine set is preferred to the requested one.
     _row(_last, r"(?:Setting|Forcing) (?:kv cache|attention) block size to {block_size:count}"),  # V1
@@ -170,58 +163,56 @@ ROWS: tuple[FactRow, ...] = (
     _row(_first, r"(?<![\w-])block_size={block_size:count}, enable_prefix_caching=(?:True|False),"),  # cut off before
     _row(_first, r"--block[-_]size[=\s'\",]+{block_size:count}(?! requires)"),  # a command line, echoed
     # --- KV cache ----------------------------------------------------------------------------------------------------
-    _rank_row(_over_engines, r"KV cache size: {kv_cache_tokens:count} tokens"),  # V1: 0.8 to 0.32
-    _rank_row(_smallest, r"max_total_num_tokens={kv_cache_tokens:count}"),  # SGLang
-    _rank_row(_smallest, r"KV Cache is allocated\. #tokens: {kv_cache_tokens:count}"),  # SGLang, 0.5
-    _rank_row(_over_engines, _METRICS_INFO + r"kv_cache_size_tokens=\"{kv_cache_tokens:count}\""),  # 0.25
+    _row(_over_engines, r"KV cache size: {kv_cache_tokens:count} tokens"),  # V1: 0.8 to 0.32
+    _row(_smallest, r"max_total_num_tokens={kv_cache_tokens:count}"),  # SGLang
+    _row(_smallest, r"KV Cache is allocated\. #tokens: {kv_cache_tokens:count}"),  # SGLang, 0.5
+    _row(_over_engines, _METRICS_INFO + r"kv_cache_size_tokens=\"{kv_cache_tokens:count}\""),  # 0.25
     _row(_smallest, r"tokens that can be stored in KV cache \({kv_cache_tokens:count}\)"),  # V0, when it refuses
-    _rank_row(
+    _row(
         _over_engines,
         r"oncurrency for {max_concurrency_tokens_per_request:count} tokens per request: "
         r"{max_concurrency:number}x",  # V0: 0.6.4 to 0.8, V1: 0.7 to 0.32
         key="max_concurrency",
     ),
-    _rank_row(_over_engines, _METRICS_INFO + r"kv_cache_max_concurrency=\"{max_concurrency:number}\""),  # 0.25
-    _rank_row(_smallest, r"Available KV cache memory: {available_kv_cache_gib:size}"),  # V1: 0.10 to 0.32
-    _rank_row(_smallest, r"reserved for KV Cache is {available_kv_cache_gib:size}"),  # V0: 0.6.6 to 0.8
-    _rank_row(_smallest, r"kv_cache_size={available_kv_cache_gib:size}"),  # V0: 0.6.3
-    _rank_row(_smallest, r"available_kv_cache_memory {available_kv_cache_gib:size}"),  # V0: 0.6.5, a line per term
-    _rank_row(_smallest, r"reserved {available_kv_cache_gib:size} memory for KV Cache as specified"),  # V1: 0.32
-    _rank_row(
-        _smallest, r"(?:Explicitly|Auto) set \({available_kv_cache_gib:number}/[\d.]{1,20}\) GiB for KV cache"
-    ),  # CPU
-    _rank_row(_smallest, r"{available_kv_cache_gib:size} reserved for (?:usable )?KV cache(?! dummy)"),  # Gaudi
-    _rank_row(_smallest, r"Initializing cache engine took {available_kv_cache_gib:size}"),  # Gaudi
-    _rank_row(_smallest, r"Available memory: {available_kv_cache_gib:bytes}, total memory: \d"),  # Ascend
-    _rank_row(_smallest, r"Current (?i:kv) cache memory(?: in use is|:) {available_kv_cache_gib:size}"),  # V1, Ascend
-    _rank_row(_smallest, r"Memory statistics \|.{0,300}?\btotal_hbm_avail_gb={available_kv_cache_gib:size}"),  # TPU
+    _row(_over_engines, _METRICS_INFO + r"kv_cache_max_concurrency=\"{max_concurrency:number}\""),  # 0.25
+    _row(_smallest, r"Available KV cache memory: {available_kv_cache_gib:size}"),  # V1: 0.10 to 0.32
+    _row(_smallest, r"reserved for KV Cache is {available_kv_cache_gib:size}"),  # V0: 0.6.6 to 0.8
+    _row(_smallest, r"kv_cache_size={available_kv_cache_gib:size}"),  # V0: 0.6.3
+    _row(_smallest, r"available_kv_cache_memory {available_kv_cache_gib:size}"),  # V0: 0.6.5, a line per term
+    _row(_smallest, r"reserved {available_kv_cache_gib:size} memory for KV Cache as specified"),  # V1: 0.32
+    _row(_smallest, r"(?:Explicitly|Auto) set \({available_kv_cache_gib:number}/[\d.]{1,20}\) GiB for KV cache"),  # CPU
+    _row(_smallest, r"{available_kv_cache_gib:size} reserved for (?:usable )?KV cache(?! dummy)"),  # Gaudi
+    _row(_smallest, r"Initializing cache engine took {available_kv_cache_gib:size}"),  # Gaudi
+    _row(_smallest, r"Available memory: {available_kv_cache_gib:bytes}, total memory: \d"),  # Ascend
+    _row(_smallest, r"Current (?i:kv) cache memory(?: in use is|:) {available_kv_cache_gib:size}"),  # V1, Ascend
+    _row(_smallest, r"Memory statistics \|.{0,300}?\btotal_hbm_avail_gb={available_kv_cache_gib:size}"),  # TPU
     # V1, when it refuses
-    _rank_row(_smallest, r"than the available KV cache memory \({available_kv_cache_gib:size}\)"),
-    _rank_row(_smallest, r"in available KV cache memory \({available_kv_cache_gib:size}\)"),  # V1, auto-fit
+    _row(_smallest, r"than the available KV cache memory \({available_kv_cache_gib:size}\)"),
+    _row(_smallest, r"in available KV cache memory \({available_kv_cache_gib:size}\)"),  # V1, auto-fit
     # --- the rest of the memory --------------------------------------------------------------------------------------
     # V0 wrote GB for numbers that it had divided by 2**30.
-    _rank_row(_largest, r"Model loading took {model_weights_gib:size}"),  # 0.8 to 0.32
+    _row(_largest, r"Model loading took {model_weights_gib:size}"),  # 0.8 to 0.32
     # until 0.7; Ascend, Gaudi
-    _rank_row(_largest, r"Loading model weights took (?:in total )?{model_weights_gib:size}"),
-    _rank_row(_largest, r"Load weight end\..{0,300}? mem usage={model_weights_gib:size}"),  # SGLang
-    _rank_row(_largest, r"Memory statistics \|.{0,300}?\btotal_hbm_used_gb={model_weights_gib:size}"),  # TPU
-    _rank_row(_largest, r"Pre-loading model weights on \S{1,100} took {model_weights_gib:size}"),  # Gaudi
-    _rank_row(_largest, r"[Mm]odel weights take {model_weights_gib:size}"),  # V0: 0.6.6 to 0.8
-    _rank_row(_largest, r"weights memory: {model_weights_gib:size}"),  # V1, the whole of the profile
-    _rank_row(_largest, r"Actual usage(?: is|:) {model_weights_gib:size} for weights?\b"),  # V1: 0.22, Ascend
-    _rank_row(_largest, r"PyTorch activation peak memory (?:takes )?{peak_activation_gib:size}"),  # V0: 0.6.5 to 0.8
-    _rank_row(_largest, r"{peak_activation_gib:size} for peak activation"),  # V1: at level DEBUG 0.22, then INFO
-    _rank_row(_largest, r"torch peak memory increase: {peak_activation_gib:size}"),  # V1, the whole of the profile
-    _rank_row(_largest, r"Graph capturing finished in [\d.]{1,20} secs?, took {cuda_graph_gib:size}"),  # 0.7 to 0.32
-    _rank_row(_largest, r"CUDA graph pool memory: {cuda_graph_gib:size} \(actual\)"),  # V1: 0.22 and 0.32
-    _rank_row(_largest, r"{cuda_graph_gib:size} for (?:CUDAGraph|NPU graph) memory"),  # V1, Ascend
+    _row(_largest, r"Loading model weights took (?:in total )?{model_weights_gib:size}"),
+    _row(_largest, r"Load weight end\..{0,300}? mem usage={model_weights_gib:size}"),  # SGLang
+    _row(_largest, r"Memory statistics \|.{0,300}?\btotal_hbm_used_gb={model_weights_gib:size}"),  # TPU
+    _row(_largest, r"Pre-loading model weights on \S{1,100} took {model_weights_gib:size}"),  # Gaudi
+    _row(_largest, r"[Mm]odel weights take {model_weights_gib:size}"),  # V0: 0.6.6 to 0.8
+    _row(_largest, r"weights memory: {model_weights_gib:size}"),  # V1, the whole of the profile
+    _row(_largest, r"Actual usage(?: is|:) {model_weights_gib:size} for weights?\b"),  # V1: 0.22, Ascend
+    _row(_largest, r"PyTorch activation peak memory (?:takes )?{peak_activation_gib:size}"),  # V0: 0.6.5 to 0.8
+    _row(_largest, r"{peak_activation_gib:size} for peak activation"),  # V1: at level DEBUG 0.22, then INFO
+    _row(_largest, r"torch peak memory increase: {peak_activation_gib:size}"),  # V1, the whole of the profile
+    _row(_largest, r"Graph capturing finished in [\d.]{1,20} secs?, took {cuda_graph_gib:size}"),  # 0.7 to 0.32
+    _row(_largest, r"CUDA graph pool memory: {cuda_graph_gib:size} \(actual\)"),  # V1: 0.22 and 0.32
+    _row(_largest, r"{cuda_graph_gib:size} for (?:CUDAGraph|NPU graph) memory"),  # V1, Ascend
     # --- CUDA graphs, from the dump of the configuration: 0.25 and 0.32 -----------------------------------------------
     _row(_first, r"'max_cudagraph_capture_size': {max_cudagraph_capture_size:count}"),
     _row(_first, r"'cudagraph_mode': <CUDAGraphMode\.(?P<cudagraph_mode>\w{1,60})"),
     # --- torch.compile: who loaded some graphs and compiled others compiled ------------------------------------------
     _row(_first, r"(?P<graphs_from_cache>Compiling a graph|saved AOT compiled function)"),  # 0.8 to 0.25, 0.25 and 0.32
     _row(_first, r"(?P<graphs_from_cache>Directly load) (?:AOT compilation|the compiled graph)"),
-    _rank_row(
+    _row(
         _largest, r"torch\.compile (?:and\s[\w\s/]{1,100}together )?t(?:akes|ook) {compile_s:number} s"
     ),  # 0.8 to 0.32
     # --- attention ---------------------------------------------------------------------------------------------------
