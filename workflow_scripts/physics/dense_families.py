@@ -42,15 +42,13 @@ def every_full(c: ConfigValues, every: int, layers: int | None = None) -> Sequen
     return c.layer_kinds("layer_types", count, pattern, (FULL, WINDOWED))
 
 
-def decoder(
-    c: ConfigValues, layers: Sequence[Layer], *, tied: bool = False, positions: int | None = None, **others: Any
-) -> Fields:
-    """The fields that all families share, with the final norm of a model with RMS norms. `tied`, `positions`: the
-    family's defaults."""
+def decoder(c: ConfigValues, layers: Sequence[Layer], *, tied: bool = False, **others: Any) -> Fields:
+    """The fields that all families share, with the final norm of a model with RMS norms. `tied`: the
+    family's default."""
     return {
         "hidden": c.size("hidden_size"),
         "vocab": c.size("vocab_size"),
-        "max_positions": c.size("max_position_embeddings", positions),
+        "max_positions": c.size("max_position_embeddings"),
         "tied_embeddings": c.flag("tie_word_embeddings", tied),
         "stack": tuple(layers),
         "final_norm_parameters": c.size("hidden_size"),
@@ -139,22 +137,9 @@ def _own_heads(c: ConfigValues, **others: Any) -> Attention:
     return Attention(heads, heads, head_dim, **others)
 
 
-def _layer_norms(c: ConfigValues, mixer: Attention, mlp: Mlp, *, norms: int = 2, **others: Any) -> Fields:
-    """Equal layers with norms that have biases."""
-    return equal_layers(c, mixer, mlp, 2 * norms, **{"final_norm_parameters": 2 * c.size("hidden_size"), **others})
-
-
-def _phi(c: ConfigValues) -> Fields:
-    if c.flag("qk_layernorm", False):
-        raise c.fault("qk_layernorm is not supported")
-    mixer, mlp = attention_of(c, qkv_bias=True, output_bias=True), mlp_of(c, gated=False, bias=True)
-    return equal_layers(c, mixer, mlp, final_norm_parameters=2 * c.size("hidden_size") + c.size("vocab_size"))
-
-
-def _starcoder2(c: ConfigValues) -> Fields:
-    bias = c.flag("use_bias", True)
-    mixer = attention_of(c, qkv_bias=bias, output_bias=bias, window=window_of(c))
-    return _layer_norms(c, mixer, mlp_of(c, gated=False, bias=bias), tied=True)
+def _layer_norms(c: ConfigValues, mixer: Attention, mlp: Mlp, **others: Any) -> Fields:
+    """Equal layers of two norms with biases."""
+    return equal_layers(c, mixer, mlp, 4, **{"final_norm_parameters": 2 * c.size("hidden_size"), **others})
 
 
 def _opt(c: ConfigValues) -> Fields:
@@ -177,25 +162,6 @@ def _gpt2(c: ConfigValues) -> Fields:
     return _layer_norms(c, mixer, mlp, tied=True, learned_positions=c.size("max_position_embeddings"))
 
 
-def _gpt_neox(c: ConfigValues) -> Fields:
-    mixer = _own_heads(c, **biases(c, True))
-    return _layer_norms(c, mixer, mlp_of(c, gated=False, bias=True))
-
-
-def _falcon(c: ConfigValues) -> Fields:
-    heads, hidden, bias = c.size("num_attention_heads"), c.size("hidden_size"), c.flag("bias", False)
-    new = c.flag("new_decoder_architecture", False)
-    older = 1 if c.flag("multi_query", True) else heads
-    kv_heads = c.size("num_kv_heads", heads) if new else older
-    # The new architecture has separate norms for attention and MLP, unless the config says that they share one.
-    shared_norm = c.get("num_ln_in_parallel_attn") == 1 if new else c.flag("parallel_attn", True)
-    head_dim = c.divided("hidden_size", "num_attention_heads", (hidden, heads))
-    c.divided("num_attention_heads", "num_kv_heads", (heads, kv_heads))
-    mixer = Attention(heads, kv_heads, head_dim, qkv_bias=bias, output_bias=bias)
-    mlp = Mlp(c.size("ffn_hidden_size", 4 * hidden), gated=False, bias=bias)
-    return _layer_norms(c, mixer, mlp, norms=1 if shared_norm else 2, tied=True, positions=2048)
-
-
 DENSE: dict[str, Reader] = {
     "llama": _llama,
     "mistral": lambda c: _llama(c, window=window_of(c)),
@@ -216,10 +182,6 @@ DENSE: dict[str, Reader] = {
     "glm4": lambda c: equal_layers(
         c, attention_of(c, head_dim=128, qkv_bias=c.flag("attention_bias", True)), mlp_of(c), norms=4
     ),
-    "phi": _phi,
-    "starcoder2": _starcoder2,
     "opt": _opt,
     "gpt2": _gpt2,
-    "gpt_neox": _gpt_neox,
-    "falcon": _falcon,
 }

@@ -136,14 +136,6 @@ def _llama4_text(c: ConfigValues) -> Fields:
     return decoder(c, stack)
 
 
-def _phimoe(c: ConfigValues) -> Fields:
-    mixer = attention_of(c, **biases(c), window=window_of(c))
-    block = experts_of(c, "num_local_experts", "intermediate_size")
-    head_bias = c.size("vocab_size") if c.flag("lm_head_bias", False) else 0
-    final_norm_parameters = 2 * c.size("hidden_size") + head_bias
-    return equal_layers(c, mixer, block, norms=4, final_norm_parameters=final_norm_parameters)
-
-
 def _gpt_oss(c: ConfigValues) -> Fields:
     router = c.size("num_local_experts")
     block = experts_of(c, "num_local_experts", "intermediate_size", bias=True, router_parameters=router)
@@ -185,5 +177,4 @@ EXPERTS: dict[str, Reader] = {
     "minimax_m2": lambda c: _all_sparse(c, attention_of(c, head_dim=128, norms_over="all"), "num_local_experts"),
     "llama4_text": _llama4_text,
     "olmoe": lambda c: _all_sparse(c, attention_of(c, norms_over="all", **biases(c)), "num_experts"),
-    "phimoe": _phimoe,
 }

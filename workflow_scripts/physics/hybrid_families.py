@@ -102,42 +102,6 @@ def _nemotron_h(c: ConfigValues) -> Fields:
     return decoder(c, [layer_of[kind] for kind in kinds])
 
 
-def _jamba(c: ConfigValues) -> Fields:
-    hidden, layers = c.size("hidden_size"), c.size("num_hidden_layers")
-    inner, state, kernel = c.size("mamba_expand", 2) * hidden, c.size("mamba_d_state", 16), c.size("mamba_d_conv", 4)
-    rank = c.get("mamba_dt_rank", "auto")
-    rank = -(-hidden // 16) if rank == "auto" else c.size("mamba_dt_rank")
-    bias = c.flag("mamba_proj_bias", False)
-    vectors = inner * (kernel + c.flag("mamba_conv_bias", True)) + inner * (state + 2) + rank + 2 * state
-    mamba = State(
-        "Mamba state",
-        inner,
-        width=inner,
-        kernel=kernel,
-        rows=inner,
-        columns=state,
-        matrix_widths=(2 * inner,),
-        inner_matrices=(inner * (rank + 2 * state), rank * inner),
-        vector_parameters=vectors + bias * (2 * inner + hidden),
-    )
-    attention, mlp = attention_of(c), mlp_of(c)
-    several = c.size("num_experts", 16) > 1
-    experts = experts_of(c, "num_experts", "intermediate_size", default=16) if several else mlp
-
-    def at(i: int, period: str, offset: str, default: tuple[int, int]) -> bool:
-        return i % c.size(period, default[0]) == c.size(offset, default[1], least=0)
-
-    stack = [
-        Layer(
-            (attention if at(i, "attn_layer_period", "attn_layer_offset", (8, 4)) else mamba,),
-            (experts if at(i, "expert_layer_period", "expert_layer_offset", (2, 1)) else mlp,),
-            2 * hidden,
-        )
-        for i in range(layers)
-    ]
-    return decoder(c, stack)
-
-
 def _falcon_h1(c: ConfigValues) -> Fields:
     hidden = c.size("hidden_size")
     inner = c.size("mamba_d_ssm", c.size("mamba_expand", 2) * hidden)
@@ -145,15 +109,6 @@ def _falcon_h1(c: ConfigValues) -> Fields:
     mixers = (attention_of(c, **biases(c)), _mamba2(c, inner, norm=norm, out_bias=out_bias))
     layer = Layer(mixers, (mlp_of(c, bias=c.flag("mlp_bias", False)),), 2 * hidden)
     return decoder(c, [layer] * c.size("num_hidden_layers"))
-
-
-def _bamba(c: ConfigValues) -> Fields:
-    hidden, layers = c.size("hidden_size"), c.size("num_hidden_layers")
-    attending = c.numbers("attn_layer_indices", layers)
-    state, attention = _mamba2(c, c.size("mamba_expand", 2) * hidden), attention_of(c, **biases(c))
-    mlp = mlp_of(c, bias=c.flag("mlp_bias", False))
-    stack = [Layer((attention if i in attending else state,), (mlp,), 2 * hidden) for i in range(layers)]
-    return decoder(c, stack)
 
 
 def _granite_hybrid(c: ConfigValues) -> Fields:
@@ -242,9 +197,7 @@ def _kimi_linear(c: ConfigValues) -> Fields:
 
 HYBRIDS: dict[str, Reader] = {
     "nemotron_h": _nemotron_h,
-    "jamba": _jamba,
     "falcon_h1": _falcon_h1,
-    "bamba": _bamba,
     "granitemoehybrid": _granite_hybrid,
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _qwen_hybrid),
     "kimi_linear": _kimi_linear,

@@ -62,9 +62,6 @@ class Prediction:
     slo_attainment: Band | None = None
     highest_load: Band | None = None
     scaled_output_tokens_per_s: float | None = None
-    graph_tokens: int | None = None
-    captured_output_tokens_per_s: float | None = None
-    twice_batched_output_tokens_per_s: float | None = None
     device_s: float | None = None
     launch_s: float | None = None
     arrival_s: float | None = None

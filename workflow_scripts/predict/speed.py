@@ -1,7 +1,7 @@
 """How fast a cell should be: its schedule timed on its device, and what that means for its knobs and its cost."""
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from statistics import geometric_mean
 
@@ -39,9 +39,6 @@ WEIGHTS_BYTES_PER_S = 1.5e9
 # A time limit is this many times what a cell takes at the slow end of its band; without a band, that end is assumed.
 LIMIT_MARGIN, UNCALIBRATED_PCT = 2.0, 40.0
 
-# Larger steps are priced from this predicted share of waiting for the host on; half of what the report calls much,
-# because measured shares may be larger.
-WAITS_FROM = 0.05
 
 # A step with this many times more work of a kind than any step of the calibration is beyond the calibration.
 BEYOND = 1.5
@@ -90,8 +87,6 @@ class CellTask:
 def predict_task(task: Task) -> list[Prediction]:
     """The records of cells that share a schedule, or of as many schedules as their KV blocks require."""
     made: list[Schedule] = []
-    longer = replace(task, decides=_with_longer_steps(task.decides))
-    made_longer: list[Schedule] = []
     records = []
     # Cells that differ only in blocks that are enough, by what else decides, have the same record but for their own.
     alike: dict[tuple[Hashable, ...], tuple[CellTask, Prediction]] = {}
@@ -100,10 +95,9 @@ def predict_task(task: Task) -> list[Prediction]:
         try:
             schedule = schedule_for(cell, task, made)
             decided_by = id(schedule), *cell.decided_by
-            if (*decided_by, id(_made_for(cell, made_longer))) not in alike:
-                record = _predict(cell, task, schedule, longer, made_longer)
-                alike[*decided_by, id(_made_for(cell, made_longer))] = cell, record
-            first, record = alike[*decided_by, id(_made_for(cell, made_longer))]
+            if decided_by not in alike:
+                alike[decided_by] = cell, _predict(cell, task, schedule)
+            first, record = alike[decided_by]
             own = {name: value for name, value in vars(cell.record).items() if value != getattr(first.record, name)}
             records.append(replace(record, **own))
         except ScheduleError as e:
@@ -111,13 +105,7 @@ def predict_task(task: Task) -> list[Prediction]:
     return records
 
 
-def _with_longer_steps(decides: Decides) -> Decides:
-    if isinstance(decides, StaticBatches):
-        return decides
-    return replace(decides, max_num_batched_tokens=2 * decides.max_num_batched_tokens)
-
-
-def _predict(cell: CellTask, task: Task, schedule: Schedule, longer: Task, made_longer: list[Schedule]) -> Prediction:
+def _predict(cell: CellTask, task: Task, schedule: Schedule) -> Prediction:
     work = work_of(schedule, cell, task)
     if cell.speed is None:
         unknown = "the rates of this device are not known: `snakemake calibrate` measures them"
@@ -136,48 +124,18 @@ def _predict(cell: CellTask, task: Task, schedule: Schedule, longer: Task, made_
     if cell.scaled and record.output_tokens:
         walls_s = [time_schedule(schedule, work, costs, task.requests).wall_s for costs in cell.scaled]
         record = replace(record, scaled_output_tokens_per_s=record.output_tokens / geometric_mean(walls_s))
-    record = _with_remedies(record, schedule, cell, task, longer, made_longer)
     record = _with_costs(record, cell, speed, task, timed)
     record = replace(record, speed_source=speed.source, band_group=speed.band_group, how=speed.how)
     calibrated = {name: getattr(speed, name) for name in ("calibrated_at", "calibrated_uuid", "calibrated_of")}
     return replace(record, **calibrated)
 
 
-def _with_remedies(
-    record: Prediction, schedule: Schedule, cell: CellTask, task: Task, longer: Task, made_longer: list[Schedule]
-) -> Prediction:
-    """The rates if a GPU had to wait less for launches. Either graphs are also captured for the steps that are too
-    large for them. Or a step takes twice the tokens; this schedule is only made if the GPU waits for much of the time,
-    and if any step has as many as are allowed."""
-    steps, graphs, decides = cell.steps, cell.steps.graphs, task.decides
-    arrives = task.requests.arrival_s is not None
-    if cell.speed is None or graphs is None or steps.eager or arrives or not record.output_tokens:
-        return record
-    costs = cell.speed.costs
-    largest = int((schedule.segments.decode_seqs + schedule.segments.prefill_tokens).max())
-    larger = replace(cell, steps=replace(steps, graphs=replace(graphs, tokens=max(graphs.tokens, largest))))
-    timed = time_schedule(schedule, work_of(schedule, larger, task), costs, task.requests)
-    rate = record.output_tokens / timed.wall_s
-    waits = record.launch_share is not None and record.launch_share > WAITS_FROM
-    captured = replace(record, graph_tokens=graphs.tokens, captured_output_tokens_per_s=rate)
-    if isinstance(decides, StaticBatches) or not waits or largest < decides.max_num_batched_tokens:
-        return captured
-    schedule = schedule_for(cell, longer, made_longer)
-    timed = time_schedule(schedule, work_of(schedule, cell, longer), costs, task.requests)
-    return replace(captured, twice_batched_output_tokens_per_s=record.output_tokens / timed.wall_s)
-
-
-def _made_for(cell: CellTask, made: Iterable[Schedule]) -> Schedule | None:
-    """The first of these schedules that holds for the cell's blocks, those of one of its engines."""
-    blocks = cell.record.num_blocks and cell.record.num_blocks // cell.steps.engines
-    return next((schedule for schedule in made if blocks is None or schedule.holds_for(blocks)), None)
-
-
 def schedule_for(cell: CellTask, task: Task, made: list[Schedule]) -> Schedule:
     """A schedule that holds for the cell's blocks; an existing one if possible."""
     blocks = cell.record.num_blocks and cell.record.num_blocks // cell.steps.engines
-    if schedule := _made_for(cell, made):
-        return schedule
+    for schedule in made:
+        if blocks is None or schedule.holds_for(blocks):
+            return schedule
     if isinstance(task.decides, StaticBatches):
         schedule = static_schedule(task.requests, task.decides.batch_size)
     else:

@@ -327,7 +327,6 @@ CHUNKS = {"model_type": "llama4_text", "attention_chunk_size": 8, "num_local_exp
         (LATENT, "no latent vectors (deepseek_v3)"),
         (CHUNKS | {"intermediate_size_mlp": 64}, "no chunks (llama4_text)"),
         (OWN_HEADS, "of one width in all layers (gemma4_text)"),
-        ({"model_type": "falcon", "ffn_hidden_size": 64}, "does not read its paged cache"),
     ],
 )
 def test_what_the_paged_cache_does_not_hold_is_refused_before_the_start_and_would_fail_later(

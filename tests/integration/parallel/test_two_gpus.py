@@ -65,18 +65,9 @@ def test_where_the_host_costs_most(two_gpus):
     assert share["h200"].idxmax() == "bs16-seqs64-len4096-util0.9"
     assert share["h200"].max() == pytest.approx(0.118, abs=0.01)
     assert share.min() > 0.03
-    rates = pd.read_parquet(two_gpus / "tables/predictions.parquet").dropna(subset="captured_output_tokens_per_s")
-    rates = rates[rates["quantity"].eq("output_tokens_per_s")].set_index("cell_id")
-    gain = rates["captured_output_tokens_per_s"] / rates["predicted"]
-    assert gain.idxmax() == "h200/vllm/llama-3.1-8b-instruct/chat/bs16-seqs64-len4096-util0.9"
-    assert gain.max() == pytest.approx(1.13, abs=0.03)
-    assert rates.loc[gain.idxmax(), "graph_tokens"] == 128
     cells = read_measurements(two_gpus / "tables").query("engine == 'vllm' and outcome == 'ok'")
     captured = cells.groupby("max_num_seqs_effective")["max_cudagraph_capture_size"].unique().map(list)
     assert captured.to_dict() == {1: [2], 4: [8], 16: [32], 64: [128], 256: [512]}
-    # Where the GPUs wait, steps are full only while the first prompts are computed.
-    batched = rates["twice_batched_output_tokens_per_s"].dropna() / rates["predicted"]
-    assert batched.max() < 1.02
     # HuggingFace at batch 1: the driver alone tells.
     hf = waiting[waiting["knobs"].str.startswith("static-batch1-")]
     assert hf["device_s"].isna().all()

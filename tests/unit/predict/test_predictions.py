@@ -9,7 +9,7 @@ from tests.unit.made_studies import fixed
 from tests.unit.predict.planned import study, sweep
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.engines.steps import SchedulerSettings
-from workflow_scripts.physics.step_time import LaunchCosts, StepCosts
+from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict import predictions, speed
 from workflow_scripts.predict.calibrated import Speed
 from workflow_scripts.predict.prediction_record import FIELDS
@@ -86,28 +86,6 @@ def test_no_load_is_predicted_where_even_one_request_is_late(tmp_path, monkeypat
     knobs = SERVER | {"find": "highest_rate"}
     record = predict(tmp_path, sweeps=[sweep(engine="vllm-serve", knobs=knobs)], slo={"ttft_s": 0.5})
     assert [row["highest_load"] for row in record.values()] == [None]
-
-
-def test_graphs_for_all_steps_launch_those_with_prompts_faster(tmp_path, monkeypatch):
-    # Four requests run at once; graphs hold 8 tokens. The first step has 4 prompts of 3 tokens, the second decodes.
-    launch = LaunchCosts(piecewise_layers=1, eager_layers=3)
-    known(monkeypatch, costs=StepCosts(steps=1, launch=launch))
-    record = one(tmp_path, fixed(4, 3, 2), knobs={"block_size": 16, "max_num_seqs": 4, "max_model_len": 4096})
-    layers, lone = 32, 32  # the first request's own step has 3 tokens, so it has graphs
-    assert record["wall_s"] == pytest.approx(lone + 3 * layers + 1)
-    assert record["graph_tokens"] == 8
-    assert record["captured_output_tokens_per_s"] == pytest.approx(8 / (lone + layers + 1))
-
-
-@pytest.mark.parametrize(("launch_s", "tokens", "gains"), [(10.0, 8, True), (0.1, 8, None), (10.0, 64, None)])
-def test_larger_steps_are_priced_where_launches_and_full_steps_cost_time(
-    launch_s, tokens, gains, tmp_path, monkeypatch
-):
-    known(monkeypatch, costs=StepCosts(steps=1, launch=LaunchCosts(piecewise_layers=launch_s / 32)))
-    knobs = {"block_size": 16, "max_num_seqs": 4, "max_model_len": 64, "max_num_batched_tokens": tokens}
-    record = one(tmp_path, fixed(4, 16, 2), knobs=knobs)
-    rate = record["twice_batched_output_tokens_per_s"]
-    assert (rate and rate > 1.3 * record["output_tokens_per_s"]) == gains
 
 
 def test_the_rate_by_calibrations_of_other_devices(tmp_path, monkeypatch):

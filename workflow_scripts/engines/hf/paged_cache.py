@@ -6,8 +6,6 @@ from workflow_scripts.physics.layers import Attention, LatentAttention, State
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 
 _CACHE = "the paged cache of transformers holds keys and values"
-# These have their own code for attention, which does not read the paged cache.
-_OWN_ATTENTION = ("falcon",)
 
 
 def why_paged_cache_is_refused(facts: ModelFacts) -> str | None:
@@ -31,8 +29,6 @@ def why_paged_cache_is_refused(facts: ModelFacts) -> str | None:
         return f"{_CACHE} of one width in all layers ({facts.model_type})"
     if any(isinstance(mixer, Attention) and mixer.chunk is not None for mixer in mixers):
         return f"{_CACHE} of all tokens or of a window, and no chunks ({facts.model_type})"
-    if facts.model_type in _OWN_ATTENTION:
-        return f"the attention of {facts.model_type} in transformers does not read its paged cache"
     return None
 
 

@@ -35,10 +35,7 @@ Rates = Mapping[tuple[str, str, str, float], tuple[float, float]]
 # Shares of the predicted time, in the order in which the page names them.
 SHARES = ("weights_share", "kv_share", "operations_share", "fixed_share", "launch_share")
 # What else the plan says of a cell's rate.
-_BESIDE = (
-    *("scaled_output_tokens_per_s", "graph_tokens", "captured_output_tokens_per_s"),
-    *("twice_batched_output_tokens_per_s", "full_share", "prompts_to_fill", "published", "published_prompt_share"),
-)
+_BESIDE = (*("scaled_output_tokens_per_s", "full_share", "prompts_to_fill", "published", "published_prompt_share"),)
 
 SCHEMA = table_schema(
     "predictions",
@@ -75,13 +72,6 @@ SCHEMA = table_schema(
     NUMBER(
         "scaled_output_tokens_per_s",
         "predicted from the study's other devices, scaled by the measured rates; geometric mean of several",
-    ),
-    NUMBER("graph_tokens", "tokens of the largest step with CUDA graphs: `max_cudagraph_capture_size`, or the default"),
-    NUMBER("captured_output_tokens_per_s", "predicted with graphs for all steps"),
-    NUMBER(
-        "twice_batched_output_tokens_per_s",
-        "predicted with twice the `max_num_batched_tokens`, if steps are full and the GPU waits for its host for more "
-        "than 5 % of the time",
     ),
     NUMBER(
         SHARES,
