@@ -63,4 +63,4 @@ if not CELLS_PER_JOB:
             ' --study "$STUDY"'
             ' --results "$RESULTS"'
             " --cell {params.cell:q}"
-            " > {log:q} 2>&1"
+            " --log {log:q}"

@@ -109,7 +109,7 @@ rule prepare_device:
         ' --study "$STUDY"'
         " --gpu {wildcards.gpu:q}"
         " --out {output:q}"
-        " > {log:q} 2>&1"
+        " --log {log:q}"
 
 
 rule calibrate_devices:
@@ -139,12 +139,12 @@ rule calibrate_devices:
         calibrations=lambda wildcards: calibrations_sha256(wildcards.gpus.split("+")),
         gpus=lambda wildcards: wildcards.gpus.split("+"),
     shell:
-        "exec > {log:q} 2>&1\n"
         "{params.setup}\n"
         "{params.launcher} python -m workflow_scripts calibrate"
         ' --study "$STUDY"'
         ' --results "$RESULTS"'
         " --gpu {params.gpus:q}"
+        " --log {log:q}"
 
 
 rule calibrate:

@@ -11,7 +11,7 @@ import traceback
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.printable import PrintableStream, printable
@@ -26,12 +26,34 @@ _UNUSABLE = (
 # A file cannot be written: no fault of the input.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
+# What was the standard error before `print_to`.
+_terminal: TextIO | None = None
+
 AddOption = Callable[[argparse._ActionsContainer], object]
 Body = Callable[[Namespace], int | None]
 
 
 def option(*names: str, **settings: Any) -> AddOption:
     return lambda parser: parser.add_argument(*names, **settings)
+
+
+def print_to(log: Path) -> None:
+    """Let this process and those that it starts print to a file from now on, except what `say` prints."""
+    global _terminal
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _terminal = _terminal or os.fdopen(os.dup(2), "w", encoding="utf-8")
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+
+
+def say(line: str) -> None:
+    """Print a line at once; to the terminal too, where what is printed goes to a file."""
+    print(line, flush=True)
+    if _terminal:
+        print(line, file=_terminal, flush=True)
 
 
 def out(what: str) -> AddOption:
@@ -42,6 +64,7 @@ STUDY = option("--study", type=Path, required=True, help="the study's YAML file"
 RESULTS = option("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")
 PARSED = option("--parsed", type=Path, required=True, help="folder with one folder of parsed tables per GPU")
 TABLES = option("--tables", type=Path, required=True, help="folder with cells.parquet and the other tables")
+LOG = option("--log", type=Path, help="print to this file; what is worth waiting for is printed to the terminal too")
 PROCESSES = option("--processes", type=int, default=os.cpu_count() or 1, help="parallel processes (%(default)s)")
 
 
@@ -86,6 +109,8 @@ class Command:
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
         args, status = self.parser().parse_args(argv), BAD_INPUT
+        if log := getattr(args, "log", None):
+            print_to(log)
         try:
             return self.body(args) or 0
         except InputError as e:

@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
+from workflow_scripts.common.command import say
 from workflow_scripts.common.files import read_json, write_json
 from workflow_scripts.common.ownership import Peer, own_folder, peer_of, temporary_folder
 from workflow_scripts.common.printable import printable
@@ -157,7 +158,7 @@ def _said(holder: str, name: str, said: str, ends_s: float) -> str:
         raise TimeoutError(f"{what}; no longer waiting ({WAIT})")
     if holder != said:
         advice = f"set {SCOPE} to a word, if that is no measurement, or measure on another host"
-        print(f"{what}; this job waits {left_s / 60:.0f} minutes ({WAIT}); {advice}", flush=True)
+        say(f"{what}; this job waits {left_s / 60:.0f} minutes ({WAIT}); {advice}")
     return holder
 
 

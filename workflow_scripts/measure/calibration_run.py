@@ -25,7 +25,7 @@ from typing import Any
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.cluster.site import note_wrong_node
-from workflow_scripts.common.command import RESULTS, STUDY, command, option
+from workflow_scripts.common.command import LOG, RESULTS, STUDY, command, option
 from workflow_scripts.common.files import read_json, read_jsonl, write_json, write_jsonl
 from workflow_scripts.device.device_check import WrongDeviceError
 from workflow_scripts.device.device_lock import device_lock
@@ -283,6 +283,7 @@ def _known(records: Sequence[dict[str, Any]], name: str, start_s: float | None =
     option("--gpu", nargs="+", required=True, help="devices of the study"),
     RESULTS,
     option("--seconds", type=float, help="time for the passes of each calibration (default: by the device)"),
+    LOG,
 )
 def main(args: Namespace) -> int:
     study = load_study(args.study)

@@ -33,7 +33,17 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 from workflow_scripts.catalog.environments import is_installed
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.cluster.site import Attempt, note_wrong_node
-from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option, positive
+from workflow_scripts.common.command import (
+    ATTEMPT,
+    ATTEMPTS,
+    LOG,
+    RESULTS,
+    STUDY,
+    command,
+    option,
+    positive,
+    print_to,
+)
 from workflow_scripts.common.files import last_line, read_end, read_json
 from workflow_scripts.common.wording import listed
 from workflow_scripts.device.device_check import WrongDeviceError
@@ -200,16 +210,6 @@ def measure_series(left: list[_Series], study: Study, paths: StudyPaths, with_lo
     return status
 
 
-def print_to(log: Path) -> None:
-    """Let this process and those that it starts print to a file from now on."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with log.open("wb") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-
-
 @command(
     "measure-cell",
     STUDY,
@@ -222,6 +222,7 @@ def print_to(log: Path) -> None:
     option("--position", type=positive, help="place of the first cell in the order of the round"),
     option("--unless-done", action="store_true", help="leave out starts that already have their outcome"),
     option("--with-logs", action="store_true", help="print to the log in each cell's folder"),
+    LOG,
 )
 def main(args: Namespace) -> int:
     study = load_study(args.study)

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from workflow_scripts.catalog.gpus_and_models import FlopDtype, Gpu, get_gpu, load_models
-from workflow_scripts.common.command import command, option, out
+from workflow_scripts.common.command import LOG, command, option, out
 from workflow_scripts.device.device_check import WrongDeviceError, found_device, use_cores
 from workflow_scripts.device.device_lock import device_lock
 from workflow_scripts.device.device_rates import DeviceRates, RateSamples
@@ -200,6 +200,7 @@ def measure_undisturbed(gpu: Gpu, study: Study | None = None) -> DeviceRates:
     option("--gpu", required=True, help="name in config/gpus.yaml"),
     option("--study", type=Path, help="a study, to read as many bytes as a step of each of its models"),
     out("the JSON file to write"),
+    LOG,
 )
 def main(args: Namespace) -> int:
     gpu = get_gpu(args.gpu)

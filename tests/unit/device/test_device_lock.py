@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -60,6 +61,16 @@ def test_all_cpu_devices_ranks_and_folders_for_temporary_files_share_one_lock(sh
         second.result(timeout=60)
     assert order == ["first", "second"]
     assert is_free()
+
+
+def test_who_holds_the_device_is_said_on_the_terminal_and_in_the_log(tmp_path):
+    log = tmp_path / "measure.log"
+    wait = ["measure-device", "--gpu", "cpu-1core", "--out", str(tmp_path / "rates.json"), "--log", str(log)]
+    with device_lock(CPU), subprocess.Popen([sys.executable, "-m", "workflow_scripts", *wait], stderr=-1) as waits:
+        said = waits.stderr.readline()
+        waits.kill()
+    assert str(os.getpid()).encode() in said
+    assert said in log.read_bytes()
 
 
 def test_who_waits_is_told_which_process_of_which_user_holds_the_device(shared, capsys):

@@ -3,8 +3,9 @@
     kvsweep capacity --model llama-3.1-8b-instruct --gpu h200 \\
         --block-size 16 --gpu-memory-utilization 0.9 --max-model-len 8192
 
-prints the memory of each device as a sum, and what fits into the KV cache. If the longest request does not fit, it
-names settings with which it would. Each term is predicted from the way in which vLLM profiles memory, read from an
+prints the memory of each device as a sum, the KV cache of a token, of a request of `--max-model-len` tokens and, with
+`--batch`, of so many requests, and what fits. If the longest request does not fit, it names settings with which it
+would. Each term is predicted from the way in which vLLM profiles memory, read from an
 engine's log (`--from-log`), or given.
 
 With `--json`, each term has a value, a unit and how it was found. Sizes are those of the limiting device, the one with
@@ -91,9 +92,11 @@ def predict_capacity(
         "kv_cache_tokens": kv_cache_tokens(pool, blocks, batch, settings),
         "max_concurrency": Term(round(blocks / needed, 4), "requests", how),
     }
+    of_a_request = Term(needed * int(limiting["bytes_per_block"].value), "bytes", f"{needed} blocks, on one device")
     engines = settings.data_parallel_size
     of_all = {n: Term(t.value * engines, t.unit, f"{t.how}, x {engines} engines") for n, t in of_an_engine.items()}
-    return limiting | (of_an_engine if engines == 1 else of_all) | {"feasible": fitting}
+    fitted = of_an_engine if engines == 1 else of_all
+    return limiting | fitted | {"bytes_per_request": of_a_request, "feasible": fitting}
 
 
 def terms_by_rank(
@@ -215,6 +218,7 @@ def _possible_by(log: Mapping[str, Any]) -> dict[str, int]:
     option("--block-size", type=positive, required=True, help="tokens per block"),
     option("--gpu-memory-utilization", type=share, required=True, help="share of the device's memory for the engine"),
     option("--max-model-len", type=positive, required=True, help="tokens of the longest request"),
+    option("--batch", type=positive, help="requests of this length whose KV cache is printed as a sum"),
     option("--tensor-parallel-size", type=positive, default=1),
     option("--pipeline-parallel-size", type=positive, default=1),
     option("--data-parallel-size", type=positive, default=1, help="engines, each with devices and a cache of its own"),
@@ -248,6 +252,9 @@ def main(args: Namespace) -> None:
     except ModelFactsError as e:
         print(json.dumps(report | {"unknown": str(e)}, indent=2) if args.json else f"unknown: {e}")
         return
+    if args.batch:
+        of_batch = args.batch * int(terms["bytes_per_request"].value)
+        terms["bytes_per_batch"] = Term(of_batch, "bytes", f"{args.batch} requests, none of which share blocks")
     batch = batch_of(settings, facts, gpu)
     if args.json:
         report |= {"quantization": facts.quantization, "settings": asdict(settings) | asdict(batch), **terms}

@@ -58,6 +58,13 @@ def _memory(ranks: Ranks, limiting: Mapping[str, Term], settings: EngineSettings
         share = f"{settings.gpu_memory_utilization:g} of {_gib(limiting['device_memory'].value)}"
         table.add_row("= usable", *(_gib(terms["budget"].value) for terms in ranks), share)
     table.add_row()
+    per_token = (f"{terms['bytes_per_token'].value:,.0f} B" for terms in ranks)
+    table.add_row("KV of a token", *per_token, limiting["bytes_per_token"].how)
+    for name, words in (("bytes_per_request", "KV of a request"), ("bytes_per_batch", "KV of the batch")):
+        if name in limiting:
+            blocks = limiting[name].value / limiting["bytes_per_block"].value
+            sizes = (f"{_gib(blocks * terms['bytes_per_block'].value)} GiB" for terms in ranks)
+            table.add_row(words, *sizes, limiting[name].how)
     sizes = (f"{terms['bytes_per_block'].value / MIB:.3g} MiB" for terms in ranks)
     table.add_row("a KV block", *sizes, limiting["bytes_per_block"].how)
     table.add_row("KV blocks", *(f"{terms['num_blocks'].value:,.0f}" for terms in ranks), limiting["num_blocks"].how)

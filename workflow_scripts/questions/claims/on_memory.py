@@ -67,7 +67,7 @@ def pages_of_4_kib(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     yield number(claim, f"Empty slots of a sequence's last block of {size:g}, mean", (size - 1) / 2, "", "empty_slots")
 
 
-_SHARE = run("published_claims", "sweep utilization; table capacity")
+_SHARE = run("published_claims", "sweep utilization; table memory")
 _UNSTATED = f"the source states neither model nor GPU; {_SHARE} shows what it depends on"
 
 

@@ -183,7 +183,7 @@ def block_size_by_length(claim: Claim, tables: StudyTables) -> Iterator[Evidence
 
 # --- a speed-up that follows bandwidth -------------------------------------------------------------------------------
 
-_ALL_SWEEPS = run("paged_attention", "all sweeps; table ratios")
+_ALL_SWEEPS = run("paged_attention", "all sweeps; table devices")
 
 
 @check("h200-over-l40s", "devices", _ALL_SWEEPS)

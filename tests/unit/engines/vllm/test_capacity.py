@@ -273,7 +273,7 @@ def test_the_command_prints_each_term_with_how_it_was_found(capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["source"] == "predicted"
     terms = [v for v in report.values() if isinstance(v, dict) and "how" in v]
-    assert len(terms) == 15
+    assert len(terms) == 16
     assert all(Term(**term).how for term in terms)
 
 
@@ -281,17 +281,27 @@ def printed(capsys, *argv):
     """What the command prints for Llama-3-70B on H100s without `--json`, and the numbers of each line by its words."""
     assert main(["--model", "llama-3-70b", "--gpu", "h100-sxm", *OF_70B, *argv]) == 0
     out = capsys.readouterr().out
-    rows = re.findall(r"^[+= ]*([A-Za-z][A-Za-z ]*?) {2,}((?:-?[\d,]+\.?\d*(?: MiB)? {2,})+)", out, re.MULTILINE)
+    rows = re.findall(
+        r"^[+= ]*([A-Za-z][A-Za-z ]*?) {2,}((?:-?[\d,]+\.?\d*(?: MiB| GiB| B)? {2,})+)", out, re.MULTILINE
+    )
     return out, {
         words: [float(number) for number in re.findall(r"-?\d+\.?\d*", of.replace(",", ""))] for words, of in rows
     }
+
+
+def test_the_cache_of_a_token_a_request_and_a_batch_is_printed(capsys):
+    """5 MiB for a block of 16 tokens, so 1.25 GiB for 4,096 tokens."""
+    rows = printed(capsys, "--max-model-len", "4096", "--batch", "32")[1]
+    sizes = [rows[name] for name in ("KV of a token", "KV of a request", "KV of the batch", "a KV block")]
+    assert sizes == [[5 * 2**20 / 16], [1.25], [40.0], [5.0]]
 
 
 def test_people_read_the_memory_of_each_rank_as_a_sum_and_what_fits(capsys):
     ranks = ["--tensor-parallel-size", "4", "--pipeline-parallel-size", "3"]
     out, rows = printed(capsys, *ranks)
     usable, blocks = rows.pop("usable"), rows.pop("KV blocks")
-    rows.pop("a KV block")
+    for of_blocks in ("KV of a token", "KV of a request", "a KV block"):
+        rows.pop(of_blocks)
     assert list(rows) == ["weights", "peak of activations", "CUDA graphs", "outside of torch", "KV cache"]
     assert [sum(of) for of in zip(*rows.values(), strict=True)] == pytest.approx(usable, abs=0.03)
     assert len(usable) == 3
