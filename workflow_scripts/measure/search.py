@@ -1,12 +1,13 @@
 """The search for the highest load that meets a study's limits: passes of the workload, each at a load that follows from
-those before. Each pass has its own arrivals, and sends no more requests once too many have missed the limits."""
+those before. Each pass has its own arrivals, and sends no more requests once too many have missed the limits. A pass
+whose queue grows is too high a rate, even if it ends before its requests are late."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from workflow_scripts.engines.engine import Engine, EngineSetup, RequestRecord
-from workflow_scripts.statistics.highest_load import Search
+from workflow_scripts.statistics.highest_load import Search, queue_grows
 from workflow_scripts.study.outcome import LoadSearch, SearchPass, WarmUp
 from workflow_scripts.study.study import WITHIN_SHARE, Slo, is_late
 from workflow_scripts.workloads.arrivals import Load
@@ -55,11 +56,22 @@ def search_load(
         engine.use(replace(setup, knobs=knobs, arrival_seed=seed, is_enough=too_late))
         if (records := serve(len(passes))) is None:
             break
-        met = len(late) <= most_late
+        kept = len(late) <= most_late
+        grows = kept and not users and queue_grows(*_waits(records))
+        met = kept and not grows
         passes.append(SearchPass(load=value, met=met, requests=len(records), late=len(late)))
         search.add(value, met)
-        print(f"{load.find}: {value:.4g} is {'within the limits' if met else 'too high'}", flush=True)
+        found = "within the limits, but its queue grows" if grows else "within the limits" if met else "too high"
+        print(f"{load.find}: {value:.4g} is {found}", flush=True)
     return LoadSearch(users=users, least=least, most=most, passes=passes)
+
+
+def _waits(records: Sequence[RequestRecord]) -> tuple[list[float], list[float]]:
+    """When requests arrived, and how long each waited for its first token."""
+    answered = [
+        (r.queued_s, r.first_token_s) for r in records if r.queued_s is not None and r.first_token_s is not None
+    ]
+    return [arrived_s for arrived_s, _ in answered], [first_s - arrived_s for arrived_s, first_s in answered]
 
 
 def _is_within(record: RequestRecord, slo: Slo) -> bool:

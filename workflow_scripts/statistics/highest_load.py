@@ -1,16 +1,17 @@
 """The highest load that meets latency limits, searched by bisection with passes whose results vary near it.
 
-The highest load is the one at which half of the passes meet the limits. The probability that a pass meets them falls
-along a logistic curve over the logarithm of the load, of unknown width, and a few passes are wrong at any load. The
-next load is the median of what is then known about the highest one, or a quantile on one of its sides, so that passes
-also show the width. [Kontsevich] Measuring imports this, so it needs no library but numpy.
+The highest load is the one at which four of five passes meet the limits: late requests come in bursts, so half of the
+short passes meet them where too many requests are late on average. The probability that a pass meets them falls along
+a logistic curve over the logarithm of the load, of unknown width, and a few passes are wrong at any load. The next load
+is the median of what is then known about the highest one, or a quantile on one of its sides, so that passes also show
+the width. [Kontsevich] Measuring imports this, so it needs no library but numpy.
 
 Source: [Kontsevich] Kontsevich and Tyler, Bayesian adaptive estimation of psychometric slope and threshold, Vision
 Research 39, 1999.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,16 +20,19 @@ import numpy.typing as npt
 # Of the 95 % interval.
 _ENDS = (0.025, 0.975)
 # The search ends when the interval is this narrow, upper over lower end, or after so many passes.
-NARROW, MOST_PASSES = 1.2, 24
+NARROW, MOST_PASSES = 1.25, 24
 # A load lies beyond the loads of the search only by so many passes at their end.
 PASSES_AT_AN_END = 3
-# The share of passes that are wrong at any load, such as in a hiccup of the host.
-LAPSES = 0.01
+# The share of passes that meet the limits at the highest load, and of those that are wrong at any load, such as in a
+# hiccup of the host.
+MEET, LAPSES = 0.8, 0.01
+# A queue grows if requests wait longer by more than this in each second, beyond chance.
+MOST_GROWTH = 0.02
 _QUANTILES = (0.5, 0.15, 0.85)
 # Of the prior of the logarithm, a Cauchy distribution: while all passes agree, each goes farther than the last one.
 _SCALE = math.log(2)
 # Of the logistic curves; finer ones would not be seen in an interval that is narrow enough.
-_WIDTHS = np.geomspace(0.04, 0.5, 7)
+_WIDTHS = np.geomspace(0.02, 0.5, 8)
 _POINTS = 800
 
 
@@ -45,7 +49,7 @@ def highest_load(passes: Iterable[tuple[float, bool]], least: float, most: float
 
     >>> passes = [(8.0, True), (16.0, False), (12.0, True), (13.0, False), (12.0, True), (13.0, False)]
     >>> highest_load(passes, 1, 64, whole=True)
-    Highest(load=12, low=6, high=17)
+    Highest(load=10, low=4, high=13)
     """
     passes = list(passes)
     search = Search(passes[0][0], least, most, whole)
@@ -67,7 +71,7 @@ class Search:
 
     def add(self, load: float, met: bool) -> None:
         """Take note of a pass: whether it met the limits."""
-        above = np.clip((math.log(load) - self._log[:, None]) / _WIDTHS, -500, 500)
+        above = np.clip((math.log(load) - self._log[:, None]) / _WIDTHS - math.log(MEET / (1 - MEET)), -500, 500)
         meets = LAPSES + (1 - 2 * LAPSES) / (1 + np.exp(above))
         self._log_posterior = self._log_posterior + np.log(meets if met else 1 - meets)
         self._loads.append(load)
@@ -103,3 +107,22 @@ class Search:
             return Highest(None, self._most, None)
         ends = [self._inside(load) for load in (median, low, high)]
         return Highest(*map(math.floor, ends)) if self._whole else Highest(*ends)
+
+
+def queue_grows(arrived_s: Sequence[float], waited_s: Sequence[float]) -> bool:
+    """Whether requests of the second half of a pass, by their arrivals, wait the longer the later they arrive: then the
+    load is more than the server sustains, even if the pass ends before they are late.
+
+    >>> arrived_s = [i / 50 for i in range(100)]
+    >>> queue_grows(arrived_s, [0.1 + 0.05 * s for s in arrived_s]), queue_grows(arrived_s, [0.1, 0.2] * 50)
+    (True, False)
+    """
+    order = np.argsort(arrived_s)[len(arrived_s) // 2 :]
+    arrived, waited = (np.asarray(of, dtype=float)[order] for of in (arrived_s, waited_s))
+    arrived, waited = arrived - arrived.mean(), waited - waited.mean()
+    squares = float((arrived**2).sum())
+    if len(order) < 3 or squares == 0:
+        return False
+    growth = float((arrived * waited).sum()) / squares
+    left = float(((waited - growth * arrived) ** 2).sum()) / (len(order) - 2)
+    return growth > max(MOST_GROWTH, 2 * math.sqrt(left / squares))

@@ -63,7 +63,7 @@ class Repeat(Record):
 
 class SearchPass(Record):
     """A pass in a search for the highest load: at which rate per s, or with how many users; whether it was within the
-    limits; and how many `requests` it sent until that was clear, of which so many were `late`."""
+    limits without a growing queue; and how many `requests` it sent until that was clear, so many of them `late`."""
 
     load: float = Field(gt=0, lt=1e9)
     met: bool

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from workflow_scripts.statistics.highest_load import MOST_PASSES, NARROW, Search, highest_load
+from workflow_scripts.statistics.highest_load import MEET, MOST_PASSES, NARROW, Search, highest_load, queue_grows
 
 SEEDS = 200
 
@@ -30,22 +30,27 @@ class Server:
         return self.slots / self.serve_s
 
     def met(self, rng: np.random.Generator, rate_per_s: float, passes: int) -> np.ndarray:
+        wait_s = self.waits(rng, rate_per_s, passes)[1]
+        within = (wait_s <= self.most_wait_s).sum(axis=1)
+        return (within >= self.share * self.requests) & (rng.random(passes) >= self.hiccups)
+
+    def waits(self, rng: np.random.Generator, rate_per_s: float, passes: int) -> tuple[np.ndarray, np.ndarray]:
         gaps = rng.exponential(size=(passes, self.requests))
         arrival_s = np.cumsum(gaps / gaps.mean(axis=1, keepdims=True) / rate_per_s, axis=1)
         serve_s = rng.lognormal(math.log(self.serve_s) - self.spread**2 / 2, self.spread, gaps.shape)
-        free_s, within = np.zeros((passes, self.slots)), np.zeros(passes)
+        free_s, wait_s = np.zeros((passes, self.slots)), np.empty(gaps.shape)
         for i in range(self.requests):
             begin_s = np.maximum(arrival_s[:, i], free_s[:, 0])
-            within += begin_s - arrival_s[:, i] <= self.most_wait_s
+            wait_s[:, i] = begin_s - arrival_s[:, i]
             free_s[:, 0] = begin_s + serve_s[:, i]
             free_s.sort(axis=1)
-        return (within >= self.share * self.requests) & (rng.random(passes) >= self.hiccups)
+        return arrival_s, wait_s
 
     def highest_per_s(self) -> float:
-        """The rate at which half of 1,000 passes without hiccups are within the limits."""
+        """The rate at which four of five of 1,000 passes without hiccups are within the limits."""
         rates = self.capacity_per_s * np.geomspace(0.2, 2, 60)
         quiet, rng = Server(**{**vars(self), "hiccups": 0.0}), np.random.default_rng(0)
-        return float(np.interp(0.5, [1 - quiet.met(rng, rate, 1000).mean() for rate in rates], rates))
+        return float(np.interp(1 - MEET, [1 - quiet.met(rng, rate, 1000).mean() for rate in rates], rates))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +75,22 @@ def test_the_interval_holds_the_known_load_in_93_percent_of_searches(server):
         held.append(low <= known <= high)
         widths.append(high / low)
     assert np.mean(held) >= 0.93
-    assert np.median(widths) < 2
+    assert np.median(widths) < 2.1
+
+
+@pytest.mark.parametrize(("slots", "requests", "sustained"), [(256, 1000, 1.0), (16, 240, 0.7)])
+def test_the_load_of_short_passes_is_near_what_the_server_sustains(slots, requests, sustained):
+    """In the long run 1 % of requests wait longer than the limit at this share of the slots' rate."""
+    server, found = Server(slots, 1.0, 0.5, 0.5, requests), []
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        search = Search(slots * rng.uniform(0.3, 1), 0.01 * slots, 16.0 * slots)
+        while (rate := search.next()) is not None:
+            (arrival_s,), (wait_s,) = server.waits(rng, rate, 1)
+            met = (wait_s <= server.most_wait_s).mean() >= server.share and not queue_grows(arrival_s, wait_s)
+            search.add(rate, bool(met))
+        found.append(search.highest().load)
+    assert np.mean(found) == pytest.approx(sustained * slots, rel=0.12)
 
 
 def searched(first: float, limit: float, *ends: float, whole: bool = False) -> list[tuple[float, bool]]:
@@ -95,7 +115,7 @@ def test_a_search_without_chance_ends_before_all_passes():
 def test_of_a_load_beyond_all_that_are_tried_the_end_is_told(limit, found):
     passes = searched(4.0, limit, 0.1, 100.0)
     assert highest_load(passes, 0.1, 100.0) == found
-    assert len(passes) < 10
+    assert len(passes) <= 12
 
 
 @pytest.mark.parametrize(("limit", "most"), [(5, 64), (1, 64), (63, 64), (2, 2)])

@@ -17,26 +17,26 @@ SHORT = ", in passes too short to show a queue"
 
 
 @pytest.mark.parametrize(
-    ("found", "plan", "per_sequence", "verdict", "said"),
+    ("found", "plan", "per_pass", "verdict", "said"),
     [
-        ((12.5, 11.0, 14.0), (13.0, 12.0, 15.0), 60, "Yes", "up to 12.5 requests/s"),
-        ((12.5, 11.0, 14.0), (13.0, 12.0, 15.0), 59, "Yes", f"up to 12.5 requests/s{SHORT}"),
-        ((None, 64.0, None), (None, None, None), 60, "Yes", "at 64 requests/s and more"),
-        ((None, None, 0.25), (None, None, None), 60, "No", "not at 0.25 requests/s"),
+        ((12.5, 11.0, 14.0), (13.0, 12.0, 15.0), 100, "Yes", "up to 12.5 requests/s"),
+        ((12.5, 11.0, 14.0), (13.0, 12.0, 15.0), 99, "Yes", f"up to 12.5 requests/s{SHORT}"),
+        ((None, 64.0, None), (None, None, None), 100, "Yes", "at 64 requests/s and more"),
+        ((None, None, 0.25), (None, None, None), 100, "No", "not at 0.25 requests/s"),
     ],
 )
-def test_a_start_tells_its_load_beside_the_plans(found, plan, per_sequence, verdict, said, tmp_path):
+def test_a_start_tells_its_load_beside_the_plans(found, plan, per_pass, verdict, said, tmp_path):
     study = made_study(slo={"ttft_s": 0.5})
     rows = cell({"find": "highest_rate", "max_num_seqs": 16}, engine="vllm-serve")
     others = cell({"request_rate_per_s": 1}, engine="vllm-serve")
     names = ("highest_load", "highest_load_low", "highest_load_high")
     cell_id = rows[0]["cell_id"]
-    sent = dict(zip(names, found, strict=True)) | {"search_passes": 20, "search_requests": 320 * per_sequence}
+    sent = dict(zip(names, found, strict=True)) | {"search_passes": 20, "search_requests": 20 * per_pass}
     write_parsed(tmp_path / "h200", "starts", started(cell_id, **sent), started(others[0]["cell_id"]))
     planned = pd.DataFrame([{"cell_id": cell_id, **dict(zip(names, plan, strict=True))}])
     made = SCHEMA.validate(search_table(study, table(rows, others), tmp_path, planned))
     assert made["cell_id"].tolist() == [cell_id]
-    assert made["too_short"].tolist() == [per_sequence < 60]
+    assert made["too_short"].tolist() == [per_pass < 100]
     write_table(made, tmp_path / "searches.parquet")
     answer = next(iter(answers(SimpleNamespace(tables=Tables(tmp_path)))))  # type: ignore[arg-type]
     assert (answer.verdict, answer.answer) == (verdict, said)
