@@ -69,9 +69,10 @@ SCHEMA = table_schema(
     TEXT("limited_by", "`client`, `users`, `server`, `load` or `unknown`"),
 )
 
-# Columns with a geometric mean over the starts and its interval. Latencies near saturation vary many times as much as
-# elsewhere, so those of a load have only its own starts, and a range of the repeats with fewer than LEAST_STARTS.
+# Columns with a geometric mean over the starts and its interval.
 RATES = ("requests_per_s", "output_tokens_per_s")
+# Latencies near saturation vary many times as much as elsewhere, and a few repeats have most of their mean. So those of
+# a load are the median of its own repeats, with the range of these; from LEAST_STARTS on it is an interval.
 MEDIANS = ("ttft_s_p50", "ttfa_s_p50", "tpot_s_p50", "itl_s_p50", "e2e_s_p50")
 LEAST_STARTS = 3
 # The same for columns that depend on the arrivals so much that each start must have its own.
@@ -101,7 +102,8 @@ SUMMARY_SCHEMA = table_schema(
     TEXT("scope", SCOPE_MEANING),
     NUMBER(
         [f"{name}{end}" for name in MEDIANS for end in ("", "_low", "_high")],
-        "the same by the starts of this load alone (Student's t); below three starts the range of the repeats",
+        "median of the repeats with their range; from three starts on this is widened to the 95 % interval of the starts "
+        "of this load alone (Student's t)",
     ),
     NUMBER(
         [f"{name}{end}" for name in TAILS for end in ("", "_low", "_high")],
@@ -318,11 +320,11 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
         (value, low, high), scope = mean_interval(summarise(table, by, metric)[1])
         summary = summary.assign(**{metric: value, f"{metric}_low": low, f"{metric}_high": high}, scope=scope)
     for metric in MEDIANS:
-        value, low, high = own_interval(summarise(table, by, metric)[1].log)
-        of_repeats = groups[metric].agg(["min", "max"])
-        seen = np.where(of_repeats["min"] < of_repeats["max"], of_repeats.to_numpy(dtype=float).T, np.nan)
-        low, high = np.where(np.isnan(low), seen, [low, high])
-        summary = summary.assign(**{metric: value, f"{metric}_low": low, f"{metric}_high": high})
+        low, high = own_interval(summarise(table, by, metric)[1].log)
+        value, least, most = groups[metric].agg(["median", "min", "max"]).to_numpy(dtype=float).T
+        least, most = np.where(least < most, [least, most], np.nan)
+        ends = {"": value, "_low": np.fmin(low, least), "_high": np.fmax(high, most)}
+        summary = summary.assign(**{f"{metric}{end}": of for end, of in ends.items()})
     varied = np.array([_varies(repeats) for _, repeats in groups], dtype=bool)
     long = groups["num_requests"].min().ge(TAIL_REQUESTS).to_numpy(dtype=bool)
     for metric in TAILS:
@@ -346,8 +348,8 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
     return summary
 
 
-def own_interval(log: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """The geometric mean of the starts of each cell with its interval by Student's t; NaN below LEAST_STARTS.
+def own_interval(log: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The interval of the geometric mean of the starts of each cell by Student's t; NaN below LEAST_STARTS.
 
     `log` are logarithms, shape (cells, starts); NaN if missing.
     """
@@ -356,7 +358,7 @@ def own_interval(log: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     df = np.where(enough, count - 1, np.nan)
     half = special.stdtrit(df, (1 + CONFIDENCE) / 2) * np.sqrt(squares / df / np.maximum(count, 1))
     mean = mean_of(log)
-    return np.exp(mean), np.exp(mean - half), np.exp(mean + half)
+    return np.exp(mean - half), np.exp(mean + half)
 
 
 def tail(log: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, BoolArray]:

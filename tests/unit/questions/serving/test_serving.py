@@ -12,6 +12,7 @@ from workflow_scripts.questions.serving.table import (
     SUMMARY_SCHEMA,
     e2e_grows,
     load_kind,
+    own_interval,
     serving_tables,
     summarise_pass,
 )
@@ -249,6 +250,17 @@ def test_a_median_latency_has_an_interval_by_its_own_starts_and_below_three_a_ra
         assert np.log([low, value, high]) == pytest.approx(np.log(0.2) + half * np.array([-1, 0, 1]))
     else:
         assert [low, high] == pytest.approx([0.1, 0.4])
+
+
+@pytest.mark.parametrize(("queued", "sd"), [(0.0, 0.01), (0.3, 0.3), (0.7, 1.0), (1.0, 1.0)])
+def test_a_median_latency_is_covered_below_saturation_and_near_it(queued, sd):
+    """In some starts a queue makes most requests wait, so their median is many times that of the others."""
+    rng, starts = np.random.default_rng(1), (1000, 3)
+    logs = rng.normal(0, 0.02, starts) + np.where(rng.random(starts) < queued, np.abs(rng.normal(0, sd, starts)), 0)
+    many = rng.normal(0, 0.02, 10**5) + np.where(rng.random(10**5) < queued, np.abs(rng.normal(0, sd, 10**5)), 0)
+    low, high = np.log(own_interval(logs))
+    assert ((low <= np.median(many)) & (np.median(many) <= high)).mean() >= 0.88
+    assert queued or np.median(high - low) / 2 <= 0.15
 
 
 def test_the_goodput_has_an_interval_over_starts(tmp_path):
