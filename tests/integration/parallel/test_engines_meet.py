@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 @pytest.fixture(scope="module")
 def start_code() -> Any:
-    """vLLM's modules, imported before a process becomes another user, who may not be able to read them."""
+    """vLLM's modules, imported before a process becomes another user, who may not be able to read them or to start the
+    process that tracks shared memory."""
     from vllm.config import ParallelConfig, VllmConfig
     from vllm.distributed import parallel_state, utils
 
     VllmConfig(parallel_config=ParallelConfig(data_parallel_size=2))  # imports more
+    resource_tracker.ensure_running()
     return parallel_state, utils
 
 
