@@ -102,8 +102,8 @@ SUMMARY_SCHEMA = table_schema(
     TEXT("scope", SCOPE_MEANING),
     NUMBER(
         [f"{name}{end}" for name in MEDIANS for end in ("", "_low", "_high")],
-        "median of the repeats with their range; from three starts on this is widened to the 95 % interval of the starts "
-        "of this load alone (Student's t)",
+        "median of the repeats with their range; from three starts on this is widened to the 95 % interval of the "
+        "starts of this load alone (Student's t)",
     ),
     NUMBER(
         [f"{name}{end}" for name in TAILS for end in ("", "_low", "_high")],
