@@ -83,7 +83,7 @@ MEASURING = Measuring(
     ],
     calibrate_resources={name: calibration_resource(name) for name in (*BATCH_RESOURCES, *QUEUE_RESOURCES)},
     prepare_resources=queue_resources(SITE.queue_to_prepare()) if prepares_on_nodes else {},
-    setup="\n".join(["set +u", *SITE.setup, "set -u"]),
+    setup=SITE.shell_setup,
     launcher=SITE.launcher,
     attempts=SITE.attempts,
     threads=1,

@@ -26,6 +26,7 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
 from workflow_scripts.common.records import Record, read_yaml, validated
 from workflow_scripts.common.wording import allowed_names
+from workflow_scripts.device.device_lock import WAIT
 from workflow_scripts.physics.model_facts import ModelFactsError, facts_on
 from workflow_scripts.study.grid import Cell, expand, find_cell
 from workflow_scripts.study.study import Study
@@ -99,6 +100,7 @@ class Site(Record):
     attempts: int = Field(3, ge=1, le=10, description="how often a job is tried in one call")
     startup_minutes: int = Field(15, gt=0, description="added to each job's time limit")
     setup: tuple[str, ...] = Field((), description="shell lines before measuring, e.g. module load")
+    lock_wait_min: float = Field(60, gt=0, le=1e4, description="how long a job waits for a device that others hold")
     launcher: str = Field("", description="words before the measuring command, e.g. apptainer exec --nv X")
     gpus: dict[str, GpuQueue] = Field(min_length=1)
 
@@ -107,6 +109,11 @@ class Site(Record):
         for name in set(self.gpus) - set(catalogue := load_gpus()):
             raise ValueError(f"gpus: {name}: unknown; {allowed_names(name, catalogue)}")
         return self
+
+    @property
+    def shell_setup(self) -> str:
+        """The shell lines before a job's command. The site's own may use variables that are not set."""
+        return "\n".join([f"export {WAIT}={self.lock_wait_min:g}", "set +u", *self.setup, "set -u"])
 
     def queue_of(self, gpu: str) -> GpuQueue:
         """The entry of a GPU, with the site's defaults filled in."""

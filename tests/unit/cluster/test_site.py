@@ -1,5 +1,6 @@
 """Resources of jobs on a cluster, from the portable needs of cells and one site's values."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -19,6 +20,7 @@ from workflow_scripts.cluster.site import (
     sbatch_options,
 )
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.device.device_lock import WAIT
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.physics.model_facts import ModelFactsError
 from workflow_scripts.study.grid import Cell, expand
@@ -70,6 +72,12 @@ def test_defaults_hold_for_every_gpu_that_does_not_say_otherwise():
     of_all = "-A physics -t 75 --qos={} --mem 40076 {}--cpus-per-task=8 --exclusive"
     assert options("h200", defaults=defaults, gpus=gpus) == of_all.format("long", "") + " --gres=gpu:1"
     assert options("l40s", defaults=defaults, gpus=gpus) == of_all.format("short", "--ntasks=1 ")
+
+
+def test_a_job_waits_for_a_device_as_long_as_its_site_says(tmp_path):
+    setup = site(lock_wait_min=0.5, setup=["test -z $NOT_SET"]).shell_setup
+    told = subprocess.check_output(["bash", "-euc", f"{setup}\nprintenv {WAIT}"], text=True)
+    assert told == "0.5\n"
 
 
 def test_types_with_a_hyphen_and_whole_cpu_nodes_are_requested_as_the_executor_accepts():

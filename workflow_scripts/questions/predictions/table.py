@@ -121,7 +121,7 @@ def predictions_table(
     measured = intervals.drop_duplicates(["cell_id", "measure"]).pivot(
         index="cell_id", columns="measure", values="value"
     )
-    measured = measured.reindex(columns=[*QUANTITIES, "running_peak", "max_cudagraph_capture_size"]).astype(float)
+    measured = measured.reindex(columns=[*QUANTITIES, "running_peak"]).astype(float)
     # A cell whose first start failed has run if a later one did.
     ran_first = cells.sort_values("outcome", key=lambda outcomes: ~outcomes.isin(RAN), kind="stable")
     became = ran_first.groupby("cell_id")[["outcome", "started_at", "device_uuid"]].first()
@@ -130,7 +130,6 @@ def predictions_table(
     apart = pd.to_datetime(table["started_at"], utc=True) - pd.to_datetime(calibrated["calibrated_at"], utc=True)
     table["calibrated_h_apart"] = apart.abs() / pd.Timedelta(hours=1)
     table["same_card"] = table["device_uuid"].eq(calibrated["calibrated_uuid"])
-    table["graph_tokens"] = table["measured_max_cudagraph_capture_size"].fillna(table["graph_tokens"])
     parts = [_of_quantity(table, quantity) for quantity in QUANTITIES]
     whole = pd.concat(parts).assign(source="predicted")
     order = pd.Index(cells["cell_id"].unique()).get_indexer
