@@ -23,8 +23,8 @@ STUDIES = CHECKOUT / "config" / "studies"
 WITHOUT_CUT = {"demo", "h200_later", "paged_attention", "slurm_h100", "two_gpus", "what_if"}
 # Sweeps that take too long on a CPU, as the cuts' own comments say.
 LEFT_OUT = {"parallelism": ["both"]}
-# Sweeps that only a cut has because the knob `room_tokens` is for CPUs.
-ADDED = {"kv_pressure": ["users-in-blocks", "users-contiguous", "users-in-hf-caches"]}
+# Sweeps that only a cut has.
+ADDED = {"kv_pressure": ["users-in-blocks", "users-contiguous"]}
 NAMES = sorted({path.stem for path in STUDIES.glob("*.yaml")} - WITHOUT_CUT)
 
 

@@ -45,12 +45,10 @@ class SchedulerSettings:
 
 @dataclass(frozen=True)
 class StaticBatches:
-    """Batches of `batch_size` requests that stay together until the longest is done, and the kind of their cache. With
-    `room_tokens`, memory in tokens of KV cache, batches are the largest that fit, up to `batch_size`."""
+    """Batches of `batch_size` requests that stay together until the longest is done, and the kind of their cache."""
 
     batch_size: int
     cache: Literal["dynamic", "static"]
-    room_tokens: int | None = None
 
     # What they are in the terms of a scheduler.
     max_num_batched_tokens: ClassVar[None] = None

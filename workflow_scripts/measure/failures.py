@@ -6,7 +6,6 @@ from pathlib import Path
 
 from workflow_scripts.device.host_load import SuspendedError
 from workflow_scripts.engines.engine import CacheHeldError
-from workflow_scripts.engines.hf.memory_room import NoRoomError
 from workflow_scripts.engines.serving.client import ServerTimeoutError
 from workflow_scripts.logs.engine_log_outcome import LogVerdict, judge
 from workflow_scripts.logs.engine_log_text import decode, read_lines
@@ -79,8 +78,6 @@ def run_failure(error: Exception, log: Path) -> Failure | None:
         return None
     if isinstance(error, CacheHeldError):
         return "invalid", str(error)
-    if isinstance(error, NoRoomError):
-        return "infeasible", f"out of memory: {error}"
     _, words = _cause(error, log)
     if any(sign in words for sign in _GONE):
         return None

@@ -31,7 +31,6 @@ from workflow_scripts.predict.prediction_record import Band, Prediction
 from workflow_scripts.predict.public_costs import public_costs
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.speed import CellTask, Task, predict_task
-from workflow_scripts.predict.static_batches import batch_that_fits
 from workflow_scripts.statistics.highest_load import MOST_PASSES
 from workflow_scripts.study.calibrations import variant
 from workflow_scripts.study.grid import Cell, endpoints_of, like
@@ -234,15 +233,9 @@ class _Inputs:
                 raise UnpredictableError(fault)
         except (UnpredictableError, ModelFactsError) as e:
             return Prediction(*names, **found | {"unknown": str(e)})
-        if isinstance(steps.decides, StaticBatches):
-            if requests.arrival_s is not None:
-                found |= {"unknown": "a server that answers in static batches at a rate is not modelled"}
-                return Prediction(*names, **found)
-            rows = batch_that_fits(requests, steps.decides, facts)
-            if not rows:
-                found |= {"infeasible": "not even one request fits into the memory beside the model"}
-                return Prediction(*names, **found)
-            steps = replace(steps, decides=replace(steps.decides, batch_size=rows))
+        if isinstance(steps.decides, StaticBatches) and requests.arrival_s is not None:
+            found |= {"unknown": "a server that answers in static batches at a rate is not modelled"}
+            return Prediction(*names, **found)
         prompts, outputs = int(requests.prompt_tokens.sum()), int(requests.output_tokens.sum())
         record = Prediction(*names, **found, lengths=kind, prompt_tokens=prompts, output_tokens=outputs)
         ahead = steps.decides.async_scheduling or VLLM.name in get_engine(cell.engine).packages

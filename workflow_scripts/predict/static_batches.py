@@ -16,46 +16,6 @@ from workflow_scripts.predict.schedule import RequestLengths, Schedule, Segments
 from workflow_scripts.predict.timing import activation_bytes_per_token, matrix_flops
 
 
-def batch_that_fits(requests: RequestLengths, asked: StaticBatches, facts: ModelFacts) -> int:
-    """The largest batch that fits, up to the batch size, whichever requests it has; 0 if not even one request fits.
-
-    A row takes slots for the longest prompt and answer. In addition, memory holds the largest of these:
-
-    - in a step with a mask, one layer's KV heads, expanded for the query heads that share them; without a mask, the new
-      copy of a layer's keys in a dynamic cache; and in both cases the logits of the step before;
-    - at the end of a step, its logits, their copy in 32 bits, and the copy of the step before;
-    - while prompts are read, in attention, their embeddings, a layer's input, this input normalized, queries and
-      results; with padding also these KV heads, the mask, and the mask as numbers that are added;
-    - while prompts are read, their embeddings, the inputs of a layer and of its feed-forward block, the latter also
-      normalized, what this block computes, and with padding the mask.
-
-    A static cache has all its slots while prompts are read, a dynamic one only theirs. Its empty slots need a mask in
-    every step, but not while prompts are read.
-    """
-    if asked.room_tokens is None:
-        return asked.batch_size
-    static = asked.cache == "static"
-    prompt, answer = int(requests.prompt_tokens.max()), int(requests.output_tokens.max())
-    padded = int(requests.prompt_tokens.min()) < prompt
-    slots, heads = prompt + answer - (not static), facts.attention.heads
-    held = slots if static else prompt
-    shared_by = heads // facts.attention.kv_heads
-    expanded = shared_by / facts.layers if shared_by > 1 else 0
-    copied = 0 if static else 0.5 / facts.layers
-    # In tokens of KV cache, like all of `tokens`.
-    element, float32 = (size / facts.bytes_per_token() for size in (facts.kv_dtype_bytes(), 4))
-    mask = padded * prompt * held / facts.bytes_per_token()
-    tokens = max(
-        slots * (1 + max(expanded * (static or padded), copied)) + float32 * facts.vocab,
-        slots + (element + 2 * float32) * facts.vocab,
-        held * (1 + expanded * padded)
-        + mask * (1 + facts.kv_dtype_bytes())
-        + element * prompt * (3 * facts.hidden + 2 * heads * facts.attention.head_dim),
-        held + mask + element * prompt * (4 * facts.hidden + facts.feed_forward_elements / facts.layers),
-    )
-    return min(asked.batch_size, int(asked.room_tokens / tokens))
-
-
 @dataclass(frozen=True)
 class _Phases:
     """Batches in the order of the requests, each in two phases: first its prompts are read, then it makes the tokens

@@ -154,9 +154,7 @@ def session_key(definition: Definition) -> str:
     of_cell = ("workload", "num_prompts", "knobs", "slo", "repeats")
     settings = {name: value for name, value in whole.items() if name not in of_cell}
     requests = definition.workload.model_dump(mode="json", include={"sampling", "keep_answers"})
-    # The warm-up finds the largest batch of its requests that fits into so much room.
-    of_room = {"workload": whole["workload"]} if getattr(definition.knobs, "room_tokens", None) is not None else {}
-    return json_sha256({**settings, **requests, **of_room, "knobs": without_load(definition.knobs).set_values()})
+    return json_sha256({**settings, **requests, "knobs": without_load(definition.knobs).set_values()})
 
 
 def session_keys(study: Study) -> dict[str, str]:

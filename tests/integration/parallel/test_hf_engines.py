@@ -1,26 +1,18 @@
 """The engines of transformers on a model of two layers: equal tokens for any batch, and the memory that they use."""
 
-import ctypes
-import gc
 import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import pytest
 
 from workflow_scripts.engines.engine import EngineSetup
 from workflow_scripts.engines.hf import continuous as hf_continuous
 from workflow_scripts.engines.hf import static as hf_static
-from workflow_scripts.engines.hf.memory_room import NoRoomError, peak_bytes
 from workflow_scripts.engines.registry import make_engine
-from workflow_scripts.engines.steps import StaticBatches
 from workflow_scripts.measure.failures import run_failure, start_failure
-from workflow_scripts.physics.model_facts import read_model_facts
-from workflow_scripts.predict.schedule import RequestLengths
-from workflow_scripts.predict.static_batches import batch_that_fits
 from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.sampling import Sampling
 
@@ -374,58 +366,3 @@ def test_code_that_comes_with_a_model_runs_only_where_it_is_trusted(tmp_path, tr
         with pytest.raises(ValueError, match="trust_remote_code"):
             engine.start()
     assert ran.exists() == trusted
-
-
-# 32 KiB of KV cache per token, and few parameters.
-LARGE_CACHE = CONFIG | {"num_key_value_heads": 8, "num_attention_heads": 16, "head_dim": 256}
-
-
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_the_batch_is_raised_until_memory_runs_out(tmp_path: Path, cache: Literal["dynamic", "static"]) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LARGE_CACHE), encoding="utf-8")
-    requests = [Request([7] * length, 8) for length in (8, 7)]
-    engine = started(tmp_path, "hf-static", batch_size=64, cache_implementation=cache, room_tokens=1500)
-    engine.warm_up(requests)
-    engine.take_steps()
-    records = engine.run(requests * 32)
-    assert [record.output_tokens for record in records] == [8] * 64
-    fits = max(step["running"] for step in engine.take_steps())
-    facts = read_model_facts(tmp_path / "config.json", "float32")
-    lengths = RequestLengths(np.array([8, 7]), np.array([8, 8]))
-    predicted = batch_that_fits(lengths, StaticBatches(64, cache, 1500), facts)
-    assert 32 < predicted < 56
-    assert fits == pytest.approx(predicted, rel=0.15)
-
-
-def test_what_is_no_longer_used_and_a_hole_in_the_heap_are_no_room():
-    class InCycle:
-        def __init__(self, megabytes: int) -> None:
-            self.itself, self.memory = self, bytearray(megabytes * 2**20)
-
-    def work() -> None:
-        gc.collect()
-        InCycle(32)
-
-    gc.disable()
-    try:
-        InCycle(64)
-        assert peak_bytes(work) == pytest.approx(32 * 2**20, rel=0.05)
-    finally:
-        gc.enable()
-    libc = ctypes.CDLL(None)
-    libc.malloc.restype = ctypes.c_void_p
-    size, count = 100 * 2**10, 600  # too small for mappings of their own
-    taken = [ctypes.c_void_p(libc.malloc(size)) for _ in range(count)]
-    for memory in taken[:-1]:
-        libc.free(memory)
-    assert peak_bytes(lambda: bytearray(32 * 2**20)) == pytest.approx(32 * 2**20, rel=0.05)
-    libc.free(taken[-1])
-
-
-def test_a_batch_for_which_there_is_no_memory_is_infeasible(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LARGE_CACHE), encoding="utf-8")
-    engine = started(tmp_path, "hf-static", batch_size=2, cache_implementation="static", room_tokens=1)
-    with pytest.raises(NoRoomError) as e:
-        engine.warm_up([Request([7] * 80, 2)])
-    reason = "out of memory: no request fits into the memory of 1 tokens beside the model"
-    assert run_failure(e.value, Path("no log")) == ("infeasible", reason)

@@ -47,7 +47,6 @@ SERVERS: list[tuple[str, dict[str, Any], str]] = [
 ]
 # Results that exist are found by these names, so none of them may ever change.
 SLUGS: list[tuple[str, dict[str, Any], str]] = [
-    ("hf-static", {"batch_size": 4, "room_tokens": 8192}, "static-batch4-cachedynamic-room8192"),
     ("vllm", {"tensor_parallel_size": 2, "data_parallel_size": 4, "enable_expert_parallel": True}, "tp2-dp4-ep1"),
     ("vllm", VLLM, OF_VLLM),
     ("vllm", LOOKUP, "specngram-draft4-lookup3-lookupmin2"),

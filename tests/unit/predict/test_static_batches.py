@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 
 from tests.unit.predict.test_timing import FACTS, lengths
@@ -7,7 +5,7 @@ from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.engines.steps import StaticBatches
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.step_time import COMPUTING, KINDS, READING
-from workflow_scripts.predict.static_batches import batch_that_fits, static_work
+from workflow_scripts.predict.static_batches import static_work
 
 # 8 layers of 4 KV heads with 64 elements, three query heads each: a token has 16,384 bytes in 32 bits.
 TOKEN, WEIGHTS = 16_384, 213_961_728
@@ -81,47 +79,3 @@ def test_heads_that_share_no_kv_are_not_spread_out():
 def test_matrices_are_copied_where_several_rows_are_multiplied(prompts, outputs, copied):
     copies, none = (of_kinds(work(prompts, outputs, "dynamic", each).first, READING) for each in (True, False))
     assert (copies - none).tolist() == copied
-
-
-@pytest.mark.parametrize(
-    ("cache", "prompts", "room", "rows"),
-    [
-        # 8 + 90 - 1 slots, an eighth of the KV expanded for three query heads, and 4096 logits, which are as large as a
-        # token of KV: 97 x (1 + 3/8) + 1 = 134.4 tokens.
-        ("dynamic", [2, 4, 8], 134, 0),
-        ("dynamic", [2, 4, 8], 135, 1),
-        ("dynamic", [2, 4, 8], 268, 1),
-        ("dynamic", [2, 4, 8], 269, 2),
-        ("dynamic", [2, 4, 8], 1_000_000, 64),
-        # Without padding there is no mask: half an eighth is a new copy, 97 x (1 + 1/16) + 1 = 104.1 tokens.
-        ("dynamic", [8, 8, 8], 104, 0),
-        ("dynamic", [8, 8, 8], 105, 1),
-        # Empty slots need a mask in each step: 98 x (1 + 3/8) + 1 = 135.75 tokens.
-        ("static", [8, 8, 8], 135, 0),
-        ("static", [8, 8, 8], 136, 1),
-        # With padding there is one also while 8 tokens of a prompt have five arrays of 768 elements. The mask has a
-        # byte for each pair, and four as numbers: 98 x (1 + 3/8) + 8 x (5 x 3072 + 5 x 98) / 16384 = 142.5 tokens.
-        ("static", [2, 4, 8], 142, 0),
-        ("static", [2, 4, 8], 143, 1),
-    ],
-)
-def test_as_many_rows_fit_as_their_caches_and_copies_leave_room_for(cache, prompts, room, rows):
-    requests = lengths(prompts, [20, 90, 60])
-    assert batch_that_fits(requests, StaticBatches(64, cache, room), FACTS) == rows
-    assert batch_that_fits(requests, StaticBatches(64, cache), FACTS) == 64
-
-
-def test_what_is_computed_needs_memory_too():
-    # 100 tokens of KV, and for each four arrays of 768 and three of 2048 elements.
-    reading = 100 * (1 + 4 * (4 * 768 + 3 * 2048) / TOKEN)
-    asked = lengths([100], [2])
-    assert batch_that_fits(asked, StaticBatches(1, "dynamic", int(reading) - 1), FACTS) == 0
-    assert batch_that_fits(asked, StaticBatches(1, "dynamic", int(reading)), FACTS) == 1
-    # The mask of padding has a byte for each of 100 x 102 pairs in a static cache.
-    padded, reading = lengths([100, 99], [2, 2]), reading + 2 + 100 * 102 / TOKEN
-    assert batch_that_fits(padded, StaticBatches(1, "static", int(reading)), FACTS) == 0
-    assert batch_that_fits(padded, StaticBatches(1, "static", int(reading) + 1), FACTS) == 1
-    # 6 slots of a prompt and its answer; 131,072 logits are 32 tokens of KV, and there are three copies of them.
-    asked, facts = lengths([4], [2]), replace(FACTS, vocab=131_072)
-    assert batch_that_fits(asked, StaticBatches(1, "static", 6 + 3 * 32 - 1), facts) == 0
-    assert batch_that_fits(asked, StaticBatches(1, "static", 6 + 3 * 32), facts) == 1

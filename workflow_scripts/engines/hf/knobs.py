@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
-
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.engines.description import REFUSED, EngineDescription
 from workflow_scripts.engines.knobs import Knobs, Positive
@@ -18,19 +16,6 @@ class HfStaticKnobs(Knobs):
 
     batch_size: Annotated[Positive, Knob("static-batch", value_in="running_peak", wording="batches of {}")]
     cache_implementation: Annotated[Literal["dynamic", "static"], Knob("cache", kernels=True)] = "dynamic"
-    # In tokens and not in bytes, so that it equals a pool of blocks with as many tokens, in any dtype.
-    room_tokens: Annotated[
-        Annotated[
-            int,
-            Field(
-                ge=1,
-                description="memory that a batch may take besides the loaded model, in tokens of KV cache; batches are "
-                "then the largest that fit, up to batch_size; CPU devices only",
-            ),
-        ]
-        | None,
-        Knob("room", limits="sequences", effect_in="running_peak", only_on="cpu", wording="memory of {} tokens"),
-    ] = None
 
     @property
     def max_concurrency(self) -> int:

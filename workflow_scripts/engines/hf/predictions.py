@@ -47,5 +47,5 @@ def hf_static_steps(knobs: HfStaticKnobs, gpu: Gpu, facts: ModelFacts, version: 
     assert facts.attention  # raises if it is not known
     if any(facts.of_kind(Experts)):
         raise UnpredictableError("what HuggingFace's experts read and copy is not modelled")
-    batches = StaticBatches(knobs.batch_size, knobs.cache_implementation, knobs.room_tokens)
+    batches = StaticBatches(knobs.batch_size, knobs.cache_implementation)
     return EngineSteps(batches, facts.max_positions, eager=True)

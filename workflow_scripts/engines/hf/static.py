@@ -1,16 +1,12 @@
 """HuggingFace `generate()` on static batches: left-padded, with masks; the batch waits for its longest request."""
 
 import time
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from workflow_scripts.engines.engine import Effective, Engine, ExpertsTouched, Metrics, RequestRecord
-from workflow_scripts.engines.hf.memory_room import NoRoomError, peak_bytes, runs_in
 from workflow_scripts.engines.hf.model import (
     device_memory,
     generation_arguments,
@@ -18,11 +14,7 @@ from workflow_scripts.engines.hf.model import (
     seed_the_pass,
     torch_state,
 )
-from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.workloads.request import Request
-
-# From this number of rows on, memory grows linearly with them.
-SOME_ROWS = 8
 
 
 class HfStatic(Engine):
@@ -50,48 +42,17 @@ class HfStatic(Engine):
         }
 
     def warm_up(self, requests: Sequence[Request]) -> ExpertsTouched | None:
-        """Serve requests that do not count; in limited memory, first find the largest batch that fits. The first time,
-        note which experts the steps of full batches use."""
+        """Serve requests that do not count. The first time, note which experts the steps of full batches use."""
         if self._is_warm:
             self.run(requests)
             return None
         self._is_warm = True
-        if (room_tokens := self._setup.knobs.get("room_tokens")) is not None:
-            self._batch_size = self._largest_batch(requests, room_tokens)
         rows = min(self._batch_size, len(requests))
         with experts_noted(self._model, rows) as shares:
             self.run(requests)
         if not shares:
             return None
         return ExpertsTouched(share=sum(float(share) for share in shares) / len(shares), tokens=rows)
-
-    def _largest_batch(self, requests: Sequence[Request], room_tokens: int) -> int:
-        """The largest batch up to the batch size for which the memory suffices, whichever requests it has. So it is
-        tried with rows that all have the longest prompt and answer. If prompts differ, one row has padding. Raises
-        NoRoomError if not even a single request fits."""
-        prompts = sorted((r.prompt_token_ids for r in requests), key=len)
-        padding = int(len(prompts[0]) < len(prompts[-1]))
-        whole = replace(requests[0], prompt_token_ids=prompts[-1], output_tokens=max(r.output_tokens for r in requests))
-        padded = replace(whole, prompt_token_ids=whole.prompt_token_ids[padding:])
-        facts = read_model_facts(self._setup.model_dir / "config.json", self._setup.dtype)
-
-        def serve(rows: int) -> None:
-            self._batch([whole] + [padded] * (rows - 1), 0.0)
-
-        serve(2)  # if this fails, the reason is not a lack of memory
-        # Memory that does not depend on the number of rows, such as libraries' copies of weights, does not count.
-        some, twice = (peak_bytes(partial(serve, rows)) for rows in (SOME_ROWS, 2 * SOME_ROWS))
-        room_bytes = max(0, 2 * some - twice) + int(room_tokens * facts.bytes_per_token())
-
-        def is_too_large(rows: int) -> bool:
-            fits = runs_in(room_bytes, partial(serve, rows))
-            print(f"room for {room_tokens} tokens: a batch of {rows} {'fits' if fits else 'is too large'}", flush=True)
-            return not fits
-
-        largest = bisect_left(range(1, self._batch_size + 1), True, key=is_too_large)
-        if not largest:
-            raise NoRoomError(f"no request fits into the memory of {room_tokens} tokens beside the model")
-        return largest
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
         seed_the_pass(self._setup.sampling)

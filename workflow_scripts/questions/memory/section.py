@@ -80,7 +80,7 @@ def same_memory(tables: Tables) -> pd.DataFrame:
 def _of_transformers(tables: Tables) -> pd.DataFrame:
     """Cells of transformers' engines with a cache of known size, in the columns of `under_pressure`."""
     cells = tables.measured
-    names = [f"knob_{name}" for name in ("num_blocks", "page_size", "room_tokens", "cache_implementation")]
+    names = [f"knob_{name}" for name in ("num_blocks", "page_size", "cache_implementation")]
     cells = cells.assign(**{name: None for name in names if name not in cells})
     pages, size, capacity = (cells[name].astype(float) for name in names[:3])
     cache = cells["knob_cache_implementation"].fillna("dynamic").astype(str) + " cache"
