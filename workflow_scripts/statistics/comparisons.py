@@ -142,9 +142,9 @@ class Comparisons:
         p = p_of(log_margin(margin_pct) - np.abs(self.difference), self.error)
         return np.where(p > 1 - CONFIDENCE, 1.0, p / 2)
 
-    def p_not_below(self, margin_pct: float) -> FloatArray:
-        """P values of the one-sided tests whether `a` is not below `b` by more than the margin."""
-        return np.minimum(p_of(self.difference + log_margin(margin_pct), self.of_settings) / 2, 1.0)
+    def p_above(self, margin_pct: float, sign: FloatArray | float = 1.0) -> FloatArray:
+        """P values of the one-sided tests whether `a` is above `b` by more than the margin, or below (`sign` -1)."""
+        return np.minimum(p_of(sign * self.difference - log_margin(margin_pct), self.of_settings) / 2, 1.0)
 
     def where(self, chosen: BoolArray) -> "Comparisons":
         """The chosen comparisons, of all studies along one axis."""
@@ -302,7 +302,7 @@ def verdicts(comparisons: Comparisons, margin_pct: float, share: float | FloatAr
 
 def is_higher(comparisons: Comparisons) -> BoolArray:
     """Whether `a` is shown to be higher than `b`, falsely in at most 2.5 % of cases over all of these comparisons."""
-    higher: BoolArray = holm(comparisons.p_not_below(0.0)) <= (1 - CONFIDENCE) / 2
+    higher: BoolArray = holm(comparisons.p_above(0.0)) <= (1 - CONFIDENCE) / 2
     return higher
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workflow_scripts.statistics.comparisons import Comparisons
+from workflow_scripts.statistics.comparisons import CONFIDENCE, Comparisons, holm
 from workflow_scripts.statistics.errors import Error, added
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, IntArray
 from workflow_scripts.statistics.variation import of_occasions
@@ -56,3 +56,12 @@ def compare_occasions(
     nothing = Error(np.zeros(shape), np.full(shape, np.inf))
     one = np.ones(shape, dtype=int)  # the error is that of the means
     return Comparisons(b.log_mean - a.log_mean, error, one, scope, nothing, nothing)
+
+
+def worse(comparisons: Comparisons, more_is_better: BoolArray | bool, margin_pct: float) -> BoolArray:
+    """Which ratios are shown to be worse by more than the margin, any falsely in at most 5 % of cases.
+
+    The test is one-sided, for nobody asks here what became better: it sees more than a verdict of `changes`.
+    """
+    p = comparisons.p_above(margin_pct, np.where(more_is_better, -1.0, 1.0))
+    return np.asarray(holm(p) <= 1 - CONFIDENCE)

@@ -194,10 +194,11 @@ def test_looks_and_comparisons_share_the_error():
     assert is_higher(alone).all()
 
 
-def test_not_below_is_one_sided_and_a_direction_is_shown_over_all_comparisons():
+def test_above_is_one_sided_and_a_direction_is_shown_over_all_comparisons():
     noise = np.array([0.001, -0.001, 0.0])
-    for difference, is_shown in ((1.0, True), (0.02, True), (-0.03, False)):
-        assert (pair(noise + difference, np.zeros(3), **SURE).p_not_below(2.0) <= 0.05).tolist() == [is_shown]
+    for difference, shown in ((1.0, 1), (0.1, 1), (0.01, 0), (-0.1, -1)):
+        found = pair(noise + difference, np.zeros(3), **SURE)
+        assert [found.p_above(2.0, sign)[0] <= 0.05 for sign in (1, -1)] == [shown == 1, shown == -1]
     noise = np.array([0.002, -0.002, 0.001])
     found = compare(samples([noise + 1, np.zeros(3), noise * 2], **SURE), [0, 1, 1], [1, 0, 2])
     assert directions(found).tolist() == ["faster", "slower", "not decided"]

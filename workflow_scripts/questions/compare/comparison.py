@@ -12,6 +12,7 @@ from statistics import median
 import numpy as np
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.common.columns import column
 from workflow_scripts.common.records import Record
 from workflow_scripts.common.wording import number
 from workflow_scripts.device.device_record import NOISY_PCT
@@ -20,8 +21,7 @@ from workflow_scripts.questions.compare.digest import Digest, DigestCell, Found,
 from workflow_scripts.questions.waiting.table import half_without_waiting
 from workflow_scripts.statistics.comparisons import CHANGES, FASTER, FLAT, NOT_DECIDED, SLOWER, log_margin, verdicts
 from workflow_scripts.statistics.errors import Error, added
-from workflow_scripts.statistics.occasions import Means, compare_occasions
-from workflow_scripts.statistics.start_spread import FloatArray
+from workflow_scripts.statistics.occasions import Means, compare_occasions, worse
 from workflow_scripts.statistics.summary import RATE
 from workflow_scripts.tables.differences import Difference, Different, by_itself, counted, differences
 
@@ -34,6 +34,7 @@ APART = "intervals share no value"
 class CellRatio(Record):
     """A cell that both measured: the ratio of B over A, and what it shows.
 
+    `worse`: whether B is shown to be worse by more than the margin, by a one-sided test.
     `device_ratio`: the ratio of the output rates without waiting for the host, with its interval; None if not known.
     `only_waiting`: the rates differ by more than the margin, and that interval lies within it.
     """
@@ -47,6 +48,7 @@ class CellRatio(Record):
     high: float | None
     scope: str | None
     verdict: str
+    worse: bool
     device_ratio: float | None
     device_low: float | None
     device_high: float | None
@@ -233,16 +235,16 @@ def cell_ratios(
     b: Means,
     margin_pct: float,
     vary_pct: float | None,
-    share: float | FloatArray = 1.0,
     of_device: Sequence[tuple[float, float] | None] = (),
 ) -> list[CellRatio]:
-    """The ratios of `b` over `a`, given the cell and the measure of each; verdicts use a `share` of the error.
+    """The ratios of `b` over `a`, given the cell and the measure of each.
 
     `of_device` are the logarithms of ratios without waiting for the host, with half the widths of their intervals.
     """
     comparisons = compare_occasions(a, b, vary_pct, np.array([on_cpu(cell) for cell, _ in names]))
     ratio, low, high = comparisons.interval()
-    verdict, margin = verdicts(comparisons, margin_pct, share), log_margin(margin_pct)
+    verdict, margin = verdicts(comparisons, margin_pct), log_margin(margin_pct)
+    is_worse = worse(comparisons, np.array([bool(column(measure).more) for _, measure in names]), margin_pct)
     return [
         CellRatio(
             cell=cell,
@@ -254,6 +256,7 @@ def cell_ratios(
             high=_finite(high[i]),
             scope=comparisons.scope[i],
             verdict=str(verdict[i]),
+            worse=bool(is_worse[i]),
             device_ratio=device and math.exp(device[0]),
             device_low=device and _finite(np.exp(device[0] - device[1])),
             device_high=device and _finite(np.exp(device[0] + device[1])),

@@ -1,9 +1,9 @@
 """What became worse than in one or several earlier runs of a study: the verdict of `kvsweep compare --fail-if-worse`.
 
 A regression is a rate that is shown to be lower, or a latency that is shown to be higher, than the mean of the earlier
-runs by more than the study's margin; a cell with fewer KV tokens by more than the margin; or a cell that ended `ok`
-earlier and now has another outcome but `invalid`. If the starts do not decide a cell, or it is not compared, the
-verdict is `not decided`.
+runs by more than the study's margin, by one-sided tests; a cell with fewer KV tokens by more than the margin; or a cell
+that ended `ok` earlier and now has another outcome but `invalid`. If the starts do not decide a cell, or it is not
+compared, the verdict is `not decided`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import number, plural
 from workflow_scripts.questions.compare.comparison import CellRatio, Comparison, cell_ratios, means_of, ratio_text
 from workflow_scripts.questions.compare.digest import Digest, DigestCell, Mean
-from workflow_scripts.statistics.comparisons import CHANGES, NOT_DECIDED
+from workflow_scripts.statistics.comparisons import NOT_DECIDED
 from workflow_scripts.statistics.summary import RATE
 
 JUDGED_BY = ("ttft_s_p50", "tpot_s_p50")
@@ -74,7 +74,7 @@ def regressions(
     worse = [
         Regression(c.cell, c.measure, column(c.measure).text(c.a), column(c.measure).text(c.b), ratio_text(c))
         for c in sorted(ratios, key=lambda c: -c.size)
-        if c.verdict == CHANGES and (c.ratio < 1) == bool(column(c.measure).more)
+        if c.worse
     ]
     others: dict[tuple[str, str], Regression] = {}
     for baseline, result in zip(reversed(baselines), reversed(results), strict=True):
