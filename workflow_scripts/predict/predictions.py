@@ -23,7 +23,8 @@ from workflow_scripts.engines.description import UnpredictableError
 from workflow_scripts.engines.registry import capacity_of, get_engine, steps_of
 from workflow_scripts.engines.steps import EngineSteps, StaticBatches
 from workflow_scripts.engines.vllm.knobs import VLLM
-from workflow_scripts.engines.vllm.memory import EngineSettings
+from workflow_scripts.engines.vllm.memory import MORE_GRAPHS_OF_EXPERTS, EngineSettings
+from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
 from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict.calibrated import PROJECT_FILES, Speed, Wanted, scaled, speed_for
@@ -214,14 +215,18 @@ class _Inputs:
             asked = (get_engine(cell.engine), knobs, gpu, facts, cell.environment)
             capacity = capacity_of(*asked) or Capacity({})
             blocks = capacity.value("num_blocks")
-            profiled = capacity.gpu_memory_utilization is not None and gpu.kind != "cpu"
+            kv_error_pct = None
+            if capacity.gpu_memory_utilization is not None and gpu.kind != "cpu":
+                kv_error_pct = public_costs().kv_error_pct
+                if capacity.value("cuda_graphs") and any(facts.of_kind(Experts)):
+                    kv_error_pct += 100 * MORE_GRAPHS_OF_EXPERTS / (capacity.value("available_kv_cache") or math.inf)
             found |= {
                 "infeasible": capacity.infeasible,
                 "unknown": capacity.unknown,
                 "num_blocks": None if blocks is None else int(blocks),
                 "kv_cache_tokens": capacity.value("kv_cache_tokens"),
                 "max_concurrency": capacity.value("max_concurrency"),
-                "kv_error_pct": public_costs().kv_error_pct if profiled else None,
+                "kv_error_pct": kv_error_pct,
             }
             if capacity.infeasible or capacity.unknown:
                 return Prediction(*names, **found)

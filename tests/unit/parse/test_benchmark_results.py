@@ -158,6 +158,7 @@ def test_several_results_of_a_file_are_repeats_of_a_start(of, layout, tmp_path):
 @pytest.mark.parametrize(
     "content",
     [
+        [SERVE, SGLANG],  # two engines in one file
         [SERVE, SERVE | {"max_concurrency": 8}],
         {"benchmarks": [guidellm(1.0), guidellm(2.0)]},
         {"benchmarks": [before_0_4(1.0), before_0_4(2.0)]},

@@ -164,6 +164,22 @@ def test_without_a_calibration_the_band_is_that_of_public_runs_like_it_and_beyon
     assert record["how"] == said
 
 
+@pytest.mark.parametrize(
+    ("knobs", "tokens"),
+    [
+        ({"max_num_batched_tokens": 4096, "max_num_seqs": 256}, 82_819),
+        ({"max_num_batched_tokens": 8192, "max_num_seqs": 512, "kv_cache_dtype": "fp8"}, 130_986),
+    ],
+)
+def test_the_band_of_kv_tokens_has_what_graphs_of_experts_take(knobs, tokens, tmp_path):
+    # Public logs of gpt-oss-20b on an L4, vLLM 0.29.
+    given = {"block_size": 16, "gpu_memory_utilization": 0.85, "max_model_len": 32768, **knobs}
+    record = one(tmp_path, gpu="l4", model="gpt-oss-20b", knobs=given)
+    assert record["kv_cache_tokens"] * (1 - record["kv_error_pct"] / 100) <= tokens <= record["kv_cache_tokens"]
+    eager = one(tmp_path, gpu="l4", model="gpt-oss-20b", knobs=given | {"enforce_eager": True})
+    assert eager["kv_error_pct"] == public_costs().kv_error_pct
+
+
 def test_the_data_sheet_limits_what_is_predicted(tmp_path):
     # A long prompt takes arithmetic, of which 60 % are assumed; its many answers take reading, with 85 % and overhead.
     record = one(tmp_path, fixed(1, 8000, 400), knobs={"block_size": 16, "max_num_seqs": 1, "max_model_len": 8400})
