@@ -27,6 +27,7 @@ CUTS = sorted(path.stem for path in (CHECKOUT / "config" / "studies" / "tiny").g
 REFUSED = {
     "architectures": "/hf-continuous/tiny-(?:latent|states)-|/vllm/tiny-(?:experts|windows|latent|states)-",
     "kv_capacity": "-kvfp8-",
+    "paged_attention": "/bs16-",
     "published_claims": "/bs4-",
     "quantization": "-(?:kv|quant)fp8-|-awq/",
     "vllm_versions": "/bs16-",

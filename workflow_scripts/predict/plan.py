@@ -35,9 +35,10 @@ from workflow_scripts.study.grid import COORDINATES, Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.expected_ratios import expected_ratios, rates_of_plan
 
 MOST_ROWS = 40
-TEXT_HEADINGS = (*COORDINATES, "knob", "values", "verdict", "why", "GPUs", "for example", "limited by")
+TEXT_HEADINGS = (*COORDINATES, "ratio", "knob", "values", "verdict", "why", "GPUs", "for example", "limited by")
 # Predicted rates that differ by less count as the same.
 NOTICEABLE_PCT = 0.5
 KNOB_COLUMNS = (*COORDINATES, "knob", "values", "spread_pct", "verdict", "why")
@@ -67,12 +68,13 @@ def _in_sessions(table: pd.DataFrame, sessions: Mapping[str, str]) -> pd.DataFra
 
 
 def predicted_spread(cells: Sequence[Cell], predictions: pd.DataFrame) -> pd.DataFrame:
-    """One row for each knob that a study varies for a GPU, engine, model and workload, with the columns `KNOB_COLUMNS`.
+    """One row for each knob that a study varies for a GPU, engine, model and workload, with the columns `KNOB_COLUMNS`;
+    values that the engine would refuse are left out.
     `spread_pct`: how much faster the fastest value is than the slowest, in predicted output tokens/s; the largest such
     difference between cells that agree in all other knobs and are predicted from the same source."""
     knob_rows = [{f"knob_{name}": value for name, value in cell.knobs.set_values().items()} for cell in cells]
     settings = pd.DataFrame(knob_rows, index=[cell.id for cell in cells], dtype=object)
-    table = predictions.set_index("cell_id").join(settings)
+    table = predictions[predictions["infeasible"].isna()].set_index("cell_id").join(settings)
     knobs = [name for name in table if str(name).startswith("knob_")]
     rows = []
     for names, part in table.groupby(COORDINATES, sort=False):
@@ -138,7 +140,9 @@ Shown = tuple[str, Sequence[str], Sequence[Sequence[object]]]
 def print_plan(terminal: Terminal, study: Study, table: pd.DataFrame, knobs: pd.DataFrame) -> None:
     """A summary that stays readable for hundreds of cells; the files contain each cell."""
     terminal.print(f"{study.name}: {len(table)} cells, all numbers are predicted")
-    for title, headings, rows in (*_refused(table), _groups(table), _knobs(knobs), _hours(study, table)):
+    claims = [Published(PUBLISHED).claim(name) for name in study.claims]
+    ratios = _ratios(expected_ratios(rates_of_plan(table), claims))
+    for title, headings, rows in (*_refused(table), _groups(table), ratios, _knobs(knobs), _hours(study, table)):
         if not rows:
             continue
         shown = Table(title=title, title_justify="left")
@@ -176,6 +180,24 @@ def _groups(table: pd.DataFrame) -> Shown:
         rows.append([*names, len(part), *(_range(part[name]) for name in ranges.values()), _within(part), bounds])
     headings = (*keys, "cells", *ranges, "within", "limited by")
     return "Speed and memory, from the slowest to the fastest cell", headings, rows
+
+
+def _ratios(expected: pd.DataFrame) -> Shown:
+    headings = ("ratio", "engine", "model", "settings", "bandwidth", "predicted", "published", "verdict")
+    rows = [
+        (
+            f"{row.a} / {row.b}",
+            f"on {row.gpu}" if pd.isna(row.engine) else row.engine,
+            row.model,
+            row.settings,
+            _range(pd.Series([row.bandwidth_ratio]), after="x"),
+            _range(pd.Series([row.predicted_low, row.predicted_high]), after="x"),
+            _range(pd.Series([row.published]), after="x"),
+            "" if pd.isna(row.verdict) else row.verdict,
+        )
+        for row in expected.itertuples()
+    ]
+    return "Expected ratios, of devices with all else equal and of engines", headings, rows
 
 
 def _knobs(knobs: pd.DataFrame) -> Shown:

@@ -1,4 +1,4 @@
-"""List the studies of the checkout: what each asks, how many cells it has, and whether it has a cut for a CPU.
+"""List the studies of the checkout: what each asks, its cells, its cut for a CPU, and the sources that it re-tests.
 
     kvsweep studies
 
@@ -9,6 +9,7 @@ import textwrap
 from argparse import Namespace
 from pathlib import Path
 
+from workflow_scripts.catalog.published import PUBLISHED, Published
 from workflow_scripts.common.checkout import own_or_of_checkout
 from workflow_scripts.common.command import command
 from workflow_scripts.common.faults import InputError
@@ -29,9 +30,13 @@ def cells_of(path: Path) -> str:
 
 @command("studies")
 def main(args: Namespace) -> None:
-    folder = own_or_of_checkout(STUDIES)
+    folder, published = own_or_of_checkout(STUDIES), Published(PUBLISHED)
     for path in sorted(folder.glob("*.yaml")):
         cut = STUDIES / "tiny" / path.name
         has_cut = f"; cut for a CPU: {cut}" if (folder / "tiny" / path.name).exists() else ""
         print(f"{STUDIES / path.name} ({cells_of(path)}{has_cut})")
-        print(textwrap.fill(load_study(path).question, width=110, initial_indent="    ", subsequent_indent="    "))
+        study = load_study(path)
+        sources = dict.fromkeys(published.claim(name).source for name in study.claims)
+        of_sources = [f"Re-tests {'; '.join(sources)}."] if sources else []
+        for text in (study.question, *of_sources):
+            print(textwrap.fill(text, width=110, initial_indent="    ", subsequent_indent="    "))

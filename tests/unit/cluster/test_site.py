@@ -151,7 +151,7 @@ def test_options_are_printed_before_anything_is_submitted(capsys, tmp_path):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" -t")[0] for line in lines] == [f"sbatch -p gpu-{g}" for g in ("h200", "h100", "a100", "l40s")]
     # The published baseline of HuggingFace is repeated on an A100 alone.
-    assert [line.rpartition(" and ")[2] for line in lines] == [f"{n} more cells" for n in (10, 10, 14, 10)]
+    assert [line.rpartition(" and ")[2] for line in lines] == [f"{n} more cells" for n in (19, 19, 23, 19)]
     one = expand(load_study(study))[0]
     assert main([*command, "--cell", one.id, "--attempt", "3"]) == 0
     assert capsys.readouterr().out == (

@@ -104,7 +104,11 @@ def a_fifth_of_512(cell: Row, also: bool = True) -> Under:
     return Under(fifty_tokens(cell).holds and 77 <= held <= 128 and also, "requests that hold a fifth of 512 slots")
 
 
-@check("empty-slots-per-sequence", "block-size", run("paged_attention", "sweep max-num-seqs; table fragmentation"))
+@check(
+    "empty-slots-per-sequence",
+    "block-size",
+    run("paged_attention", "sweep block-size-and-max-num-seqs; table fragmentation"),
+)
 def empty_slots_per_sequence(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     size, name = claim.value("block_size"), "empty_slots_per_sequence"
     yield number(claim, f"Empty slots of a last block of {size:g} that holds one token", size - 1, "", name)

@@ -32,11 +32,12 @@ from workflow_scripts.questions.claims.evidence import (
     within,
 )
 from workflow_scripts.questions.claims.study_tables import Interval, Row, StudyTables, highest, pairs
-from workflow_scripts.questions.devices.table import NEAR_PCT, PREDICTED, capability_ratios
+from workflow_scripts.questions.devices.table import PREDICTED
 from workflow_scripts.questions.knobs.pairs import STEADY
 from workflow_scripts.questions.knobs.table import OVERALL, PAIR
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
 from workflow_scripts.study.setting_words import instead_of, setting_phrase
+from workflow_scripts.tables.expected_ratios import NEAR_PCT, capability_ratios
 
 # The versions whose attention backends were read; those before had another one that took blocks of 8 tokens.
 ALL_VERSIONS = "vLLM 0.11 to 0.32"
@@ -128,7 +129,7 @@ def refused_sizes(claim: Claim, says: str | None = None) -> Iterator[Evidence]:
             yield computed(claim, f"{ALL_VERSIONS} refuse {size:g}: {why}.", says)
 
 
-@check("throughput-flat-over-max-num-seqs", "max-num-seqs", run("paged_attention", "sweep max-num-seqs"))
+@check("throughput-flat-over-max-num-seqs", "max-num-seqs", run("paged_attention", "sweep block-size-and-max-num-seqs"))
 def throughput_flat_over_max_num_seqs(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     published = [(row["gpu"], row["throughput_tok_s"], row["max_num_seqs"]) for row in tables.published.table(claim)]
     yield from over_ceilings(claim, published, "max-num-seqs")
@@ -159,7 +160,7 @@ def _while_full(cell: Row) -> float:
     return float(cell.output_tokens_per_s) if math.isnan(steady) else steady
 
 
-@check("throughput-flat-over-block-size", "block-size", run("paged_attention", "sweep block-size"))
+@check("throughput-flat-over-block-size", "block-size", run("paged_attention", "sweep block-size-and-max-num-seqs"))
 def throughput_flat_over_block_size(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     rates = [(row["gpu"], row["throughput_tok_s"], None) for row in tables.published.table(claim)]
     yield from refused_sizes(claim)
@@ -167,7 +168,7 @@ def throughput_flat_over_block_size(claim: Claim, tables: StudyTables) -> Iterat
     yield from flat(claim, tables, like_sharegpt)
 
 
-@check("kv-blocks-control-throughput", "max-num-seqs", run("paged_attention", "sweep max-num-seqs"))
+@check("kv-blocks-control-throughput", "max-num-seqs", run("paged_attention", "sweep block-size-and-max-num-seqs"))
 def kv_blocks_control_throughput(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     yield from flat(claim, tables)
 

@@ -8,6 +8,7 @@ import pandas as pd
 
 from workflow_scripts.common.columns import column
 from workflow_scripts.page.answers import NO, OPEN, PARTLY, YES, Answer, Bar, times, verdict_on
+from workflow_scripts.page.blocks import MODEL
 from workflow_scripts.page.comparisons import FLAT, NOT_DECIDED, comparisons
 from workflow_scripts.page.kit import Plot, Reference, line, ratio
 from workflow_scripts.page.parts import claims_on
@@ -126,6 +127,11 @@ def answers(report: Report) -> Iterator[Answer]:
     yield Answer(verdict, f"As fast as its bandwidth, {times_faster:.2f}×?", said, bars, gain)
 
 
+def _spread(row: dict[str, Any]) -> str:
+    ends = dict.fromkeys(f"{row[of]:.2f}" for of in ("predicted_low", "predicted_high") if row[of] == row[of])
+    return " to ".join(ends)
+
+
 def _open(row: dict[str, Any]) -> bool:
     return bool(row["low"] <= 1 <= row["high"]) and row["verdict"] != FLAT
 
@@ -149,6 +155,24 @@ SUBJECT = Subject(
     figures=[device_ratios],
     answers=answers,
     tables=[
+        TablePart(
+            "expected_ratios",
+            {
+                "a": "First",
+                "b": "Second",
+                "gpu": "Device",
+                "engine": "Engine",
+                "model": MODEL,
+                "bandwidth_ratio": "Memory bandwidth",
+                "predicted": "Predicted, lowest to highest",
+                "published": "Published",
+                "verdict": "Verdict on the published one",
+            },
+            "Expected ratios of output tokens/s, first over second",
+            lambda rows: rows.assign(predicted=[_spread(row) for row in records(rows)]),
+            note="Of two engines on one device, with as many sequences.",
+            optional=True,
+        ),
         TablePart(
             "devices",
             {
