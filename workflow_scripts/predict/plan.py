@@ -184,19 +184,14 @@ def _groups(table: pd.DataFrame) -> Shown:
 
 def _ratios(expected: pd.DataFrame) -> Shown:
     headings = ("ratio", "engine", "model", "settings", "bandwidth", "predicted", "published", "verdict")
-    rows = [
-        (
-            f"{row.a} / {row.b}",
-            f"on {row.gpu}" if pd.isna(row.engine) else row.engine,
-            row.model,
-            row.settings,
-            _range(pd.Series([row.bandwidth_ratio]), after="x"),
-            _range(pd.Series([row.predicted_low, row.predicted_high]), after="x"),
-            _range(pd.Series([row.published]), after="x"),
-            "" if pd.isna(row.verdict) else row.verdict,
-        )
-        for row in expected.itertuples()
+    words = expected[["engine", "verdict"]].fillna("")
+    on = expected["gpu"].radd("on ").fillna(words["engine"])
+    ranges = [
+        expected[of].apply(lambda row: _range(row, after="x"), axis=1)
+        for of in (["bandwidth_ratio"], ["predicted_low", "predicted_high"], ["published"])
     ]
+    pairs = expected["a"] + " / " + expected["b"]
+    rows = list(zip(pairs, on, expected["model"], expected["settings"], *ranges, words["verdict"], strict=True))
     return "Expected ratios, of devices with all else equal and of engines", headings, rows
 
 

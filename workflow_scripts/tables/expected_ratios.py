@@ -68,7 +68,7 @@ def _of_devices(rates: pd.DataFrame) -> Iterator[Row]:
     gpus = load_gpus()
     alike = ["workload", "knobs"]
     for (engine, model), part in rates.groupby(["engine", "model"], sort=False):
-        of_gpu = {gpu: of.set_index(alike)["rate"] for gpu, of in part.groupby("gpu", sort=False)}
+        of_gpu = {str(gpu): of.set_index(alike)["rate"] for gpu, of in part.groupby("gpu", sort=False)}
         for first, second in combinations(of_gpu, 2):
             bandwidth = capability_ratios(gpus.get(first), gpus.get(second), None)[0]
             a, b = (second, first) if bandwidth < 1 else (first, second)
@@ -110,9 +110,11 @@ def _is_about(claim: Claim, row: Row) -> bool:
 
 def _verdict(claim: Claim, row: Row) -> str | None:
     published, within = claim.value("throughput_ratio"), 1 + NEAR_PCT / 100
-    ranges = {"bandwidth": (row.get("bandwidth_ratio"),) * 2}
-    ranges["predicted"] = (row["predicted_low"], row["predicted_high"])
-    near = {of: low / within <= published <= high * within for of, (low, high) in ranges.items() if low and low == low}
+    bandwidth: float | None = row.get("bandwidth_ratio")
+    ranges = {"predicted": (row["predicted_low"], row["predicted_high"])} | (
+        {"bandwidth": (bandwidth, bandwidth)} if bandwidth else {}
+    )
+    near = {of: low / within <= published <= high * within for of, (low, high) in ranges.items() if low == low}
     agree = [of for of, is_near in near.items() if is_near]
     if not near:
         return None

@@ -78,16 +78,11 @@ def same_memory(tables: Tables) -> pd.DataFrame:
 
 
 def _of_transformers(tables: Tables) -> pd.DataFrame:
-    """Cells of transformers' engines with a cache of known size, in the columns of `under_pressure`."""
-    cells = tables.measured
-    names = [f"knob_{name}" for name in ("num_blocks", "page_size", "cache_implementation")]
-    cells = cells.assign(**{name: None for name in names if name not in cells})
-    pages, size, capacity = (cells[name].astype(float) for name in names[:3])
-    cache = cells["knob_cache_implementation"].fillna("dynamic").astype(str) + " cache"
-    in_pages = "pages of " + size.map("{:g}".format) + " tokens"
-    rows = cells.assign(
-        pool_tokens=capacity.fillna(pages * size), layout="HuggingFace's " + cache.where(capacity.notna(), in_pages)
-    )
+    """Cells of transformers' continuous batching, whose cache has a known size, in the columns of `under_pressure`."""
+    pages = tables.measured.reindex(columns=["knob_num_blocks", "knob_page_size"]).astype(float)
+    size = pages["knob_page_size"]
+    layout = "HuggingFace's pages of " + size.map("{:g}".format) + " tokens"
+    rows = tables.measured.assign(pool_tokens=pages["knob_num_blocks"] * size, layout=layout)
     return _of_cells(tables, rows[rows["pool_tokens"].notna()], ["pool_tokens"], ["layout"])
 
 
