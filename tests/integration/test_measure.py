@@ -30,7 +30,6 @@ from workflow_scripts.device.device_lock import device_lock
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.engines.vllm.adapter import LAYOUT
-from workflow_scripts.measure.cell import WRONG_DEVICE
 from workflow_scripts.measure.forkserver import begin
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, read_model_facts
 from workflow_scripts.predict.predictions import lengths_of
@@ -494,16 +493,6 @@ def test_a_killed_command_takes_its_engine_with_it(inputs, environment, signal_n
     command.communicate(timeout=150)
     assert session_is_gone(session)
     assert not outcome_of(results, ENDLESS).exists()
-
-
-def test_a_cell_on_the_wrong_device_has_no_outcome_and_its_command_says_why(prepared, environment):
-    study, results = prepared
-    cell = SHORT.replace("cpu-all", "h200")
-    command = start_cell(study, results, cell, environment)
-    output, _ = command.communicate(timeout=200)
-    assert command.returncode == WRONG_DEVICE
-    assert "h200 was requested, but there is no NVIDIA GPU here" in output
-    assert list(outcome_of(results, cell).parent.iterdir()) == []
 
 
 def test_cells_are_measured_in_rounds_and_those_that_are_not_decided_once_more(tmp_path, snakemake, write_study):

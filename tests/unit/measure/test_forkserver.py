@@ -16,8 +16,7 @@ import pytest
 
 from tests.other_user import another_user, answer_of_another_user, shared_folder
 from tests.processes import is_gone, wait_for
-from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.ownership import Peer, own_folder, temporary_folder
+from workflow_scripts.common.ownership import Peer, own_folder
 from workflow_scripts.common.parent import forked
 from workflow_scripts.measure import forkserver
 from workflow_scripts.measure.forkserver import ForkServerError, NotImportedError, begin
@@ -66,14 +65,6 @@ def test_a_job_has_its_own_log_environment_and_status(tmp_path, server):
     assert call(tmp_path, "die")[0] == -signal.SIGKILL
 
 
-def test_a_folder_for_temporary_files_may_have_a_long_path(tmp_path, server, monkeypatch):
-    folder = tmp_path / ("long" * 40)
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    assert call(tmp_path, "say", "0", WORD="one")[0] == 0
-    assert any(folder.glob("*/server-*.sock"))
-
-
 @pytest.fixture
 def library(tmp_path, monkeypatch):
     """A module that sets a variable when it is imported."""
@@ -99,14 +90,6 @@ def test_a_job_has_the_threads_that_it_asks_for_whoever_started_the_server(tmp_p
     for threads in ("1", "2", "1"):
         assert call(tmp_path, "variable", "READ", preload=(library,), OMP_NUM_THREADS=threads)[1] == f"{threads}\n"
     assert len(server) == 2
-
-
-def test_a_hanging_job_is_killed_with_all_that_it_started(tmp_path, server):
-    ended, log = call(tmp_path, "hang", time_limit_s=1.5)
-    assert ended is None
-    pids = [int(word) for word in log.split()]
-    assert len(pids) == 2
-    wait_for(lambda: all(map(is_gone, pids)), what="the end of the job")
 
 
 def test_a_job_dies_with_its_server_and_the_command_is_told(tmp_path, server):
@@ -135,20 +118,6 @@ def test_commands_that_come_at_once_share_one_server(tmp_path, server):
         statuses = pool.map(lambda number: call(tmp_path, "say", str(number))[0], range(4))
         assert list(statuses) == [0, 1, 2, 3]
     assert len(server) == 1
-
-
-def test_a_job_has_a_folder_for_temporary_files_that_only_this_user_can_enter(tmp_path, server):
-    _, said = call(tmp_path, "variable", "TMPDIR")
-    assert Path(said.strip()).parent == tmp_path
-    assert Path(said.strip()).stat().st_mode & 0o777 == 0o700
-
-
-def test_a_link_in_place_of_its_folder_is_refused(tmp_path, server):
-    (tmp_path / "victim").mkdir(mode=0o700)
-    temporary_folder().symlink_to("victim")
-    with pytest.raises(InputError, match="kvsweep-"):
-        call(tmp_path, "say", "0")
-    assert (server, list((tmp_path / "victim").iterdir())) == ([], [])
 
 
 def test_a_connection_that_says_nothing_keeps_no_other_waiting(tmp_path, server):

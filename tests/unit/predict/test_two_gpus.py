@@ -11,15 +11,12 @@ import pytest
 from tests.unit.predict.planned import study, sweep
 from workflow_scripts.catalog.gpus_and_models import CONFIG, get_gpu, get_model
 from workflow_scripts.physics.model_facts import read_model_facts
-from workflow_scripts.physics.step_time import KIND, device_s
 from workflow_scripts.predict import predictions
 from workflow_scripts.predict.calibrated import PROJECT_FILES, default_speed, scaled, speed_for
 from workflow_scripts.predict.predictions import predict_cells
 from workflow_scripts.predict.public_costs import public_costs
-from workflow_scripts.predict.schedule import RequestLengths
-from workflow_scripts.predict.step_fit import fit_calibration, scheduled
-from workflow_scripts.predict.timing import time_schedule
-from workflow_scripts.study.calibrations import CALIBRATION_S, CalibrationRecord, points_for, sustained_tokens
+from workflow_scripts.predict.step_fit import fit_calibration
+from workflow_scripts.study.calibrations import CalibrationRecord
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
 
@@ -160,26 +157,6 @@ def test_all_passes_are_used_whichever_steps_their_requests_formed(gpu, passes):
     assert 6e-3 < 32 * launch.piecewise_layers < 10e-3
     assert 22e-3 < 32 * launch.eager_layers < 30e-3
     assert found.costs.weight_bytes * record_of(gpu).rates.memory_bytes_per_s == pytest.approx(1.1, abs=0.05)
-
-
-def test_a_gpus_series_takes_its_time_twice_and_has_every_kind_of_step():
-    record, costs = record_of("h200"), fitted("h200").costs
-    points = points_for(256, 4096, "cuda", sustained_tokens(FACTS, 0.9 * 141e9))
-    seconds, kv_share, captured, eager = {}, {}, {}, {}
-    for number, point in enumerate(points):
-        requests = RequestLengths(*(np.array(column) for column in zip(*point, strict=True)))
-        schedule, work = scheduled(requests, record, record.starts[0].effective, FACTS, False)
-        seconds[number] = time_schedule(schedule, work, costs, requests).wall_s
-        kv_share[number] = (work.last[:, KIND["kv_bytes"]] * costs.kv_bytes / device_s(work.last, costs)).max()
-        steps = schedule.segments
-        beside_many = (steps.prefill_seqs > 0) & (steps.decode_seqs > 200)
-        fits = steps.prefill_tokens + steps.decode_seqs <= 512
-        captured[number], eager[number] = (beside_many & fits).sum(), (beside_many & ~fits).sum()
-    # The first round passes each point twice; the model itself has three quarters of the time.
-    assert 2 * sum(seconds.values()) < 0.75 * CALIBRATION_S["cuda"]
-    assert max(kv_share.values()) > 0.2
-    # In mixtures, prompts come while many others decode: in steps with a graph in pieces, and in steps without one.
-    assert (max(captured.values()) > 15, max(eager.values()) > 6) == (True, True)
 
 
 def test_first_tokens_of_a_server_below_saturation_do_not_drift(tmp_path):

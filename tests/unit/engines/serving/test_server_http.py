@@ -104,16 +104,6 @@ def test_a_key_follows_no_redirect_and_an_answer_has_a_limit(monkeypatch):
             Address(other).call("/health")
 
 
-def test_a_server_on_a_socket_is_waited_for_and_asked(tmp_path):
-    address = Address("http://localhost", socket_path=str(tmp_path / "s"))
-    with pytest.raises(ServerTimeoutError, match="No such file"):
-        wait_until_healthy(address, "/health", lambda: None, limit_s=0.1)
-    with serving(Server) as start:
-        start(tmp_path / "s", statuses=[503, 503])
-        wait_until_healthy(address, "/health", lambda: None, limit_s=10)
-        assert read_metrics(address)["vllm:num_requests_running"] == 3
-
-
 def test_metrics_have_the_names_that_the_offline_engine_gives_them(serve):
     assert read_metrics(serve()) == {
         "vllm:num_requests_running": 3.0,
