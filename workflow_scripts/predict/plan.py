@@ -39,6 +39,8 @@ from workflow_scripts.tables.expected_ratios import expected_ratios, rates_of_pl
 
 MOST_ROWS = 40
 TEXT_HEADINGS = (*COORDINATES, "ratio", "knob", "values", "verdict", "why", "GPUs", "for example", "limited by")
+# Columns of the expected ratios that are shown as one.
+RATIOS = (["bandwidth_ratio"], ["predicted_low", "predicted_high"], ["published"])
 # Predicted rates that differ by less count as the same.
 NOTICEABLE_PCT = 0.5
 KNOB_COLUMNS = (*COORDINATES, "knob", "values", "spread_pct", "verdict", "why")
@@ -184,14 +186,16 @@ def _groups(table: pd.DataFrame) -> Shown:
 
 def _ratios(expected: pd.DataFrame) -> Shown:
     headings = ("ratio", "engine", "model", "settings", "bandwidth", "predicted", "published", "verdict")
-    words = expected[["engine", "verdict"]].fillna("")
-    on = expected["gpu"].radd("on ").fillna(words["engine"])
-    ranges = [
-        expected[of].apply(lambda row: _range(row, after="x"), axis=1)
-        for of in (["bandwidth_ratio"], ["predicted_low", "predicted_high"], ["published"])
+    rows = [
+        [
+            f"{row['a']} / {row['b']}",
+            row["engine"] or f"on {row['gpu']}",
+            *(row["model"], row["settings"]),
+            *(_range(pd.Series([row[end] for end in ends], dtype=float), after="x") for ends in RATIOS),
+            row["verdict"] or "",
+        ]
+        for row in expected.astype(object).where(expected.notna(), None).to_dict("records")
     ]
-    pairs = expected["a"] + " / " + expected["b"]
-    rows = list(zip(pairs, on, expected["model"], expected["settings"], *ranges, words["verdict"], strict=True))
     return "Expected ratios, of devices with all else equal and of engines", headings, rows
 
 
