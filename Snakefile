@@ -10,6 +10,9 @@ min_version("9.0")
 configfile: str(own_or_of_checkout("config/config.yaml"))
 
 
+report: "report/workflow.rst"
+
+
 include: "rules/common.smk"
 include: "rules/rounds.smk"
 include: "rules/cluster.smk" if CELLS_PER_JOB else "rules/machine.smk"

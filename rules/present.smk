@@ -38,7 +38,7 @@ rule report:
         digest=PATHS.digest,
         figures=PATHS.figures,
     output:
-        PATHS.report,
+        report(PATHS.report, caption="../report/page.rst", category="Report", labels={"page": "all answers"}),
     log:
         PATHS.root / "logs/report.log",
     params:

@@ -224,6 +224,8 @@ def check_concurrency(table: Results) -> None:
     # Of ten users no more than eight are served at once; the server's gauge is looked at now and then.
     assert (vllm["running_peak"] <= 8).all()
     assert vllm[["prompt_tokens", "output_tokens"]].drop_duplicates().shape == (1, 2)
+    # Both settings of vLLM beside both servers of HuggingFace, for each number of users.
+    assert table("server_ratios")["users"].tolist() == [1] * 4 + [10] * 4
 
 
 def check_engines(table: Results) -> None:

@@ -21,6 +21,7 @@ _MAKERS = {
     "questions.environments.table": ("environments",),
     "questions.engines.table": ("engines", "engine_decomposition"),
     "questions.serving.table": ("serving", "serving_summary"),
+    "questions.serving.side_by_side": ("server_ratios",),
     "questions.serving.conversations": ("conversations",),
     "questions.serving.searches": ("searches",),
     "questions.recommendations.table": ("recommendations",),

@@ -6,11 +6,11 @@ from tests.unit.present.conftest import changed, in_table, report_of
 from workflow_scripts.page.blocks import Fold, Table, shown
 from workflow_scripts.present import figures
 from workflow_scripts.questions.knobs import central_tables as module
-from workflow_scripts.questions.knobs.central_tables import central_tables, knob_tables
+from workflow_scripts.questions.knobs.central_tables import central_tables, four_metrics, knob_tables
 from workflow_scripts.tables.measurements import write_measurements
 from workflow_scripts.tables.results import STEADY, MissingError
 
-RATES, TOTAL, BLOCKS = range(3)
+RATES, TOTAL = range(2)
 
 
 @pytest.fixture
@@ -33,12 +33,20 @@ def test_each_device_has_a_row_with_a_rate_and_its_interval_at_each_value(tables
     found = rows(table, **{"Other settings": "block size 16"})
     assert [row["Device / max-num-seqs"] for row in found] == ["h200", "a100-sxm-80gb", "l40s"]
     assert all("\u00a0to " in row["1"] for row in found)
-    memory = tables["block_size"][BLOCKS - 1]
-    assert memory.caption.startswith("KV blocks")
-    assert rows(memory, **{"Other settings": "at most 64 sequences"})[0]["16"] == "144,000"
     # HuggingFace has its batches instead; it was not run on the A100.
     batches = tables["batch_size"][RATES]
     assert [row["Device / batch size"] for row in rows(batches)] == ["h200", "l40s"]
+
+
+def test_the_metrics_of_the_sources_stand_in_one_table_for_each_device_and_value(report):
+    [fold] = four_metrics("block_size")(report)
+    [table] = fold.blocks
+    words = ("tok/s", "GPU blocks", "Memory waste", "GPU memory")
+    metrics = [next(heading for heading in table.headings if heading.startswith(word)) for word in words]
+    [row] = [row for row in rows(table, Device="h200", **{"block size": "16"}) if "64 sequences" in row["Settings"]]
+    assert row["GPU blocks"] == "144,000"
+    assert all(row[heading] for heading in metrics)
+    assert {row["Outcome"] for row in rows(table, Device="a100-sxm-80gb", **{"block size": "8"})} == {"infeasible"}
 
 
 def test_what_was_refused_stays_with_its_reason_and_what_is_missing_is_predicted(report, tables, tmp_path):
@@ -98,7 +106,7 @@ def test_rows_that_are_compared_while_the_engine_is_full_have_a_table_of_their_o
 
 
 def test_they_are_shown_and_written_as_markdown_and_some_rows_of_a_large_study(report, tmp_path, monkeypatch):
-    assert [type(block) for block in central_tables(report)] == [Table, Fold] * 3
+    assert [type(block) for block in central_tables(report)] == [Table, Fold, Table, Table]
     figures.write_tables(report.tables, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {f"by_{knob}.md" for knob in module.KNOBS}
     heading, rule, *_, of_h200 = (tmp_path / "by_max_num_seqs.md").read_text(encoding="utf-8").splitlines()[4:10]

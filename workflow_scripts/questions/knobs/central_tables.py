@@ -9,9 +9,8 @@ import pandas as pd
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.catalog.published import PROMPT_SHARES
 from workflow_scripts.common.columns import column
-from workflow_scripts.common.wording import plural
 from workflow_scripts.page.blocks import UNKNOWN, Block, Fold, Table, outcome_words, shown, with_intervals
-from workflow_scripts.page.report import MOST_ROWS, PLACE_HEADINGS, Report, Subject
+from workflow_scripts.page.report import CELL, MOST_ROWS, PLACE_HEADINGS, Report, Subject, TablePart
 from workflow_scripts.page.series import environments_in_words
 from workflow_scripts.physics.rate_ceiling import at_least
 from workflow_scripts.study.grid import COORDINATES
@@ -19,7 +18,9 @@ from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, s
 from workflow_scripts.tables.results import RAN_IN, RATE, STEADY, Tables, records, require
 
 KNOBS = ("max_num_seqs", "block_size", "batch_size")
-MEMORY = ("num_gpu_blocks", "waste_pct", "memory_used_bytes_max")
+# The metrics that sources print for each device and value of a knob, in their words.
+METRICS = {RATE: "tok/s (output)", "num_gpu_blocks": "GPU blocks", "waste_pct": "Memory waste"}
+METRICS |= {"memory_used_bytes_max": "GPU memory"}
 BEST, PERHAPS_BEST = "★", "☆"
 MEASURED = "and its 95 % interval"
 PUBLISHED = f"{column(RATE).axis} over whole repeats, beside published ones,"
@@ -37,12 +38,12 @@ class Line(NamedTuple):
 
 
 def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
-    """For each knob tables of rates, of published rates and of KV memory; the tables of rates come first: that over
-    whole repeats and that while the engine is full, each with the rows that are compared by it.
+    """For each knob tables of rates and of published rates; the tables of rates come first: that over whole repeats and
+    that while the engine is full, each with the rows that are compared by it.
 
     A row has all cells of a device and environment that differ only in the knob.
     """
-    grid, rates = _with_memory(tables), _rates(tables)
+    grid, rates = tables.cells, _rates(tables)
     grid = grid.merge(tables.rows.drop_duplicates("cell_id")[["cell_id", RAN_IN]], on="cell_id")
     for knob in KNOBS:
         of_knob, name = f"knob_{knob}", knob_name(knob)
@@ -64,7 +65,6 @@ def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
         settings = (settings_in_words(firsts, varied) + firsts["environment"]).str.removeprefix(", ")
         named = [of | {SETTINGS: words} for of, words in zip(places, settings, strict=True)]
         of_rows = [part for _, part in rows.groupby("row")]
-        parts = of_rows[:MOST_ROWS]
         effects = tables.get("knobs", "comparison", "knob")
         effects = effects[(effects["comparison"] == "overall") & (effects["knob"] == knob)]
         by_cell = {row["cell_id"]: row for row in records(effects)}
@@ -82,18 +82,7 @@ def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
             pairs = zip(of_rows, named, strict=True)
             if beside := [line for part, names in pairs for line in _published(part, names, rates)]:
                 summaries.append(_table(beside, [line.names for line in beside], name, PUBLISHED, fixed))
-        for of in MEMORY:
-            if rows[of].notna().any():
-                texts = [dict(zip(part["x"], (shown(value, of) for value in part[of]), strict=True)) for part in parts]
-                lines = [Line(names, values) for names, values in zip(named, texts, strict=False)]
-                summaries.append(_table(lines, named, name, column(of).axis, fixed))
         yield knob, summaries
-
-
-def _with_memory(tables: Tables) -> pd.DataFrame:
-    """One row per cell, with medians over its repeats of what describes its KV memory."""
-    memory = tables.values.reindex(columns=list(MEMORY)).assign(waste_pct=tables.waste_pct)
-    return tables.cells.drop(columns=list(memory), errors="ignore").join(memory, on="cell_id")
 
 
 def _rates(tables: Tables) -> Mapping[tuple[str, str, str], str]:
@@ -210,6 +199,28 @@ def _table(
     return Table(f"{quantity} by {knob}", headings, body, numeric, " ".join(filter(None, (common, note, few))))
 
 
+def four_metrics(knob: str) -> TablePart:
+    """The part of a section with the four metrics of each device and value of a knob."""
+
+    def rows(tables: Tables) -> pd.DataFrame:
+        of_knob = f"knob_{knob}"
+        cells = tables.cells.drop(columns=list(METRICS), errors="ignore")
+        if of_knob not in cells:
+            return cells.head(0)
+        others = [*COORDINATES, *(name for name in tables.knobs if name != of_knob)]
+        varied = cells[cells.groupby(others, dropna=False, sort=False)[of_knob].transform("nunique") > 1]
+        known = tables.values.reindex(columns=list(METRICS)).assign(waste_pct=tables.waste_pct)
+        intervals = tables.intervals_of(RATE)[["low", "high"]].add_prefix(f"{RATE}_")
+        shown_rows = varied.join(known, on="cell_id").join(intervals, on="cell_id")
+        became = shown_rows["outcome"].map(outcome_words).where(shown_rows["outcome"] != "ok")
+        return shown_rows.assign(became=became).sort_values(["gpu", of_knob], kind="stable")
+
+    columns = {**CELL, f"knob_{knob}": knob_name(knob), **METRICS, "became": "Outcome"}
+    return TablePart(
+        "cells", columns, f"tok/s, GPU blocks, memory waste, GPU memory by {knob_name(knob)}", rows=rows, optional=True
+    )
+
+
 def central_tables(report: Report) -> Iterator[Block]:
     tables_of_knobs = list(knob_tables(report.tables))
     require(tables_of_knobs, f"no two cells of an engine differ only in {', '.join(map(knob_name, KNOBS))}")
@@ -217,8 +228,7 @@ def central_tables(report: Report) -> Iterator[Block]:
         others = [table for table in of_knob if MEASURED not in table.caption]
         yield from of_knob[: len(of_knob) - len(others)]
         if others:
-            what = "Published rates and KV memory" if PUBLISHED in others[0].caption else "KV memory"
-            yield Fold(f"{what} by {knob_name(knob)}: {plural(len(others), 'table')}", others)
+            yield Fold(f"Published rates by {knob_name(knob)}", others)
 
 
 SUBJECT = Subject(id="central-tables", title="Summary tables", tables=[central_tables])

@@ -13,6 +13,7 @@ from workflow_scripts.page.parts import claims_on, compared
 from workflow_scripts.page.report import Report, Subject
 from workflow_scripts.page.series import device_names
 from workflow_scripts.page.style import MUTED, Look
+from workflow_scripts.questions.knobs.central_tables import four_metrics
 from workflow_scripts.study.setting_words import knob_name
 from workflow_scripts.tables.results import RATE, Tables, records
 
@@ -90,5 +91,5 @@ SUBJECT = Subject(
     sentence=sentence,
     figures=[throughput],
     answers=answers,
-    tables=[compared("knob", SEQUENCES), claims_on("max-num-seqs")],
+    tables=[four_metrics(SEQUENCES), compared("knob", SEQUENCES), claims_on("max-num-seqs")],
 )

@@ -17,6 +17,7 @@ from workflow_scripts.page.kit import Plot, Reference, bar, beside, ratio
 from workflow_scripts.page.parts import claims_on, compared
 from workflow_scripts.page.report import CELL, Report, Subject, TablePart
 from workflow_scripts.page.series import PLACES, device_looks
+from workflow_scripts.questions.knobs.central_tables import four_metrics
 from workflow_scripts.statistics.summary import RAN
 from workflow_scripts.study.setting_words import setting_phrase
 from workflow_scripts.tables.results import MissingError, Tables, medians_by_cell, records, require
@@ -256,6 +257,7 @@ SUBJECT = Subject(
     answers=answers,
     why=[refused, prediction_errors, why_predictions_missed],
     tables=[
+        four_metrics(KNOB),
         compared("knob", KNOB),
         TablePart(
             "fragmentation",
