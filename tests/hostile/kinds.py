@@ -23,6 +23,7 @@ LOGS = sorted((CHECKOUT / "tests/fixtures/logs").glob("*.log"))
 MODEL = CHECKOUT / "config/models/llama-3.1-8b-instruct/config.json"
 CSV = b"timestamp, memory.used [MiB], power.draw [W]\n" + b"2026/05/30 16:23:28.000, 71 MiB, 640 W\n" * 3
 NAME = "two_gpus"
+LONG = "x" * 500_000
 # One cell of each kind, by a part of its path.
 KEPT = ("opt-125m", "bs8-", "bs32-", "chat/bs16-seqs256", "chat/bs16-seqs64", "h100-sxm/hf-static")
 # A command by its name, with its words.
@@ -212,6 +213,7 @@ def _other_table(path: Path, rnd: Random) -> bytes:
     made += (
         lambda: pd.DataFrame({name: ["x" * 2**20 + str(i) for i in range(rnd.choice((50, 200)))]}),
         lambda: pd.DataFrame({name: np.zeros(rnd.choice((10**6, 10**7)))}),
+        lambda: pd.DataFrame({name: [rnd.choice(({"x": LONG}, [LONG], LONG.encode(), LONG))] * 2000}),
         lambda: table.head(1).loc[[table.index[0]] * 10**6] if len(table) else table,
     )
     return rnd.choice(made)().to_parquet(index=False, compression="zstd")

@@ -65,6 +65,11 @@ def text_columns(path: Path) -> tuple[list[str], dict[str, str]]:
         text = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.physical_type == "BYTE_ARRAY")
         if values > MOST_VALUES + MOST_VALUES_PER_BYTE * size or text > MOST_TEXT + MOST_TEXT_PER_BYTE * size:
             raise ValueError(f"{values:,} values and {text:,} bytes of text in {size:,} bytes")
+        for field in file.schema_arrow:
+            kind = field.type.value_type if arrow.types.is_list(field.type) else field.type
+            # Of other types a few bytes may become gigabytes, for each value is a copy.
+            if not (arrow.types.is_string(field.type) or arrow.types.is_primitive(kind) or arrow.types.is_null(kind)):
+                raise ValueError(f"column {field.name} has values of type {field.type}, not texts, numbers or times")
         texts = [field.name for field in file.schema_arrow if arrow.types.is_string(field.type)]
         written = file.schema_arrow.pandas_metadata or {"columns": []}
         types = {column["name"]: column["numpy_type"] for column in written["columns"]}
