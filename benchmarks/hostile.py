@@ -5,8 +5,8 @@
 The cases follow from the seed: real files (a small study of the two GPUs with its evidence, tables, digest and page;
 the studies in config/; logs of engines) in which bytes or values were changed, or which are large or slow to read. Each
 is read in a child process with limits. A command ends with 0 if a file is accepted, and with 2 and one message if it is
-refused. The exit code is 1 if any command ended with a traceback, took more than 5 s of processor time, or more than
-1 GB of memory.
+refused. The exit code is 1 if any command ended with a traceback, or took more than 1 GB of memory, or 5 s of processor
+time more than for the real files.
 """
 
 import argparse

@@ -36,6 +36,7 @@ class Base:
     def __init__(self, folder: Path) -> None:
         self.study, self.root = folder / f"{NAME}.yaml", folder / "results" / NAME
         self.tables = self.root / "tables"
+        self.cpu_s: dict[str, float] = {}  # what each command took for the real files
 
     def lay_out(self) -> None:
         """Write the study and its evidence."""

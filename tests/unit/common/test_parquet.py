@@ -62,9 +62,9 @@ def test_a_small_file_with_billions_of_values_is_refused(tmp_path):
         (["x" * 2**20 + str(i) for i in range(70)], "bytes of text"),
         (np.zeros(5 * 10**6), "5,000,000 values"),
         ([1.0, -1e101], "beyond 1e"),
-        (arrow.array([b"x" * 500_000] * 4000, arrow.large_binary()), "type large_binary"),
-        (arrow.array([b"x" * 2**20] * 900, arrow.binary(2**20)), "type fixed_size_binary"),
-        (arrow.array([["x" * 10**5] * 99] * 99, arrow.list_(arrow.string())), "type list"),
+        (arrow.array([b"x" * 500_000] * 4, arrow.large_binary()), "type large_binary"),
+        (arrow.array([b"x" * 2**20] * 4, arrow.binary(2**20)), "type fixed_size_binary"),
+        (arrow.array([["x" * 10**5] * 4] * 4, arrow.list_(arrow.string())), "type list"),
     ],
     ids=["texts", "equal rows", "a number", "equal bytes", "bytes of one size", "lists of equal texts"],
 )
