@@ -137,7 +137,7 @@ bench-plan: $(VENV)/cpu.installed ## measure what planning costs, and how it gro
 SEED ?= 1
 FAULTS ?= 200
 
-bench-faults: $(VENV)/dev.installed ## let random faults hit a study on a real Slurm or a workstation, and check that nothing is lost (SEED=1 FAULTS=200)
+bench-faults: $(VENV)/dev.installed ## let random faults hit a study on a real Slurm, and check that nothing is lost (SEED=1 FAULTS=200)
 	$(BIN)/python -m benchmarks.faults --seed $(SEED) --faults $(FAULTS) $(ARGS)
 
 CASES ?= 2000

@@ -1,10 +1,10 @@
-"""Random faults on a real Slurm of four nodes or on this machine, and what must hold after them.
+"""Random faults on a real Slurm of four nodes, and what must hold after them.
 
-    make bench-faults SEED=1 FAULTS=70 [ARGS="--where workstation"]
+    make bench-faults SEED=1 FAULTS=70
 
-A study of short real cells runs under `snakemake --profile slurm` or `snakemake --cores all`, while faults hit it that
-follow from the seed: the same seed gives the same kinds, in the same order. tests/faults/ has the kinds, and what is
-checked. Needs root, and for the cluster Slurm (`make debian`).
+A study of short real cells runs under `snakemake --profile slurm`, while faults hit it that follow from the seed: the
+same seed gives the same kinds, in the same order. tests/faults/ has the kinds, and what is checked. Needs root, and
+Slurm (`make debian`).
 """
 
 import argparse
@@ -12,22 +12,18 @@ import argparse
 from tests.faults.campaign import run
 from tests.faults.cluster import Cluster
 from tests.faults.kinds import drawn
-from tests.faults.workstation import Workstation
 from workflow_scripts.common.command import run_command
-
-PLACES = {"cluster": Cluster, "workstation": Workstation}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Random faults, and a check of what is left.")
-    parser.add_argument("--where", choices=PLACES, default="cluster", help="a real Slurm, or without it (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="what decides the faults (%(default)s)")
     parser.add_argument("--faults", type=int, default=200, help="their number (%(default)s)")
     parser.add_argument("--per-episode", type=int, default=16, help="faults before a study is completed (%(default)s)")
     parser.add_argument("--only", nargs="*", metavar="KIND", help="draw only these kinds")
     parser.add_argument("--keep", action="store_true", help="keep the folder if something was found")
     args = parser.parse_args()
-    campaign = PLACES[args.where](lambda text: print(text, flush=True))
+    campaign = Cluster(lambda text: print(text, flush=True))
     names = set(args.only or campaign.kinds)
     if unknown := names - set(campaign.kinds):
         parser.error(f"no kind {sorted(unknown)}; there are {sorted(campaign.kinds)}")

@@ -1,16 +1,10 @@
 """The campaign on a real Slurm of four nodes."""
 
-import copy
-import pwd
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -18,25 +12,11 @@ from tests.faults.campaign import Campaign
 from tests.faults.cluster_kinds import CLUSTER_KINDS
 from tests.faults.kinds import one_of
 from tests.integration.slurm_lab import GPU_TYPES, SlurmLab
-from tests.integration.slurm_study import LabCheckout
 
 QUEUE_S = 300
 # A call whose jobs are all gone learns so within three minutes, unless a killed slurmctld had not yet saved them.
 FORGOTTEN_S = 240
 READ_AGAIN_S = 60
-
-
-def stepped_clock(folder: Path) -> Path:
-    """Build the library that steps the wall clock of the processes that preload it."""
-    library = folder / "stepped_clock.so"
-    source = Path(__file__).with_name("stepped_clock.c")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source)], check=True)
-    return library
-
-
-def identity(user: str) -> dict[str, Any]:
-    """What starts a process as a user, with that user's group alone."""
-    return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
 
 
 class Cluster(Campaign):
@@ -51,20 +31,16 @@ class Cluster(Campaign):
         self._nursed_s = self._busy_s = 0.0
         self._read_s = time.monotonic()
         self._waits: dict[str, float] = {}
-        self.clock = self.root / "clock"
-        self.clock.write_bytes(bytes(8))
 
     def make_lab(self) -> SlurmLab:
         return SlurmLab(self.root / "lab", accounting=True, memory_limits=True)
 
     def prepare(self) -> None:
-        """The site: each node has its own folder for temporary files and its own locks of devices; all have one clock,
-        which faults step."""
+        """The site: each node has its own folder for temporary files and its own locks of devices."""
         temporary = f"{self.root}/tmp/$SLURMD_NODENAME"
         setup = [f"export TMPDIR={temporary}", f"mkdir -p {temporary}"]
         setup.append(f"export KVSWEEP_LOCK_SCOPE={self.root}/$SLURMD_NODENAME")
         self.lock_scopes = [f"{self.root}/n-{gpu}" for gpu in GPU_TYPES]
-        setup.append(f"export STEPPED_CLOCK={self.clock} LD_PRELOAD={stepped_clock(self.root)}")
         self.checkout.write_site(prepare="login", attempts=4, setup=setup)
 
     def is_busy(self) -> bool:
@@ -95,32 +71,6 @@ class Cluster(Campaign):
         self._busy_s = time.monotonic()
         super().end_faults()
         self.lab.client("scancel", "--name=urgent", check=False)
-
-    def start_as(self, user: str) -> "subprocess.Popen[str]":
-        """Start a call of another user, who has a checkout of its own."""
-        return self.start_in(self._checkout_of(user), **identity(user))
-
-    def _checkout_of(self, user: str) -> LabCheckout:
-        """The checkout of another user, who shares the results."""
-        root = self.root / user
-        if not root.exists():
-            root.mkdir()
-            LabCheckout(root, self.lab)
-            config = root / "config/config.yaml"
-            config.write_text(config.read_text().replace("results: results", f"results: {self.results}"))
-        for name in ("lab.yaml", "config/lab_site.yaml"):
-            shutil.copy2(self.checkout.root / name, root / name)
-        subprocess.run(["chown", "--recursive", user, str(root)], check=True)
-        checkout = copy.copy(self.checkout)
-        checkout.root = root
-        return checkout
-
-    def allows(self, user: str) -> bool:
-        """Whether another user can run this Python; it may be below the home of one user."""
-        try:
-            return subprocess.run([sys.executable, "-c", ""], **identity(user)).returncode == 0
-        except PermissionError:
-            return False
 
     def a_job(self, choice: float) -> dict[str, str] | None:
         """One of the jobs that measure and run now."""

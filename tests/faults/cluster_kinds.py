@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from tests.faults.kinds import KINDS, NOT_HERE, SIGNALS, Kind, engines, kind, measured_cells, one_of
+from tests.faults.kinds import KINDS, SIGNALS, Kind, engines, kind, measured_cells, one_of
 
 if TYPE_CHECKING:
     from tests.faults.cluster import Cluster
@@ -112,22 +112,6 @@ def run_out_of_memory(campaign: "Cluster", choice: float) -> str | None:
     return None
 
 
-@kind("accounting away", CLUSTER_KINDS)
-def stop_database(campaign: "Cluster", choice: float) -> str:
-    campaign.lab.stop_database()
-    campaign.later(1 + 6 * choice, campaign.lab.start_database)
-    return "slurmdbd"
-
-
-@kind("clock step", CLUSTER_KINDS)
-def step_clock(campaign: "Cluster", choice: float) -> str:
-    """The wall clock of measuring processes jumps, up to two minutes from the right time."""
-    step_s = round(240 * (choice - 0.5))
-    with campaign.clock.open("r+b") as clock:
-        clock.write(step_s.to_bytes(8, "little", signed=True))
-    return f"{step_s} s"
-
-
 @kind("job suspended", CLUSTER_KINDS)
 def suspend_job(campaign: "Cluster", choice: float) -> str | None:
     """`scontrol suspend` and `resume`."""
@@ -143,12 +127,3 @@ def suspend_job(campaign: "Cluster", choice: float) -> str | None:
 
     campaign.later(seconds, resume)
     return f"job {job['JobId']} for {seconds:.0f} s"
-
-
-@kind("a second user's Snakemake", CLUSTER_KINDS)
-def start_as_another_user(campaign: "Cluster", choice: float) -> str:
-    """In a checkout of the user's own, on the same results."""
-    if not campaign.allows("nobody"):
-        return NOT_HERE
-    campaign.go_on_beside(campaign.start_as("nobody"))
-    return "on the same results"

@@ -1,4 +1,4 @@
-"""Kinds of faults of a workstation and of a cluster, by name. Each is a function of the campaign and of a number from 0
+"""Kinds of faults of Snakemake, processes and files, by name. Each is a function of the campaign and of a number from 0
 to 1, which chooses its victim; it returns what it hit, or None if there is nothing to hit at the moment."""
 
 import os
@@ -21,8 +21,6 @@ Kind = Callable[[Any, float], str | None]
 KINDS: dict[str, Kind] = {}
 One = TypeVar("One")
 FORK_SERVER = "workflow_scripts.measure.forkserver"
-# What a kind returns that this machine does not allow; it is left out.
-NOT_HERE = "left out: not possible on this machine"
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 
 

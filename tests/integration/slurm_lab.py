@@ -119,7 +119,6 @@ class SlurmLab:
     def __init__(self, root: Path, *, accounting: bool = False, memory_limits: bool = False) -> None:
         self.root = root
         self._accounting, self._memory_limits = accounting, memory_limits
-        self.database: subprocess.Popen[bytes] | None = None  # slurmdbd; a stopped one (SIGSTOP) lets sacct hang
         self.conf = root / "etc" / "slurm.conf"
         self._controller: subprocess.Popen[bytes] | None = None
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
@@ -143,7 +142,9 @@ class SlurmLab:
         )
         if self._accounting:
             self._start_mariadb()
-            self.start_database()
+            self._daemon("slurmdbd", "-D")
+            known = ("sacctmgr", "show", "user")
+            wait_for(lambda: bool(self.client(*known, check=False)), 60, "the accounting database")
         self.start_controller()
         for gpu in GPU_TYPES:
             self._nodes[gpu] = self._daemon("slurmd", "-D", "-N", f"n-{gpu}")
@@ -199,17 +200,6 @@ class SlurmLab:
         self._daemon("mariadbd", options)
         wait_for(socket_file.exists, 60, "MariaDB")
         self.environment["MYSQL_UNIX_PORT"] = str(socket_file)
-
-    def start_database(self) -> None:
-        """Start slurmdbd, with what it knew before."""
-        self.database = self._daemon("slurmdbd", "-D")
-        wait_for(lambda: bool(self.client("sacctmgr", "show", "user", check=False)), 60, "the accounting database")
-
-    def stop_database(self) -> None:
-        """Kill slurmdbd: sacct fails, and the controller keeps what it has to tell until it is back."""
-        assert self.database is not None
-        self.database.kill()
-        self.database.wait()
 
     def start_controller(self) -> None:
         """Start slurmctld with the state that it has saved, if any."""
