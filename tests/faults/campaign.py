@@ -105,7 +105,7 @@ class Campaign:
         self.checkout.config.append("rerun=none")  # the checker holds that an outcome never changes
         self.results = self.checkout.root / "results"
         self.study = self.results / "lab"
-        self.results.mkdir()
+        self.results.mkdir(exist_ok=True)
 
     # --- what a cluster has
 

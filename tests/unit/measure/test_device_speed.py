@@ -3,11 +3,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+import pytest
 import torch
 
 from workflow_scripts.catalog.gpus_and_models import get_gpu
 from workflow_scripts.device.device_rates import DeviceRates, RateSamples
 from workflow_scripts.measure import device_speed as d
+from workflow_scripts.measure.trace import SAMPLES_PER_SCAN, process_sampler
 from workflow_scripts.study.study_file import load_study
 
 
@@ -127,3 +130,29 @@ def test_a_device_under_load_is_measured_again_and_the_quietest_measurement_coun
     assert d.measure_undisturbed(get_gpu("cpu-1core")).load_pct == 20.0
     assert loads == [0.0]
     assert d.measure_undisturbed(get_gpu("cpu-1core")).load_pct == 0.0
+
+
+HOLD = "import time; block = bytearray(80_000_000); print('up', flush=True); time.sleep(60)"
+
+
+def test_memory_is_that_of_the_process_and_its_children():
+    sample = process_sampler(psutil.Process().pid)
+    alone = sample()["process_memory_bytes"]
+    with subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        with_child = max(sample()["process_memory_bytes"] for _ in range(SAMPLES_PER_SCAN))
+        child.kill()
+    assert with_child - alone > 70e6
+    assert sample()["memory_total_bytes"] == psutil.virtual_memory().total
+
+
+def test_a_child_that_is_gone_is_no_fault():
+    # The sampler leaves itself out, and here it is the watched process too: what remains are children of other tests.
+    others = process_sampler(psutil.Process().pid)()["process_memory_bytes"]
+    child = subprocess.Popen([sys.executable, "-c", HOLD])
+    sample = process_sampler(psutil.Process().pid)
+    sample()
+    child.kill()
+    child.wait()
+    assert sample()["process_memory_bytes"] == pytest.approx(others, abs=5e6)

@@ -1,7 +1,10 @@
+"""Which cells share a calibration, what it measures, and places of a study's results."""
+
 import pytest
 
 from tests.unit.predict.planned import study, sweep
 from workflow_scripts.catalog.gpus_and_models import get_model
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.study.calibrations import (
     PROMPT_TOKENS,
@@ -12,6 +15,19 @@ from workflow_scripts.study.calibrations import (
     sustained_tokens,
 )
 from workflow_scripts.study.grid import expand
+from workflow_scripts.study.paths import usable
+
+
+@pytest.mark.parametrize(
+    "path", [None, "", "-x", "a{b}", "it's", "a\\b", "$(touch x)", "`touch x`", "a\nb", "a\x1b[2J"]
+)
+def test_a_path_that_snakemake_does_not_pass_on_as_it_is_is_refused(path):
+    with pytest.raises(InputError, match=r"^results: .* cannot be used; allowed: a path of printable characters"):
+        usable(path, "results")
+
+
+def test_other_signs_of_a_shell_are_allowed():
+    assert str(usable('my "own" é results;*?[a]&#~', "results")) == 'my "own" é results;*?[a]&#~'
 
 
 def test_cells_that_differ_in_more_than_kernels_share_a_calibration(tmp_path):

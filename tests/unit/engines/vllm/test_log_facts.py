@@ -1,8 +1,12 @@
 # ruff: noqa: E501  (log lines are as long as the engine prints them)
 """What each version prints, one line at a time. The lines are in the engine's format, the numbers are made up."""
 
+import re
+
 import pytest
 
+from tests.recipes import blocks, recipe
+from workflow_scripts.engines.vllm import log_facts as engine_log_facts
 from workflow_scripts.parse.engine_log import parse_engine_log
 
 STAMP = "INFO 05-30 16:23:28"
@@ -197,3 +201,19 @@ def test_rank_with_the_smallest_kv_cache_binds():
     assert (facts.available_kv_cache_gib, facts.model_weights_gib) == (12.02, 7.5)
     assert (facts.kv_cache_tokens, facts.max_concurrency) == (450192, 27.48)
     assert facts.read_from["available_kv_cache_gib"] == 2
+
+
+RECIPE = recipe("A log pattern")
+
+
+def test_a_row_reads_a_line(monkeypatch):
+    (line,), (row,) = blocks(RECIPE, "text"), blocks(RECIPE, "python")
+    assert parse_engine_log(line).num_gpu_blocks is None
+    added = eval(row, vars(engine_log_facts))  # code of this repository
+    monkeypatch.setattr(engine_log_facts, "ROWS", (*engine_log_facts.ROWS, added))
+    words = re.search(r"`_WORTH_A_LOOK`, so add `([^`]+)` there", RECIPE)
+    assert words
+    looked_at = re.compile(f"{engine_log_facts._WORTH_A_LOOK.pattern}|{words[1]}")
+    monkeypatch.setattr(engine_log_facts, "_WORTH_A_LOOK", looked_at)
+    facts = parse_engine_log(line)
+    assert (facts.num_gpu_blocks, facts.block_size, facts.read_from["num_gpu_blocks"]) == (5867, 16, 1)
