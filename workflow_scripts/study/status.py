@@ -93,8 +93,8 @@ def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:
     plan = last_plan(paths) if study.is_adaptive else None
     if plan is None:
         return
-    hours = study.device_hours
-    left = "" if hours is None or plan.ended else f"; {hours - plan.spent_s / 3600:.2g} of {hours:g} hours are left"
+    budget = study.starts.budget_min
+    left = "" if budget is None or plan.ended else f"; {budget - plan.spent_s / 60:.2g} of {budget:g} minutes are left"
     yield plan.in_words() + left
     opened = [*plan.undecided, *plan.not_decidable]
     opened.sort(key=lambda pair: pair.given_up or "")

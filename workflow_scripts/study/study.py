@@ -120,8 +120,8 @@ def is_late(bounds: Mapping[str, float], latencies: Mapping[str, Any]) -> Any:
     return reduce(operator.or_, (latencies[name] > bound for name, bound in bounds.items()), False)
 
 
-DeviceHours = Annotated[
-    float | None, Field(gt=0, description="time on all devices after which no further round begins")
+BudgetMin = Annotated[
+    float | None, Field(gt=0, description="minutes of all devices after which no further round begins")
 ]
 
 
@@ -131,7 +131,7 @@ class Starts(StrictRecord):
 
     at_least: int = Field(ge=1, description="starts of every cell")
     at_most: int = Field(le=100, description="starts of a cell while a comparison with it is not decided")
-    device_hours: DeviceHours = None
+    budget_min: BudgetMin = None
     repeats_at_most: int | None = Field(
         None,
         ge=1,
@@ -152,8 +152,8 @@ class Starts(StrictRecord):
             raise ValueError(f"at_least is {self.at_least} and at_most {self.at_most}; at_most must not be smaller")
         if self.at_least == 1 < self.at_most:
             raise ValueError("at_least is 1; it takes 2 to see what starts vary, and so which cells need more")
-        if self.device_hours is not None and not self.is_adaptive:
-            raise ValueError("device_hours limits further rounds; there are some if at_most is above at_least")
+        if self.budget_min is not None and not self.is_adaptive:
+            raise ValueError("budget_min limits further rounds; there are some if at_most is above at_least")
         return self
 
     @property
@@ -214,11 +214,6 @@ class Study(StrictRecord):
         {}, description="engine -> knobs that all sweeps of that engine share"
     )
     sweeps: list[Sweep] = Field(min_length=1)
-
-    @property
-    def device_hours(self) -> float | None:
-        """Time on all devices after which no further round begins; None if there is no limit."""
-        return self.starts.device_hours
 
     @property
     def most_repeats(self) -> int:

@@ -309,7 +309,7 @@ def waiting_table(cells: pd.DataFrame) -> pd.DataFrame:
     parts = {"device_s": 0.9, "launch_s": 0.06, "arrival_s": 0.03, "other_s": 0.01, "waiting_share": 0.1 / wall_s}
     divided = {name: (share * wall_s).where(told) for name, share in parts.items()}
     divided["output_tokens_per_device_s"] = rows["output_tokens"].astype(float) / divided["device_s"]
-    table = rows.assign(**divided, prompt_steps=9, driver_idle_share=np.where(told, 0.1, 0.5))
+    table = rows.assign(**divided, device_error=0.001, prompt_steps=9, driver_idle_share=np.where(told, 0.1, 0.5))
     return table.reindex(columns=columns_of("waiting"))
 
 

@@ -113,7 +113,7 @@ def test_a_cell_is_ok_when_all_its_starts_are(tmp_path, capsys):
 
 
 def test_what_is_not_decided_is_shown_with_what_it_would_take(tmp_path, capsys):
-    seen = Seen(tmp_path, starts={"at_least": 2, "at_most": 5, "device_hours": 1})
+    seen = Seen(tmp_path, starts={"at_least": 2, "at_most": 5, "budget_min": 60})
     assert "After round" not in seen.printed(capsys)
     pair = (cell("h200", 8, 1), cell("h200", 8, 2))
     lost = OpenComparison(knob="block_size", cells=pair, further_starts=None, given_up="it takes too long")
@@ -122,7 +122,7 @@ def test_what_is_not_decided_is_shown_with_what_it_would_take(tmp_path, capsys):
     plan = round_plan(3, (pair[0], 3), (pair[1], 3), spent_s=900, left_s=360, **open_pairs)
     plan.write(seen.paths.round_plan(3))
     printed = seen.printed(capsys)
-    for number in ("4 of 6", "2 cells", "0.1 h", "0.75 of 1", "max_num_seqs: 2 further", "block_size: an unknown"):
+    for number in ("4 of 6", "2 cells", "0.1 h", "45 of 60", "max_num_seqs: 2 further", "block_size: an unknown"):
         assert number in printed
     ended = plan.model_copy(update={"round": 4, "starts": (), "ended": "all is said", "undecided": ()})
     ended.write(seen.paths.round_plan(4))

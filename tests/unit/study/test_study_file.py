@@ -33,7 +33,7 @@ GOOD = study_content(
 MANY = list(range(1, 1001))
 NGRAM = {"speculative_method": "ngram", "num_speculative_tokens": 4}
 LOOKUP = {"prompt_lookup_min": 5, "prompt_lookup_max": 2}
-STARTS = {"at_least": 2, "at_most": 4, "device_hours": 2}
+STARTS = {"at_least": 2, "at_most": 4, "budget_min": 120}
 DRAFT = {"speculative_method": "draft_model", "num_speculative_tokens": [0, 4], "speculative_model": "smollm-135m"}
 
 
@@ -122,7 +122,7 @@ def test_a_good_study_is_the_union_of_its_cross_products_with_engine_defaults(tm
         ({"starts": True}, ["starts: must be a mapping of keys to values, not True"]),
         ({"starts": STARTS | {"at_most": 1}}, ["starts: at_least is 2 and at_most 1; at_most must not be smaller"]),
         ({"starts": STARTS | {"at_least": 1}}, ["starts: at_least is 1; it takes 2 to see what starts vary, and so"]),
-        ({"starts": STARTS | {"at_most": 2}}, ["starts: device_hours limits further rounds"]),
+        ({"starts": STARTS | {"at_most": 2}}, ["starts: budget_min limits further rounds"]),
         ({"starts": STARTS | {"repeats_at_most": 1}}, ["starts.repeats_at_most is 1, below repeats, which is 3"]),
         (
             {"sweeps": sweep(engine=["hf-static", "hf-continuous"], knobs={})},

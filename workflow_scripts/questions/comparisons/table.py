@@ -57,8 +57,8 @@ SCHEMA = table_schema(
     INTEGER("starts", "starts in common; of two devices the smaller number"),
     TEXT(
         "verdict",
-        "`changes`: shown to be beyond the margin, of engines beyond 1; `flat`: shown to be within it; `likely`: only "
-        "the interval excludes 1; `not decided`; null for what is not tested",
+        "`changes`: shown to be beyond the margin, of engines beyond 1; `flat`: within it on the day of measurement; "
+        "`likely`: only the interval excludes 1; `not decided`; null for what is not tested",
     ),
     NUMBER("margin_pct", "the study's `equivalence_margin_pct`; null for engines"),
     INTEGER("starts_needed", "further starts per cell that would decide; null above 100"),

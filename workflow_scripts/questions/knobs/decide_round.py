@@ -4,7 +4,7 @@
         --tables results/my-study/rounds/tables --out results/my-study/rounds/round-3.json
 
 The cells table holds what was measured so far. The plan says which starts the round measures, and which comparisons
-they may decide. It also lists the comparisons that cannot be decided within the study's counts and device hours, with
+they may decide. It also lists the comparisons that cannot be decided within the study's counts and minutes, with
 what they would need, and the reason if measuring has ended.
 """
 
@@ -65,7 +65,7 @@ def decide_round(
         cell.id: [_device_seconds(cell, paths.outcome(cell, n), study) for n in ended[cell.id]] for cell in cells
     }
     spent_s = sum(map(sum, seconds.values()))
-    budget_s = inf if study.device_hours is None else 3600 * study.device_hours - spent_s
+    budget_s = inf if study.starts.budget_min is None else 60 * study.starts.budget_min - spent_s
     table = table[table["source"].ne(SIMULATED)]
     failed = {cell for cell, starts in ended.items() if len(starts) < study.starts.at_least} | {*tried}
     if before is not None:  # a start that an earlier round should have measured has no outcome

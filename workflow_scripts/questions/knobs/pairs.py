@@ -56,7 +56,7 @@ def compared_pairs(
     nothing else, and all pairs of these.
 
     Pairs are positions `a` and `b` of cells of one `group`, with what their comparison shows; `first` marks those with
-    the baseline. Verdicts allow for all pairs of all knobs. `metric` is the compared column of the cells table. Cells
+    the baseline. Verdicts allow for all pairs of a knob. `metric` is the compared column of the cells table. Cells
     whose requests differ are compared by the steady rate instead of the output rate, if all of the group have one.
     """
     # Counts differ between repeats; everything else that an engine shows of a knob is a setting.
@@ -75,9 +75,12 @@ def compared_pairs(
     groups = {c: rows.assign(metric=_metric(rows) if metric == RATE else metric) for c, rows in groups.items()}
     paired = pd.concat(map(_pairs, groups.values()), ignore_index=True)
     # Of the pairs, of which there may be half a million, no further copies are kept.
+    of_metrics = {
+        name: samples if name == metric else cell_summary(cells, name)[1] for name in paired["metric"].unique()
+    }
     decided = pd.concat(
-        _decided(samples if name == metric else cell_summary(cells, str(name))[1], of_metric, margin_pct, looks)
-        for name, of_metric in paired.groupby("metric")
+        _decided(of_metrics[name], of_knob, margin_pct, looks)
+        for (_, name), of_knob in paired.groupby(["knob", "metric"])
     ).sort_index()
     others = decided["metric"] != metric
     a, b = (decided.loc[others, name].to_numpy() for name in ("sample_a", "sample_b"))

@@ -25,6 +25,9 @@ from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, ta
 # Prompts are computed at this share of the measured rate of large matrix products: steps of more than 3,000 tokens ran
 # at 0.84 to 0.98 of it on an H200 and an H100, the lower end where the power limit lowered the clocks.
 PROMPT_SHARE_OF_RATE = 0.85
+# The standard deviation of that rate, as a logarithm; and the part of its time for which the host makes a GPU wait in
+# decode steps, if the driver was not sampled.
+PROMPT_RATE_SD, HIDDEN = 0.04, 0.012
 # Measured rates of operations and of reading over those of the data sheet, on both: for GPUs that were not measured.
 OF_DATA_SHEET = 0.79, 0.88
 # A step whose work takes longer hides every launch; launches of steps without graphs took up to 40 ms.
@@ -39,7 +42,7 @@ Errors = tuple[FloatArray, FloatArray]
 # The first request starts a step alone; the others arrive during it.
 _FIRST_STEPS = 2
 # What the steps of a repeat tell.
-_OF_STEPS = ("decode_step_s", "prompt_steps", "device_s", "launch_s", "arrival_s", "other_s", "last_s")
+_OF_STEPS = ("decode_step_s", "prompt_steps", "device_s", "prompts_s", "launch_s", "arrival_s", "other_s", "last_s")
 
 SCHEMA = table_schema(
     "waiting",
@@ -58,7 +61,12 @@ SCHEMA = table_schema(
         f"{PROMPT_SHARE_OF_RATE:g} of the measured rate, or of {OF_DATA_SHEET[0]:g} of the data sheet's. A step of "
         f"more than {1000 * LONGEST_LAUNCH_S:g} ms counts whole",
     ),
-    NUMBER("launch_s", "waiting before and in steps with prompts; slightly negative if none"),
+    NUMBER(
+        "device_error",
+        f"standard error of the logarithm of `device_s`: of the prompts' rate ({PROMPT_RATE_SD:.0%}), and of waits in "
+        f"decode steps that the driver saw and `waiting_share` lacks (mean of the cell; {HIDDEN:.1%} if not sampled)",
+    ),
+    NUMBER("launch_s", "waiting before and in steps with prompts"),
     NUMBER("arrival_s", "waiting in the first two steps, while requests arrive"),
     NUMBER("other_s", "other waiting: slow decode steps, and after the last step"),
     NUMBER("waiting_share", "`1 - device_s / wall_s`"),
@@ -88,14 +96,22 @@ def waiting(cells: pd.DataFrame, parsed: Path, devices: Path) -> pd.DataFrame:
     rows = rows.assign(dtype=dtypes(rows), quantization=as_applied(rows, "quantization"))
     parts = [part.join(_of_gpu(part, parsed, str(gpu), devices), on=REPEAT) for gpu, part in rows.groupby("gpu")]
     table = pd.concat(parts) if parts else rows.reindex(columns=[*rows.columns, *_OF_STEPS])
-    return table.assign(
+    table = table.assign(
         other_s=table["other_s"] + table["wall_s"] - table["last_s"],
         waiting_share=1 - table["device_s"] / table["wall_s"],
         output_tokens_per_device_s=table["output_tokens"] / table["device_s"],
         driver_idle_share=(1 - table["utilization_pct_mean"] / 100).where(
             table["wall_s"] >= LEAST_SAMPLES * table["trace_gap_s_max"]
         ),
-    )[list(SCHEMA.columns)]
+    )
+    return table.assign(device_error=estimate_error(table))[list(SCHEMA.columns)]
+
+
+def estimate_error(table: pd.DataFrame) -> pd.Series:
+    """The column `device_error`. Steps show neither how fast prompts are computed nor that the host delays each one."""
+    hidden = (table["driver_idle_share"] - table["waiting_share"]).astype(float).groupby(table["cell_id"])
+    of_prompts = PROMPT_RATE_SD * (table["prompts_s"] / table["device_s"]).astype(float)
+    return pd.Series(np.hypot(of_prompts, hidden.transform("mean").clip(lower=0).fillna(HIDDEN)), table.index)
 
 
 def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, devices: Path) -> pd.DataFrame:
@@ -141,13 +157,16 @@ def divided(steps: pd.DataFrame) -> pd.DataFrame:
     is_plain = ~is_first & ~has_prompt & ~launches_prompt
     decode_s = _of_decode_step(s, took_s.where(is_plain))
     tokens = computed + s["generation_tokens"]
-    device_s = decode_s + (tokens * s["token_s"] - s["weights_s"]).clip(lower=0).where(has_prompt, 0)
-    device_s = device_s.mask(has_prompt & ~is_first & (device_s > LONGEST_LAUNCH_S), took_s)
+    prompts_s = (tokens * s["token_s"] - s["weights_s"]).clip(lower=0).where(has_prompt, 0)
+    device_s = decode_s + prompts_s
+    is_whole = has_prompt & ~is_first & (device_s > LONGEST_LAUNCH_S)
+    device_s = device_s.mask(is_whole, took_s)
     waited_s = (took_s - device_s).astype(float)
     table = s[REPEAT].assign(
         decode_step_s=took_s.where(is_plain),
         prompt_steps=has_prompt,
         device_s=device_s,
+        prompts_s=prompts_s.mask(is_whole, 0.0),
         launch_s=waited_s.where(~is_first & ~is_plain, 0.0),
         arrival_s=waited_s.where(is_first, 0.0),
         other_s=waited_s.where(is_plain, 0.0),
@@ -155,7 +174,10 @@ def divided(steps: pd.DataFrame) -> pd.DataFrame:
     )
     how = dict.fromkeys(_OF_STEPS, "sum") | {"decode_step_s": "median", "last_s": "max"}
     of_repeat = table.groupby(REPEAT)
-    return of_repeat.agg(how)[of_repeat["device_s"].count() == of_repeat.size()]
+    found = of_repeat.agg(how)[of_repeat["device_s"].count() == of_repeat.size()]
+    # A late step may be followed by a short one, but all together they take no less than their work.
+    too_much_s = (-found["launch_s"]).clip(lower=0)
+    return found.assign(launch_s=found["launch_s"] + too_much_s, device_s=found["device_s"] - too_much_s)
 
 
 def _of_decode_step(steps: pd.DataFrame, took_s: pd.Series) -> pd.Series:
@@ -172,13 +194,15 @@ def _of_decode_step(steps: pd.DataFrame, took_s: pd.Series) -> pd.Series:
 
 def means_without_waiting(rows: pd.DataFrame) -> pd.DataFrame:
     """By cell, from rows of the table: `gpu`, median `tokens` of a repeat, and of the logarithms of
-    `output_tokens_per_device_s` the `mean` over starts with its `squared` error and `df`."""
+    `output_tokens_per_device_s` the `mean` over starts with its `squared` error, also of the estimate, and `df`."""
     rows = rows.assign(round=rows["start"], tokens=rows["output_tokens_per_device_s"] * rows["device_s"])
     cells, samples = summarise(rows, ("study", "source", "gpu", "engine", "cell_id"), "output_tokens_per_device_s")
     mean, squared, df = mean_errors(samples)
-    tokens = rows.groupby("cell_id", sort=False)["tokens"].median()
+    of_cell = rows.groupby("cell_id", sort=False)
+    estimate = numbers(of_cell["device_error"].mean().reindex(cells["cell_id"])) ** 2
+    squared, df = added(Error(squared, df), Error(estimate, np.full(estimate.shape, np.inf)))
     cells = cells.assign(mean=mean, squared=squared, df=df).set_index("cell_id")
-    return cells[["gpu", "mean", "squared", "df"]].assign(tokens=tokens)
+    return cells[["gpu", "mean", "squared", "df"]].assign(tokens=of_cell["tokens"].median())
 
 
 def half_without_waiting(a: Errors, b: Errors, devices_differ: BoolArray | bool) -> FloatArray:

@@ -72,9 +72,9 @@ def test_only_cells_of_open_comparisons_are_measured_again_each_in_its_next_star
 
 @pytest.mark.parametrize(
     ("starts", "given_up"),
-    [({"at_most": 3}, TOO_MANY_STARTS), ({"device_hours": (9 * SECONDS + 60) / 3600}, TOO_LITTLE_TIME)],
+    [({"at_most": 3}, TOO_MANY_STARTS), ({"budget_min": (9 * SECONDS + 60) / 60}, TOO_LITTLE_TIME)],
 )
-def test_measuring_ends_when_the_starts_or_the_device_hours_are_used_up(three, starts, given_up):
+def test_measuring_ends_when_the_starts_or_the_minutes_are_used_up(three, starts, given_up):
     plan = three(**starts).decide(4)
     assert (plan.starts, plan.ended) == ((), NONE_DECIDABLE)
     assert {one.given_up for one in plan.not_decidable} == {given_up}
@@ -190,8 +190,7 @@ def test_the_cheapest_come_first_and_a_budget_pays_for_these():
     [
         ({1: 100, 4: 100}, 0.2, 8, TOO_MANY_STARTS, True),
         ({1: 100, 4: 105}, 0.1, 8, TOO_MANY_STARTS, False),
-        # On the margin itself nothing would decide, but three starts do not show that it lies there.
-        ({1: 100, 4: 105}, 0.03, 20, None, False),
+        ({1: 100, 4: 107}, 0.03, 30, None, True),
     ],
 )
 def test_what_takes_more_starts_than_allowed_is_given_up_with_what_it_would_take(
