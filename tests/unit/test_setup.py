@@ -9,37 +9,11 @@ import pytest
 from workflow_scripts.common.files import write_text
 
 ROOT = Path(__file__).parents[2]
-PYTHON311 = '#!/bin/bash\n[ "$1" = -c ] && exit 0\necho "${0##*/} $*" >> "$PLACE/said"\nexit 3\n'
-ANOTHER = PYTHON311.replace("exit 0", "exit 1")
-# It fetches what lies in the folder `mirror`, and finds what it has fetched.
-UV = """#!/bin/bash
-echo "uv $*" >> "$PLACE/said"
-case $2 in
-find) [ -e "$PLACE/fetched/python" ] && echo "$PLACE/fetched/python" ;;
-install) mv "$PLACE/mirror" "$PLACE/fetched" ;;
-esac
-"""
-FIND = "uv python find --system 3.11"
 
 
 def write_command(path: Path, text: str) -> None:
     write_text(path, text)
     path.chmod(0o755)
-
-
-@pytest.mark.parametrize("commands", [{}, {"python3.11": ANOTHER}], ids=["none", "a shim that leads nowhere"])
-def test_where_it_is_missing_uv_fetches_it(tmp_path, commands):
-    """Nothing else is on PATH than these commands."""
-    write_command(tmp_path / "mirror/python", PYTHON311)
-    for name, text in ({"python3": ANOTHER, "uv": UV} | commands).items():
-        write_command(tmp_path / "bin" / name, text)
-    for tool in ("mktemp", "mv", "rm"):
-        (tmp_path / "bin" / tool).symlink_to(str(shutil.which(tool)))
-    command = ["/bin/bash", "envs/setup.sh", "install", "uv", str(tmp_path / "environment")]
-    environment = {"PATH": str(tmp_path / "bin"), "TMPDIR": str(tmp_path), "PLACE": str(tmp_path)}
-    subprocess.run(command, cwd=ROOT, env=environment)
-    said = (tmp_path / "said").read_text().replace(str(tmp_path), "PLACE").splitlines()
-    assert said == [FIND, "uv python install 3.11", FIND, "python -m venv PLACE/environment"]
 
 
 OF_CPU = ("cpu", "transformers-4.57.6-cpu")  # locks with PyTorch's CPU build of torch; that of vllm-0.25.1 has another

@@ -51,5 +51,3 @@ class LoadByOthers(TypedDict, total=False):
 
 # Above it, what was timed on a CPU may be too slow.
 NOISY_PCT = 5.0
-# From this share of samples at the power limit on, it is named.
-MUCH_AT_POWER_LIMIT = 0.5

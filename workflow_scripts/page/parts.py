@@ -9,7 +9,7 @@ from workflow_scripts.page.blocks import Block, Fold, Text
 from workflow_scripts.page.comparisons import comparisons
 from workflow_scripts.page.report import PLACE_HEADINGS, Part, Report, TablePart
 from workflow_scripts.study.setting_words import knob_name, setting_phrase
-from workflow_scripts.tables.results import Tables, records
+from workflow_scripts.tables.results import records
 
 COMPARED = {
     "name": "Setting",
@@ -80,11 +80,3 @@ def held_in_words(held: str) -> str:
     """
     parts = [part.partition("=") for part in str(held or "").split(", ") if part]
     return ", ".join(setting_phrase(knob, value) if value else knob for knob, _, value in parts)
-
-
-def waiting_shares(tables: Tables) -> pd.DataFrame:
-    """The share of the time in which the GPU of each cell waits for its host, the most first."""
-    rows = tables.need("waiting").dropna(subset="driver_idle_share")
-    shares = rows.groupby("cell_id", sort=False)[["waiting_share", "driver_idle_share"]].mean()
-    waits = 100 * shares["waiting_share"].fillna(shares["driver_idle_share"])
-    return waits.rename("value").sort_values(ascending=False).reset_index()

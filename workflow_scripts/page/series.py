@@ -118,13 +118,6 @@ def one_line(group: Group) -> Group:
     return replace(group, title=" · ".join(filter(None, names)), rows=rows)
 
 
-def values_at(tables: Tables, line: Group, *measures: str) -> pd.DataFrame:
-    """The values of measures by device and `x`, from the lowest, along `one_line` of each device."""
-    cells = line.rows[["cell_id", "gpu", "x"]].drop_duplicates()
-    values = cells.join(tables.values.reindex(columns=list(measures)), on="cell_id")
-    return values.sort_values("x", kind="stable").set_index(["gpu", "x"])[list(measures)]
-
-
 def told_apart(rows: pd.DataFrame, names: Sequence[str], otherwise: Sequence[str] = ("model", "workload")) -> list[str]:
     """Those of the names that differ between rows."""
     return [name for name in names if rows[name].nunique() > 1] or list(otherwise)

@@ -1,6 +1,5 @@
 """How to serve a promised setting: each file is checked with what its reader accepts."""
 
-import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -9,7 +8,7 @@ import pytest
 import yaml
 from kubernetes_validate import validate
 
-from tests.unit.deploy.promises import HUB, IMAGE, REVISION, compose, deployment, on_cpu, promise
+from tests.unit.deploy.promises import IMAGE, REVISION, compose, deployment, on_cpu, promise
 from workflow_scripts.deploy.deployment import Deployment
 from workflow_scripts.deploy.export import written
 from workflow_scripts.study.promise import PromiseError
@@ -95,15 +94,6 @@ def test_weights_are_loaded_before_the_server_starts(hub, cpu):
     assert volume == "31Gi"  # twice 15 GiB of weights
     assert "initContainers" not in pod(cpu)
     assert pod(cpu)["containers"][0]["command"][:3] == ["vllm", "serve", "/models/tiny-llama-57m"]
-
-
-@pytest.mark.parametrize("gpu", ["h200", "l40s"])
-def test_the_slurm_job_asks_as_the_site_says(tmp_path, gpu):
-    script = written("serve.sbatch", deployment(tmp_path, promise(cell_id=HUB.format(gpu))))
-    name, options = re.findall(r"^#SBATCH (.*)", script, re.MULTILINE)
-    assert name == "--job-name=vllm-llama-3-1-8b-instruct"
-    assert f"-p gpu-{gpu} -t 1440 " in options
-    assert f" --gres=gpu:{gpu}:2" in options
 
 
 def test_the_slurm_job_serves_with_the_file_and_needs_a_key(cpu, tmp_path):

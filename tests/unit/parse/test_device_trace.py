@@ -97,16 +97,6 @@ def test_fields_and_units(text, name, value):
     assert summary(text)[name] == value
 
 
-def test_several_gpus_in_turn():
-    text = HEADER + lines_of(
-        [("2024/05/01 12:00:00.000", "0", 100, 81920, 5, 50), ("2024/05/01 12:00:00.001", "1", 900, 81920, 95, 150)]
-    )
-    trace = parse_trace(text).table()
-    assert trace.groupby("gpu")["memory_used_bytes"].max().to_dict() == {"0": 100 * MIB, "1": 900 * MIB}
-    assert summary(text)["memory_used_mib_max"] == 900
-    assert summary(text)["power_w_mean"] == 100
-
-
 OTHER = f"Unable to determine the device handle for GPU\n{HEADER}No devices were found\n"
 
 

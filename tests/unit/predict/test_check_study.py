@@ -6,27 +6,14 @@ from pathlib import Path
 import pytest
 
 from workflow_scripts.engines import description
-from workflow_scripts.engines.vllm.check import Fault
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.predict import check_study
-from workflow_scripts.predict.check_study import fault_lines, notes, unsupported
+from workflow_scripts.predict.check_study import notes, unsupported
 from workflow_scripts.study.grid import Cell
 
 
 def cell(gpu: str = "h200", sweep: str = "a", workload: str = "w", model: str = "opt-125m", **knobs: object) -> Cell:
     return Cell(gpu, "vllm", model, workload, VllmKnobs.model_validate(knobs), (sweep,))
-
-
-def test_one_fault_is_one_line_with_the_settings_and_all_devices_and_sweeps():
-    asked = [cell(gpu, sweep, block_size=16, max_num_seqs=4) for gpu, sweep in (("h200", "a"), ("h200", "b"))]
-    there = cell("l40s", block_size=16, max_num_seqs=4)
-    settings = "block_size=16, max_num_seqs=4: not together"
-    assert fault_lines(Path("s.yaml"), [(asked, Fault("not together")), ([there], Fault("not together"))]) == [
-        f"s.yaml: sweep a, b: vllm with opt-125m on h200: {settings}",
-        f"s.yaml: sweep a: vllm with opt-125m on l40s: {settings}",
-    ]
-    (line,) = fault_lines(Path("s.yaml"), [(asked[:1], Fault("no")), ([there], Fault("no"))])
-    assert "on h200, l40s: " in line
 
 
 def test_what_is_predicted_to_be_refused_is_a_note():

@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 
 from tests.unit.present.synthetic import arguments, columns_of
-from workflow_scripts.page.blocks import Fold, Table
-from workflow_scripts.page.report import Part, Report
+from workflow_scripts.page.report import Report
 from workflow_scripts.present import page
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.measurements import FRAME_COLUMNS, read_measurements, split
@@ -111,11 +110,3 @@ def in_table(report: Report, name: str) -> pd.DataFrame:
     if name == "cells":
         return read_measurements(report.tables.folder)
     return pd.read_parquet(report.tables.folder / f"{name}.parquet")
-
-
-def table_in(part: Part, report: Report) -> Table:
-    """The only table of a part, folded or not."""
-    (block,) = part(report)
-    (table,) = block.blocks if isinstance(block, Fold) else [block]
-    assert isinstance(table, Table)
-    return table

@@ -35,8 +35,3 @@ def pair(log_a, log_b, **options):
 
 def ends(interval):
     return [float(end[0]) for end in interval]
-
-
-def as_ratio(expected):
-    """The ends of an interval of logarithms."""
-    return np.exp(expected.low), np.exp(expected.high)

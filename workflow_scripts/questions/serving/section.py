@@ -23,7 +23,6 @@ LOADS: Mapping[str, str] = {"request_rate_per_s": "requests/s", "users": "users"
 # A table of max-num-seqs by rate for each of these, with a sign at loads that were too high.
 SEQUENCES, ARRIVALS, TOO_HIGH = "knob_max_num_seqs", "knob_request_rate_per_s", "*"
 BY_RATE = ("ttft_s_p50", "tpot_s_p50", "goodput_requests_per_s")
-MOST_PANELS_OF_SERVERS = 8
 _PANEL = [*PLACES, "axis"]
 OF_SERVER = {
     **PLACE_HEADINGS,

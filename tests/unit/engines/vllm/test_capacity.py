@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.examples import example_of
 from tests.unit.made_models import shape
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
-from workflow_scripts.engines.capacity import Term
 from workflow_scripts.engines.vllm.capacity import main, predict_capacity
 from workflow_scripts.engines.vllm.memory import (
     GIB,
@@ -266,15 +264,6 @@ def l4_terms(**changes):
 
 OF_70B = ["--block-size", "16", "--gpu-memory-utilization", "0.9", "--max-model-len", "8192"]
 REQUIRED = ["--block-size", "16", "--gpu-memory-utilization", "0.5", "--max-model-len", "2048"]
-
-
-def test_the_command_prints_each_term_with_how_it_was_found(capsys):
-    assert main([*example_of("capacity"), "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["source"] == "predicted"
-    terms = [v for v in report.values() if isinstance(v, dict) and "how" in v]
-    assert len(terms) == 16
-    assert all(Term(**term).how for term in terms)
 
 
 def printed(capsys, *argv):
