@@ -25,10 +25,10 @@ def test_a_further_run_has_the_same_settings_on_another_day():
 def test_rows_of_the_benchmark_meet_their_goals(kind):
     """Small versions, with the margin of chance that 100 studies have."""
     found = row(kind, 3, 100, seed=1)
-    assert missed(kind, 3, found) == []
+    assert missed(kind, found) == []
     assert found["50 %"] > 65
     low = found | {"rate": 80.0, "false": 20.0}
-    assert missed(kind, 3, low) == ["rate", "false"]
+    assert missed(kind, low) == ["rate", "false"]
 
 
 def test_a_slower_cell_is_seen_and_adaptive_starts_are_rarely_wrong():

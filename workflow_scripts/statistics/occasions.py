@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workflow_scripts.statistics.comparisons import CONFIDENCE, Comparisons, holm
+from workflow_scripts.statistics.comparisons import Comparisons, holm
 from workflow_scripts.statistics.errors import Error, added
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, IntArray
 from workflow_scripts.statistics.variation import of_occasions
 
+WORSE_ALPHA = 0.1
 BETWEEN_OCCASIONS = "between occasions"
 
 
@@ -59,9 +60,9 @@ def compare_occasions(
 
 
 def worse(comparisons: Comparisons, more_is_better: BoolArray | bool, margin_pct: float) -> BoolArray:
-    """Which ratios are shown to be worse by more than the margin, any falsely in at most 5 % of cases.
+    """Which ratios are shown to be worse by more than the margin, falsely in at most 10 % of cases if all lie on it.
 
-    The test is one-sided, for nobody asks here what became better: it sees more than a verdict of `changes`.
+    The test is one-sided, for nobody asks here what became better, and sees more than a verdict of `changes`.
     """
     p = comparisons.p_above(margin_pct, np.where(more_is_better, -1.0, 1.0))
-    return np.asarray(holm(p) <= 1 - CONFIDENCE)
+    return np.asarray(holm(p) <= WORSE_ALPHA)

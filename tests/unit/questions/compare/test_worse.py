@@ -67,12 +67,12 @@ def test_what_occasions_vary_is_by_kind_of_device(gpu, said):
 
 def test_several_earlier_runs_show_a_smaller_change_than_one(tmp_path):
     nights = [digest(cell("bs32", mean(rate, 0.2, starts=6))) for rate in (100, 103, 97, 100, 102, 98)]
-    now = digest(cell("bs32", mean(92, 0.2, starts=6)))
+    now = digest(cell("bs32", mean(93.2, 0.2, starts=6)))
     assert found(nights[0], now, vary_pct=3)[1] == NOT_DECIDED
     worse, told = found(*nights, now, vary_pct=3)
     assert told == REGRESSED
     rate = np.exp(np.mean(np.log([100, 103, 97, 100, 102, 98])))
-    assert worse[0].ratio.startswith(f"{92 / rate:.3g} (")
+    assert worse[0].ratio.startswith(f"{93.2 / rate:.3g} (")
     # A night in which the cell was not comparable does not count.
     other = cell("bs32", mean(1, 0.2, starts=6), comparable=False)
     assert found(digest(other), *nights, now, vary_pct=3)[0] == worse
