@@ -96,7 +96,7 @@ export function blockMap(cell, part) {
       }
       top += linesOf(row) * (SIDE + 2) + 4;
     }
-  }, () => ({ title: `Block map of ${cell.cell_id} at ${number(time())} s`, legend }));
+  });
   const update = () => {
     const rows = rowsNow();
     const used = blocksInUse(rows);

@@ -1,24 +1,9 @@
 // Colours and marks for drawing on a canvas.
 
-// On paper a drawing is dark on white, also if the page is dark.
-const ON_PAPER = { ink: "#1f2328", muted: "#59636e", line: "#d0d7de", paper: "#ffffff" };
-let isForPaper = false;
-
 export function inkOf() {
-  if (isForPaper) return ON_PAPER;
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(name).trim();
   return { ink: colour("--ink"), muted: colour("--muted"), line: colour("--line"), paper: colour("--paper") };
-}
-
-// Draw with the ink of paper.
-export function onPaper(draw) {
-  isForPaper = true;
-  try {
-    return draw();
-  } finally {
-    isForPaper = false;
-  }
 }
 
 // Eight shapes, so that series can be told apart without colours. Those after the first eight repeat.

@@ -11,13 +11,13 @@ const MOST_WITH_REPEATS = 200;
 // `pick(point)` is called when a point is chosen; `describe(point)` gives its lines of text.
 export class Chart {
   constructor(box, { pick, describe }) {
-    Object.assign(this, { describe, pick, points: [], title: "Chart", at: -1 });
+    Object.assign(this, { describe, pick, points: [], at: -1 });
     this.tip = el("div", { class: "tip", hidden: true });
     this.ring = el("div", { class: "ring", hidden: true });
     this.said = el("p", { class: "said", "aria-live": "polite" });
     const properties = { tabindex: "0", role: "application", "aria-roledescription": "chart" };
     const height = () => (box.clientWidth < 600 ? 320 : 420);
-    const { canvas, redraw } = sheet(box, height, properties, (...drawing) => this.draw(...drawing), () => this.picture());
+    const { canvas, redraw } = sheet(box, height, properties, (...drawing) => this.draw(...drawing));
     this.canvas = canvas;
     this.redraw = redraw;
     box.append(this.ring, this.tip, this.said);
@@ -33,17 +33,11 @@ export class Chart {
 
   // Points are {x, y, xLow, xHigh, yLow, yHigh, series, hollow}; series are {colour, shape}; lines are lists of points.
   show({ points, lines, series, x, y, label, isFront = false }) {
-    Object.assign(this, { lines, series, x, y, isFront, title: `${y.label} against ${x.label}` });
+    Object.assign(this, { lines, series, x, y, isFront });
     this.points = [...points].sort((a, b) => a.x - b.x || a.y - b.y);
     this.select(-1);
     this.canvas.setAttribute("aria-label", `${label} Arrow keys move from point to point, Enter opens one.`);
     this.redraw();
-  }
-
-  // The title and the legend of a saved picture.
-  picture() {
-    const shown = new Set(this.points.map((point) => point.series));
-    return { title: this.title, legend: (this.series ?? []).filter((_, i) => shown.has(i)) };
   }
 
   draw(context, width, height) {
@@ -163,9 +157,4 @@ function swatch({ colour, shape }) {
 // A legend of names.
 export function keysOf(legend) {
   return el("p", { class: "legend" }, legend.map((one) => el("span", { class: "key" }, swatch(one), one.name)));
-}
-
-// The legend: a button per series, which shows and hides it.
-export function legendOf(series, hidden, toggle) {
-  return series.map((one) => el("button", { type: "button", class: "key", "aria-pressed": String(!hidden.has(one.name)), onclick: () => toggle(one.name) }, swatch(one), one.name));
 }

@@ -1,6 +1,6 @@
 // Elements. Text always enters as text nodes, so nothing in a log or a name can become markup.
 import { makeSortable } from "./static.js";
-import { csvOf, download, latexOf, markdownOf, numericOf, slug, textsOf } from "./save.js";
+import { csvOf, download, slug } from "./save.js";
 
 const ROWS_AT_ONCE = 50;
 
@@ -33,35 +33,14 @@ export function definitionList(entries) {
   return el("dl", { class: "facts" }, entries.map(([word, meaning]) => [el("dt", {}, word), el("dd", {}, meaning)]));
 }
 
-// Buttons that save something, one per kind of file; `savers` are functions by kind.
-export function saveRow(what, savers) {
-  const button = ([kind, save]) => el("button", { type: "button", class: "link", onclick: save }, kind);
-  const row = el("p", { class: "save" }, "Save as ", Object.entries(savers).flatMap((saver, i) => [i ? ", " : "", button(saver)]));
-  nameSaves(row, what);
-  return row;
+// A button that saves something as a file of a kind, named for readers who cannot see to what it belongs.
+export function saveAs(kind, what, save) {
+  return el("p", { class: "save" }, "Save as ", el("button", { type: "button", class: "link", onclick: save, "aria-label": `Save as ${kind}: ${what}` }, kind));
 }
 
-// Name what each button saves, for readers who cannot see to what the row belongs.
-export function nameSaves(row, what) {
-  for (const button of row.querySelectorAll("button")) button.setAttribute("aria-label", `Save as ${button.textContent}: ${what}`);
-}
-
-// The buttons of a table; `whole()` gives the table with all its rows. Markdown is copied, or saved where that is refused.
+// The button of a table; `whole()` gives the table with all its rows.
 export function saveTable(caption, whole) {
-  const content = (textOf) => ((table) => textOf(textsOf(table), numericOf(table)))(whole());
-  const save = (ending, type, textOf) => () => download(`${slug(document.title, caption)}.${ending}`, content(textOf), type);
-  const copy = async (event) => {
-    try {
-      await navigator.clipboard.writeText(content(markdownOf));
-      event.target.textContent = "copied";
-      event.target.ariaLabel = `copied: ${caption}`;
-    } catch {
-      save("md", "text/markdown", markdownOf)();
-    }
-  };
-  const row = saveRow(caption, { CSV: save("csv", "text/csv", csvOf), LaTeX: save("tex", "application/x-tex", latexOf) });
-  row.append("; ", el("button", { type: "button", class: "link", onclick: copy, "aria-live": "polite", "aria-label": `copy as Markdown: ${caption}` }, "copy as Markdown"));
-  return row;
+  return saveAs("CSV", caption, () => download(`${slug(document.title, caption)}.csv`, csvOf(whole()), "text/csv"));
 }
 
 // A table in a box that scrolls; rows are lists of texts or elements, the first of each is its heading. If rows are left

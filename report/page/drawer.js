@@ -3,9 +3,8 @@ import { changeAddress } from "./address.js";
 import { blockMap } from "./blocks.js";
 import { store, unpack } from "./data.js";
 import { choice, definitionList, el, tableOf } from "./dom.js";
-import { download } from "./save.js";
 import { stripsView } from "./strips.js";
-import { chosenNote, ofRepeat, stripsOf, timelineOf, traceEvents } from "./timeline.js";
+import { chosenNote, ofRepeat, stripsOf, timelineOf } from "./timeline.js";
 import { COLUMNS } from "./columns.js";
 import { OUTCOMES, heading, number, setting, shown } from "./words.js";
 
@@ -93,11 +92,8 @@ async function timelineParts(cell, data) {
   const show = (repeat) => {
     const of = ofRepeat(timeline, repeat);
     const map = blockMap(cell, of);
-    const name = `${cell.cell_id.replaceAll("/", "--")}.repeat${repeat}.trace.json`;
-    const save = () => download(name, JSON.stringify(traceEvents(cell, of)), "application/json");
     box.replaceChildren(
-      stripsView(stripsOf(cell, of, data.colours), of.end, "Requests, scheduler and device over the time of a repeat. Arrow keys move the cursor.", `Timeline of ${cell.cell_id}, repeat ${repeat}`),
-      el("button", { type: "button", class: "plain", onclick: save }, "Save for Perfetto (JSON)"),
+      stripsView(stripsOf(cell, of, data.colours), of.end, "Requests, scheduler and device over the time of a repeat. Arrow keys move the cursor."),
       ...(map ? part("Block map", map) : []),
     );
   };

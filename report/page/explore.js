@@ -1,6 +1,6 @@
 // The view Explore: one filter drives a chart and a table of cells.
 import { changeAddress, current } from "./address.js";
-import { Chart, legendOf } from "./chart.js";
+import { Chart, keysOf } from "./chart.js";
 import { choice, el, longTable } from "./dom.js";
 import { openCell } from "./drawer.js";
 import { facetsOf, filterForm, filtered } from "./filter.js";
@@ -73,7 +73,7 @@ export function cellButton(cell, ids) {
 }
 
 // The points of the chart, and the lines that join cells which differ only in the x axis' setting.
-function pointsOf(cells, x, y, colourBy, facets, hidden) {
+function pointsOf(cells, x, y, colourBy, facets) {
   const points = [];
   const series = [];
   const others = facets.filter(({ id }) => id !== x.id && id !== "outcome" && !(x.id === "sequences" && AXIS.has(id)));
@@ -84,7 +84,7 @@ function pointsOf(cells, x, y, colourBy, facets, hidden) {
     let name = colourBy ? colourBy.text(colourBy.of(cell)) : "all cells";
     if (!series.includes(name) && series.length >= MOST_SERIES) name = "others";
     if (!series.includes(name)) series.push(name);
-    if (!hidden.has(name)) points.push({ ...point, series: series.indexOf(name) });
+    points.push({ ...point, series: series.indexOf(name) });
   }
   const alike = Map.groupBy(x.isSetting ? points : [], ({ cell }) => JSON.stringify([cell.environment_number, ...others.map((facet) => facet.of(cell))]));
   const lines = [...alike.values()].filter((line) => line.length > 1);
@@ -154,53 +154,42 @@ export function showExplore(panel, store) {
     return;
   }
   const summary = el("p", { class: "note", role: "status" });
-  const legend = el("div", { class: "legend", role: "group", "aria-label": "Series: show or hide" });
+  const legend = el("div");
   const box = el("div", { class: "chart" });
   const table = el("div");
   const controls = el("div", { class: "controls" });
   const form = el("div");
 
-  const axisOf = (axis, isLog) => {
+  // An axis is logarithmic if its values span a wide range: settings are mostly powers of two.
+  const isLog = (axis) => isWide(store.cells.map((cell) => valueOf(cell, axis).value).filter((value) => typeof value === "number"), axis.isSetting ? 4 : MANY_TIMES);
+  const axisOf = (axis) => {
     const values = axis.isSetting ? [...new Set(store.cells.map(axis.of))].filter((value) => typeof value === "number").sort((a, b) => a - b) : [];
     const few = values.length && values.length <= 12;
-    return { label: axis.label, isLog, ticks: few ? values : undefined, text: axis.isSetting ? setting : undefined };
-  };
-  // By default, an axis is logarithmic if its values span a wide range: settings are mostly powers of two.
-  const logOf = (parameters, x, y) => {
-    if (parameters.has("log")) return new Set(parameters.getAll("log").filter((axis) => axis !== "none"));
-    const values = (axis) => store.cells.map((cell) => valueOf(cell, axis).value).filter((value) => typeof value === "number");
-    return new Set([["x", x], ["y", y]].filter(([, axis]) => isWide(values(axis), axis.isSetting ? 4 : MANY_TIMES)).map(([name]) => name));
+    return { label: axis.label, isLog: isLog(axis), ticks: few ? values : undefined, text: axis.isSetting ? setting : undefined };
   };
   const axesNow = (parameters) => {
     const metric = metrics.includes(parameters.get("y")) ? parameters.get("y") : metrics[0];
     const y = { id: metric, label: heading(metric), metric };
     const x = axes.find(({ id }) => id === parameters.get("x")) ?? axes[0];
-    return { metric, x, y, isLog: logOf(parameters, x, y) };
+    return { metric, x, y };
   };
 
   const update = (changes = {}) => {
     const parameters = changeAddress({ view: "explore", ...changes });
-    const { metric, x, y, isLog } = axesNow(parameters);
+    const { metric, x, y } = axesNow(parameters);
     const colours = facets.filter((facet) => facet.id !== "outcome" && facet.values.length <= MOST_SERIES);
     const colourBy = colours.find(({ id }) => id === parameters.get("by")) ?? colours[0];
-    const hidden = new Set(parameters.getAll("hide"));
     const cells = filtered(store.cells, facets, parameters);
-    const drawn = pointsOf(cells, x, y, colourBy, facets, hidden);
+    const drawn = pointsOf(cells, x, y, colourBy, facets);
     const places = colourBy ? colourBy.values.map(colourBy.text) : ["all cells"];
     const series = drawn.series.map((name) => {
       const place = Math.max(0, places.indexOf(name));
       return { name, colour: store.colours[place % store.colours.length], shape: place };
     });
     summary.textContent = summaryOf(cells, metric);
-    chart.show({ ...drawn, series, x: axisOf(x, isLog.has("x")), y: axisOf(y, isLog.has("y")), label: `${y.label} against ${x.label}, ${plural(drawn.points.length, "point")}.` });
-    legend.replaceChildren(...legendOf(series, hidden, (name) => {
-      const next = new Set(hidden);
-      if (!next.delete(name)) next.add(name);
-      update({ hide: [...next] });
-      [...legend.children].find((button) => button.textContent === name)?.focus();
-    }));
+    chart.show({ ...drawn, series, x: axisOf(x), y: axisOf(y), label: `${y.label} against ${x.label}, ${plural(drawn.points.length, "point")}.` });
+    legend.replaceChildren(keysOf(series));
     table.replaceChildren(resultsTable(ordered(cells, metric), metric, store));
-    for (const input of controls.querySelectorAll("input")) input.checked = isLog.has(input.value);
     return { parameters, metric, x, colourBy, colours };
   };
 
@@ -211,23 +200,16 @@ export function showExplore(panel, store) {
       return [cellWords(point.cell), ...toldOf(point.cell, metric), ...(other && other !== metric ? toldOf(point.cell, other) : [])];
     },
   });
-  const toggleLog = () => {
-    const chosen = [...controls.querySelectorAll("input:checked")].map((input) => input.value);
-    update({ log: chosen.length ? chosen : "none" });
-  };
-  const logBox = (axis, words) => el("label", {}, el("input", { type: "checkbox", value: axis, onchange: toggleLog }), " ", words);
-  const logBoxes = el("div", { class: "choice", role: "group", "aria-label": "Logarithmic axes" }, el("span", {}, "Logarithmic"), el("span", { class: "boxes" }, logBox("x", "across"), logBox("y", "up")));
-  controls.append(logBoxes);
   const now = update(firstChoice(store, facets));
   controls.prepend(
-    choice("Show", metrics.map((name) => [name, COLUMNS[name].label, MAIN.includes(name) ? "Main quantities" : "More"]), now.metric, (value) => update({ y: value, log: null })),
-    choice("Against", axes.map((axis) => [axis.id, axis.label]), now.x.id, (value) => update({ x: value, log: null })),
-    ...(now.colours.length ? [choice("Colour by", now.colours.map((facet) => [facet.id, facet.words]), now.colourBy?.id, (value) => update({ by: value, hide: [] }))] : []),
+    choice("Show", metrics.map((name) => [name, COLUMNS[name].label, MAIN.includes(name) ? "Main quantities" : "More"]), now.metric, (value) => update({ y: value })),
+    choice("Against", axes.map((axis) => [axis.id, axis.label]), now.x.id, (value) => update({ x: value })),
+    ...(now.colours.length ? [choice("Colour by", now.colours.map((facet) => [facet.id, facet.words]), now.colourBy?.id, (value) => update({ by: value }))] : []),
   );
   const filterBy = ({ parameters }) => filterForm(facets, parameters, (id, values) => update({ [id]: values }));
   form.append(
     filterBy(now),
-    el("button", { type: "button", class: "plain", onclick: () => form.firstChild.replaceWith(filterBy(update(Object.fromEntries(["hide", ...facets.map((facet) => facet.id)].map((id) => [id, []]))))) }, "Clear the filter"),
+    el("button", { type: "button", class: "plain", onclick: () => form.firstChild.replaceWith(filterBy(update(Object.fromEntries(facets.map(({ id }) => [id, []]))))) }, "Clear the filter"),
   );
   panel.replaceChildren(
     el("h1", {}, "Explore"),

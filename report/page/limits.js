@@ -1,6 +1,6 @@
 // The view Your limits: the settings within a reader's own limits of latency, and the cost of tokens.
 import { changeAddress, current } from "./address.js";
-import { Chart, legendOf } from "./chart.js";
+import { Chart, keysOf } from "./chart.js";
 import { choice, el, longTable } from "./dom.js";
 import { openCell } from "./drawer.js";
 import { MANY_TIMES, cellButton, cellWords, pointOf, toldOf } from "./explore.js";
@@ -95,22 +95,21 @@ export function showLimits(panel, store) {
   const percentiles = ["50", "90", "99"].filter((p) => Object.values(BOUNDS).some((column) => store.repeats[`${column}_p${p}`]));
   const out = el("p", { role: "status" });
   const table = el("div");
-  const legend = el("div", { class: "legend", role: "group", "aria-label": "Devices: show or hide" });
+  const legend = el("div");
   const box = el("div", { class: "chart" });
   const inputs = {
     work: choiceInput("Model and workload", "work", [...works.keys()].map((work) => [work, work]), "", changed),
     percentile: choiceInput("Percentile of the requests", "p", percentiles.map((p) => [p, p === "50" ? "median" : `${p} % of the requests`]), "99", changed),
     ...Object.fromEntries(Object.entries(BOUNDS).map(([id, column]) => [id, numberInput(`At most: ${heading(column)}`, id, changed)])),
     goal: choiceInput("Order by", "best", [...GOALS], "rate", changed),
-    axis: choiceInput("Latency in the chart", "lat", Object.entries(BOUNDS).map(([id, column]) => [id, COLUMNS[column].label]), "tpot", changed),
   };
   const prices = devices.map((device) => ({ device, ...numberInput(`Price of one ${device} for an hour`, `price.${device}`, changed) }));
   const chart = new Chart(box, {
     pick: (point) => openCell(point.cell.cell_id),
     describe: (point) => [cellWords(point.cell), ...toldOf(point.cell, fairRate(works.get(inputs.work.value()))), ...toldOf(point.cell, axisColumn())],
   });
-  // The latency that the reader limits, unless another was chosen.
-  const axis = () => (current().has("lat") ? null : Object.keys(BOUNDS).find((id) => inputs[id].value() !== null)) ?? inputs.axis.value();
+  // The latency that the reader limits.
+  const axis = () => Object.keys(BOUNDS).find((id) => inputs[id].value() !== null) ?? "tpot";
   const axisColumn = () => {
     const wanted = `${BOUNDS[axis()]}_p${inputs.percentile.value()}`;
     return COLUMNS[wanted] && store.repeats[wanted] ? wanted : `${BOUNDS[axis()]}_p50`;
@@ -118,20 +117,18 @@ export function showLimits(panel, store) {
 
   const draw = (candidates, keeps, rate) => {
     const column = axisColumn();
-    inputs.axis.node.querySelector("select").value = axis();
-    const hidden = new Set(current().getAll("hide"));
     const points = candidates.flatMap((cell) => {
-      if (!cell.statistic(column) || hidden.has(cell.gpu)) return [];
+      if (!cell.statistic(column)) return [];
       return [pointOf(cell, { metric: column }, { metric: rate }, devices.indexOf(cell.gpu), !keeps.has(cell))];
     });
     const series = devices.map((device, i) => ({ name: device, colour: store.colours[i % store.colours.length], shape: i }));
     const front = paretoFront(points.filter((point) => !point.hollow));
-    chart.show({ points, lines: front.length > 1 ? [front] : [], series, x: { label: `${heading(column)}${inputs[axis()].value() ? "; the upright line is your limit" : ""}`, isLog: true, limit: inputs[axis()].value() }, y: { label: heading(rate), isLog: isWide(points.map((point) => point.y), MANY_TIMES) }, label: `Throughput against latency, ${plural(points.length, "cell")}, ${front.length} on the Pareto front.`, isFront: true });
-    legend.replaceChildren(...legendOf(series, hidden, (device) => {
-      if (!hidden.delete(device)) hidden.add(device);
-      changeAddress({ hide: [...hidden] });
-      changed();
-    }));
+    const limit = inputs[axis()].value();
+    const x = { label: `${heading(column)}${limit ? "; the upright line is your limit" : ""}`, isLog: true, limit };
+    const y = { label: heading(rate), isLog: isWide(points.map((point) => point.y), MANY_TIMES) };
+    const label = `${y.label} against ${x.label}: ${plural(points.length, "cell")}, ${front.length} on the Pareto front.`;
+    chart.show({ points, lines: front.length > 1 ? [front] : [], series, x, y, label, isFront: true });
+    legend.replaceChildren(keysOf(series));
   };
 
   function changed() {

@@ -1,48 +1,10 @@
-// A canvas that is sharp on every screen, follows the page's width and colours, and is saved as a picture.
-import { inkOf, mark, onPaper } from "./canvas.js";
-import { el, nameSaves, saveRow } from "./dom.js";
-import { download, slug } from "./save.js";
-
-const FONT = "12px system-ui, sans-serif";
-const LINE = 18;
-// Pixels of a saved picture for each pixel of the page: 12 px letters are 3 mm high at 300 dots per inch.
-const SCALE = 3;
-
-// Draw a chart with its legend below, a line for each of the {name, colour, shape}, on white.
-function paintPicture(context, width, tall, draw, legend) {
-  return onPaper(() => {
-    const { ink, paper } = inkOf();
-    context.fillStyle = paper;
-    context.fillRect(0, 0, width, tall + LINE * (legend.length + 1));
-    context.font = FONT;
-    draw(context, width, tall);
-    Object.assign(context, { font: FONT, textAlign: "left", textBaseline: "middle", globalAlpha: 1, lineWidth: 1 });
-    legend.forEach(({ name, colour, shape }, i) => {
-      const y = tall + LINE * (i + 0.5);
-      mark(context, shape, 13, y, 4.5);
-      context.fillStyle = colour;
-      context.fill();
-      context.fillStyle = ink;
-      context.fillText(name, 24, y);
-    });
-  });
-}
-
-function savePicture(width, tall, draw, { title, legend = [] }) {
-  const height = tall + LINE * (legend.length ? legend.length + 0.5 : 0);
-  const canvas = el("canvas", { width: Math.round(width * SCALE), height: Math.round(height * SCALE) });
-  const context = canvas.getContext("2d");
-  context.scale(SCALE, SCALE);
-  paintPicture(context, width, tall, draw, legend);
-  canvas.toBlob((blob) => download(`${slug(document.title, title)}.png`, blob), "image/png");
-}
+// A canvas that is sharp on every screen and follows the page's width and colours.
+import { el } from "./dom.js";
 
 // A canvas in `box` that calls draw(context, width, height) now and whenever its size or the page's colours change.
-// `picture()` gives the {title, legend} with which it is saved.
-export function sheet(box, height, properties, draw, picture) {
+export function sheet(box, height, properties, draw) {
   const canvas = el("canvas", properties);
-  const saves = saveRow(picture().title, { PNG: () => savePicture(box.clientWidth, height(), draw, picture()) });
-  box.append(canvas, saves);
+  box.append(canvas);
   const redraw = () => {
     const width = box.clientWidth;
     if (!width) return;
@@ -54,9 +16,8 @@ export function sheet(box, height, properties, draw, picture) {
     canvas.style.height = `${tall}px`;
     const context = canvas.getContext("2d");
     context.scale(ratio, ratio);
-    context.font = FONT;
+    context.font = "12px system-ui, sans-serif";
     draw(context, width, tall);
-    nameSaves(saves, picture().title);
   };
   let lastWidth = 0;
   new ResizeObserver(() => {

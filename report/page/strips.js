@@ -38,8 +38,8 @@ export function curveStrip(title, curves, unit = "") {
   };
 }
 
-// The strips as an element; `end` is the last time in seconds, and `title` that of the saved picture.
-export function stripsView(strips, end, label, title) {
+// The strips as an element; `end` is the last time in seconds.
+export function stripsView(strips, end, label) {
   const shown = strips.filter((strip) => !strip.isEmpty);
   const box = el("div", { class: "chart" });
   const told = el("p", { class: "note cursor", "aria-live": "polite" }, "Move over the chart, or use the arrow keys, to read the values at a time.");
@@ -81,7 +81,7 @@ export function stripsView(strips, end, label, title) {
       context.lineTo(across.place(cursor), bottom);
       context.stroke();
     }
-  }, () => ({ title }));
+  });
   const move = (time) => {
     cursor = Math.min(end, Math.max(0, time));
     told.textContent = `At ${number(cursor)} s: ${shown.flatMap((strip) => strip.at(cursor)).join("; ")}.`;

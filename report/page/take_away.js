@@ -1,6 +1,6 @@
 // Buttons of the static page that save its figures, its tables and all data.
 import { allData } from "./data.js";
-import { el, saveRow, saveTable } from "./dom.js";
+import { el, saveAs, saveTable } from "./dom.js";
 import { download, slug } from "./save.js";
 
 // A figure as it was drawn, with the colours of a light page, whose styles come first.
@@ -12,7 +12,7 @@ function saveFigure(figure) {
     const plain = text.replace(/var\((--\w+)\)/g, (_, name) => light.getPropertyValue(name).trim());
     download(`${slug(document.title, named)}.svg`, plain, "image/svg+xml");
   };
-  return saveRow(`figure ${named}`, { SVG: save });
+  return saveAs("SVG", `figure ${named}`, save);
 }
 
 export function makeSavable() {

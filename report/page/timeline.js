@@ -1,4 +1,4 @@
-// A cell's timeline: bars for its requests, curves of the scheduler and the device, and the export for Perfetto.
+// A cell's timeline: bars for its requests and curves of the scheduler and the device.
 import { COLUMNS } from "./columns.js";
 import { rowsOf } from "./data.js";
 import { isWide } from "./scale.js";
@@ -89,32 +89,4 @@ export function stripsOf(cell, part, colours) {
 
 export function chosenNote(timeline) {
   return timeline.chosen.map(({ name, shown, of }) => `${shown.toLocaleString("en")} of ${plural(of, name.replace(/s$/, ""))} are in the page, evenly chosen.`).join(" ");
-}
-
-// Trace events for Perfetto (ui.perfetto.dev): a slice per phase of a request, a counter per curve; times in µs.
-export function traceEvents(cell, part) {
-  const micro = (seconds) => Math.round(seconds * 1e6);
-  const events = [
-    { ph: "M", name: "process_name", pid: 1, args: { name: `requests of ${cell.cell_id}` } },
-    { ph: "M", name: "process_name", pid: 2, args: { name: "scheduler and device" } },
-  ];
-  part.requests.forEach((request, i) => {
-    events.push({ ph: "M", name: "thread_name", pid: 1, tid: i + 1, args: { name: `request ${i + 1}` } });
-    for (const [phase, from, to] of phasesOf(request)) {
-      events.push({ ph: "X", name: phase, cat: "request", pid: 1, tid: i + 1, ts: micro(from), dur: micro(to) - micro(from),
-        args: { prompt_tokens: request.prompt_tokens, output_tokens: request.output_tokens, preemptions: request.preemptions } });
-    }
-  });
-  const counters = [
-    [part.steps, ["running", "waiting", "kv_cache_usage", "prompt_tokens", "generation_tokens", "preempted"]],
-    [part.trace, ["memory_used_bytes", "process_memory_bytes", "power_w", "sm_clock_mhz", "utilization_pct"]],
-  ];
-  for (const [rows, names] of counters) {
-    for (const name of names) {
-      for (const row of rows) {
-        if (Number.isFinite(row[name])) events.push({ ph: "C", name, pid: 2, ts: micro(row.time_s), args: { [name]: row[name] } });
-      }
-    }
-  }
-  return { displayTimeUnit: "ms", otherData: { cell: cell.cell_id }, traceEvents: events };
 }

@@ -27,26 +27,21 @@ def test_points_of_one_setting_stand_side_by_side(in_page):
     assert in_page("dodge.js", moved) == [112, 100, 88, 200, 150]
 
 
-def test_tables_are_written_as_csv_markdown_and_latex(in_page):
+def test_tables_are_written_as_csv(in_page):
+    def csv_of(texts: list[list[str]], numeric: list[bool]) -> str:
+        cell = "(text, i) => ({ textContent: text, classList: { contains: () => numeric[i] } })"
+        rows = f"{json.dumps(texts)}.map((texts) => ({{ cells: texts.map({cell}) }}))"
+        table = (
+            f"((numeric) => {{ const rows = {rows}; return {{ rows, tHead: {{ rows }} }}; }})({json.dumps(numeric)})"
+        )
+        return str(in_page("save.js", f"m.csvOf({table})"))
+
     texts = [["Name", "Rate", "8,16"], ['=1+"2"', "12,300", "–"], ["a\nb | c", "+3.1 %", "8,16"]]
-    assert in_page("save.js", f"m.csvOf({json.dumps(texts)}, [false, true])") == (
+    assert csv_of(texts, [False, True, False]) == (
         'Name,Rate,"8,16"\r\n"\'=1+""2""",12300,\r\n"a\nb | c",+3.1 %,"8,16"\r\n'
     )
-    assert in_page("save.js", f"m.markdownOf({json.dumps(texts)}, [false, true])").splitlines() == [
-        "| Name | Rate | 8,16 |",
-        "| --- | ---: | --- |",
-        '| =1+"2" | 12,300 | – |',
-        "| a b \\| c | +3.1 % | 8,16 |",
-    ]
-    ranges = [["-1.2 to 3", "-1.2 to +3.5 %", "-2 to 1 (95 %)", "-1+2", "-1 to 3+A1", "+cmd"]]
-    assert in_page("save.js", f"m.csvOf({json.dumps(ranges)})") == (
-        "-1.2 to 3,-1.2 to +3.5 %,-2 to 1 (95 %),'-1+2,'-1 to 3+A1,'+cmd\r\n"
-    )
-    latex = [["Name", "50 % & more"], ["a_b\\c", "12,300"]]
-    assert in_page("save.js", f"m.latexOf({json.dumps(latex)}, [false, true])").splitlines() == [
-        *(r"\begin{tabular}{lr}", r"\toprule", r"Name & 50 \% \& more \\", r"\midrule"),
-        *(r"a\_b\textbackslash{}c & 12,300 \\", r"\bottomrule", r"\end{tabular}"),
-    ]
+    ranges = ["-1.2 to 3", "-1.2 to +3.5 %", "-2 to 1 (95 %)", "-1+2", "-1 to 3+A1", "+cmd"]
+    assert csv_of([ranges], [False] * 6) == ("-1.2 to 3,-1.2 to +3.5 %,-2 to 1 (95 %),'-1+2,'-1 to 3+A1,'+cmd\r\n")
     assert in_page("save.js", "[m.slug('Study demo: KV blocks'), m.slug('??'), m.slug('../x')]") == [
         *("study-demo-kv-blocks", "kvsweep", "x")
     ]
