@@ -14,7 +14,7 @@ export PATH := $(abspath $(BIN)):$(PATH):$(abspath .venv-linters/bin)
 # Modules stay compiled between commands, which halves their start time, even if the machine's default differs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help gpu-report variation demo test test-all test-measure test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis check-growth bench-plan bench-agreement bench-sessions bench-report bench-predict bench-external bench-faults bench-hostile bench-statistics bench-variance pictures mutants clean-env
+.PHONY: help report gpu-report variation demo test test-all test-measure test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis check-growth bench-plan bench-agreement bench-sessions bench-report bench-predict bench-external bench-faults bench-hostile bench-statistics bench-variance pictures mutants clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -27,6 +27,9 @@ gpu-report: $(TOOLS_VENV)/tools.installed results/two_gpus/compare.json ## draw 
 # The last file of the archive, so that an interrupted command is repeated.
 results/two_gpus/compare.json: | $(TOOLS_VENV)/tools.installed
 	$(TOOLS_VENV)/bin/python -m tarfile -e config/reference/two_gpus/evidence.tar.xz results
+
+report: ## say which commands draw a report
+	@echo "make gpu-report: from the recorded evidence; .venv/bin/snakemake partial_report --configfile STUDY: of a study"
 
 demo: $(VENV)/cpu.installed ## calibrate this machine's CPU and run the demo study on it (CORES=all)
 	$(BIN)/snakemake --cores $(CORES) $(ARGS) -- calibrate
@@ -68,6 +71,10 @@ VENV_OF_dev = $(VENV)
 VENV_OF_cuda = $(CUDA_VENV)
 VENV_OF_tools = $(TOOLS_VENV)
 VENV_OF = $(or $(VENV_OF_$(ENV)),.venv-$(ENV))
+
+ifeq ($(wildcard envs/$(ENV).txt),)
+$(error make env: no lock envs/$(ENV).txt; ENV= is one of $(filter-out %.excludes debian uv,$(basename $(notdir $(wildcard envs/*.txt)))))
+endif
 
 env: $(VENV_OF)/$(ENV).installed ## install a lock: ENV=cpu, dev (both into .venv), cuda (.venv-cuda), tools (.venv-tools), vllm-0.25.1-cpu (.venv-vllm-0.25.1-cpu)
 

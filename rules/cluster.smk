@@ -2,6 +2,7 @@
 
 from workflow_scripts.cluster.site import (
     Attempt,
+    cells_per_job,
     job_resources,
     load_site,
     predicted_limits_s,
@@ -11,6 +12,7 @@ from workflow_scripts.cluster.site import (
 
 try:
     SITE = load_site(own_or_of_checkout(config["site"]))
+    CELLS_PER_JOB = cells_per_job(SITE, STUDY, CELLS_PER_JOB)
 except InputError as e:
     raise WorkflowError(str(e)) from None
 

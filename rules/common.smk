@@ -47,7 +47,7 @@ CONFIG_KEYS = (
     "occasions_vary",
     "pick",
 )
-CONFIG_KEYS += ("workload", "host", "image", "partial", "rerun", "tries")
+CONFIG_KEYS += ("workload", "host", "image", "rerun", "tries")
 PARSED = ("starts.parquet", "repeats.parquet", "requests.parquet", "steps.parquet", "trace.parquet")
 
 try:

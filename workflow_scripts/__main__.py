@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from workflow_scripts import __version__
-from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.common.checkout import CHECKOUT, how_to_install
 from workflow_scripts.common.command import BAD_INPUT, run_command
 
 GROUPS = {
@@ -112,8 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if e.name is None or e.name.startswith("workflow_scripts"):
             raise
         print(
-            f"kvsweep {name}: this environment lacks {e.name}; `make env ENV=cpu` or `make env ENV=cuda` makes one that"
-            " has all commands",
+            f"kvsweep {name}: this environment lacks {e.name}; a full one: {how_to_install('cpu')}"
+            f" or, for NVIDIA GPUs, {how_to_install('cuda')}",
             file=sys.stderr,
         )
         return BAD_INPUT

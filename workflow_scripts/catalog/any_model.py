@@ -26,6 +26,7 @@ from workflow_scripts.catalog.gpus_and_models import (
     load_models,
     study_models,
 )
+from workflow_scripts.common.checkout import how_to_install
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.wording import allowed_names
 
@@ -64,7 +65,7 @@ def model_of_hub(name: str, repo: str, revision: str, stored: Path | None = None
     except ModuleNotFoundError as e:
         raise InputError(
             f"model {name!r}: {e.name}, which reads the hub, is not installed here: use the environment of an engine"
-            " (`make env ENV=cpu`), or give a folder with the config.json"
+            f" ({how_to_install('cpu')}), or give a folder with the config.json"
         ) from None
 
     configs = [path for path in fetch(repo, revision, ("config.json", QUANTIZATION_FILE)) if path.name == "config.json"]

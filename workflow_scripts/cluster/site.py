@@ -11,8 +11,11 @@ import csv
 import math
 import os
 import re
+import shutil
+import subprocess
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +24,7 @@ from typing import Literal, TypeVar
 from pydantic import Field, field_validator, model_validator
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG, load_gpus, load_models
+from workflow_scripts.common.checkout import own_or_of_checkout
 from workflow_scripts.common.command import ATTEMPT, STUDY, command, option, positive
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
@@ -53,6 +57,7 @@ class Queue(Record):
     qos: str | None = Field(None, description="sbatch --qos")
     constraint: str | None = Field(None, description="sbatch --constraint, e.g. a100_80gb")
     extra: str | None = Field(None, description="sbatch options that no other key sets, e.g. --exclusive")
+    max_minutes: int | None = Field(None, gt=0, description="longest job of the partition; fewer cells share a job")
 
     @field_validator("extra")
     @classmethod
@@ -64,6 +69,10 @@ class Queue(Record):
             if found := re.search(pattern, f"{extra or ''} "):
                 option = found.group().strip(" =")
                 raise ValueError(f"{option} is not allowed here, because Snakemake's Slurm executor sets the {what}")
+        if re.search(r"(^|\s)(-a|--array)", extra or ""):
+            raise ValueError(
+                "--array is not allowed here: each job has cells of its own, and an array would repeat them"
+            )
         return extra
 
 
@@ -253,8 +262,51 @@ def job_resources(
 
 def queue_resources(queue: Queue) -> Resources:
     """Account, partition, QOS, constraint and other options, with the executor's names; only those that are set."""
-    own = queue.model_dump(include={*Queue.model_fields}, exclude_none=True)
+    own = queue.model_dump(include={*Queue.model_fields} - {"max_minutes"}, exclude_none=True)
     return {_EXECUTOR_NAMES.get(name, name): value for name, value in own.items()}
+
+
+def cells_per_job(site: Site, study: Study, asked: int) -> int:
+    """How many cells may share a job so that it fits `max_minutes` in its last attempt; at most as many as asked.
+    Raises InputError if one cell alone may take longer."""
+    limit_s, fitting = study.cell_time_limit_s, asked
+    for gpu in {gpu for sweep in study.sweeps for gpu in sweep.gpu} & {*site.gpus}:
+        if (most := site.queue_of(gpu).max_minutes) is not None:
+            fitting = min(fitting, int((most - site.startup_minutes) * 60 // limit_s))
+            if fitting < 1:
+                raise InputError(
+                    f"gpus: {gpu}: max_minutes {most} is less than startup_minutes {site.startup_minutes} and the"
+                    f" study's cell_time_limit_s {limit_s:g}; allowed: a shorter limit, or another partition"
+                )
+    return fitting
+
+
+def partition_faults(site: Site, minutes: Mapping[str, int]) -> Iterator[str]:
+    """A warning for each partition that allows less than the `minutes` of a job on a device, as scontrol says here."""
+    if not shutil.which("scontrol"):
+        return
+    for gpu, asked in minutes.items():
+        if (partition := site.queue_of(gpu).partition) is None:
+            continue
+        done = subprocess.run(["scontrol", "show", "partition", partition], capture_output=True, text=True, timeout=10)
+        if "not found" in done.stdout + done.stderr:
+            yield f"note: Slurm has no partition {partition}, which {gpu} asks for"
+        elif (found := re.search(r"\bMaxTime=(\S+)", done.stdout)) and (most := _minutes(found[1])) < asked:
+            yield f"note: partition {partition} allows {most:g} minutes, and jobs on {gpu} ask for {asked}"
+
+
+def _minutes(text: str) -> float:
+    """A time limit as Slurm prints it, in minutes.
+
+    >>> _minutes("UNLIMITED"), _minutes("1-02:30:00"), _minutes("00:10:00")
+    (inf, 1590.0, 10.0)
+    """
+    days, _, clock = text.rpartition("-")
+    parts = clock.split(":")
+    if not all(part.isdigit() for part in parts):
+        return math.inf
+    hours, minutes, seconds = map(int, (["0"] * 3 + parts)[-3:])
+    return int(days or 0) * 1440 + hours * 60 + minutes + seconds / 60
 
 
 def sbatch_options(resources: Resources) -> str:
@@ -280,12 +332,16 @@ def sbatch_options(resources: Resources) -> str:
 def _lines(
     study: Study, site: Site, cells: Sequence[Cell], cells_per_job: int, attempt: int, limits_s: Mapping[str, float]
 ) -> Iterable[str]:
-    """Options, with the cells that they are for; cells with the same options share one line."""
+    """Options, with the cells that they are for; cells with the same options share one line. No job has more cells than
+    there are of its GPU."""
+    of_gpu = Counter(cell.gpu for cell in cells)
     kinds: dict[str, list[str]] = {}
     for cell in cells:
         if cell.gpu in site.gpus:
             tries = Attempt(attempt, site.attempts)
-            resources = job_resources([cell] * cells_per_job, site, study.cell_time_limit_s, tries, limits_s=limits_s)
+            resources = job_resources(
+                [cell] * min(cells_per_job, of_gpu[cell.gpu]), site, study.cell_time_limit_s, tries, limits_s=limits_s
+            )
             kinds.setdefault(f"sbatch {sbatch_options(resources)}", []).append(cell.id)
         else:
             kinds.setdefault(f"not at {site.name}: {cell.gpu}", []).append(cell.id)
@@ -296,9 +352,9 @@ def _lines(
 @command(
     "sbatch",
     STUDY,
-    option("--site", type=Path, default=SITE, help="the site file (%(default)s)"),
+    option("--site", type=own_or_of_checkout, default=str(SITE), help="the site file (%(default)s)"),
     option("--cell", help="gpu/engine/model/workload/knobs; without it, one line for each kind of job"),
-    option("--cells-per-job", type=positive, default=1, help="cells that share an allocation (%(default)s)"),
+    option("--cells-per-job", type=positive, help="cells that share an allocation (default: of slurm/config.yaml)"),
     option("--plan", type=Path, help="plan.csv of the study, for shorter time limits"),
     ATTEMPT,
 )
@@ -308,7 +364,23 @@ def main(args: Namespace) -> None:
     if args.plan and not args.plan.exists():
         raise InputError(f"{args.plan}: there is no such plan; `snakemake plan` writes it")
     limits_s = predicted_limits_s(args.plan) if args.plan else {}
-    print("\n".join(_lines(study, site, cells, args.cells_per_job, args.attempt, limits_s)))
+    together = cells_per_job(site, study, args.cells_per_job or _of_profile())
+    print("\n".join(_lines(study, site, cells, together, args.attempt, limits_s)))
+    tries = Attempt(args.attempt, site.attempts)
+    first = {cell.gpu: cell for cell in reversed(cells) if cell.gpu in site.gpus}
+    jobs = {gpu: [cell] * min(together, sum(of.gpu == gpu for of in cells)) for gpu, cell in first.items()}
+    asked = {
+        gpu: int(job_resources(job, site, study.cell_time_limit_s, tries, limits_s=limits_s)["runtime"])
+        for gpu, job in jobs.items()
+    }
+    for note in partition_faults(site, asked):
+        print(note)
+
+
+def _of_profile() -> int:
+    """The number of cells that share a job, of the profile `slurm`."""
+    settings = read_yaml(own_or_of_checkout("slurm/config.yaml"), InputError)["set-scatter"]
+    return int(next(of.partition("=")[2] for of in settings if of.startswith("cells_per_job=")))
 
 
 def note_wrong_node(folder: Path, reason: str) -> None:

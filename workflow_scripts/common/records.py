@@ -155,7 +155,8 @@ def read_yaml(path: Path, fault: type[InputError] = InputError) -> Any:
         raise fault(str(e)) from None
     except Exception as e:  # PyYAML raises errors of many kinds for a value that does not fit its tag
         words = " ".join(str(e).split()).replace('in "<unicode string>", line', "in line")
-        raise fault(f"{path}: not readable as YAML: {words}") from None
+        tab = "; a tab is no indentation: use spaces" if "cannot start any token" in words else ""
+        raise fault(f"{path}: not readable as YAML: {words}{tab}") from None
 
 
 @cache

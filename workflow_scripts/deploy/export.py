@@ -20,6 +20,7 @@ import jinja2
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.cluster.site import SITE, Attempt, Site, job_resources, load_site, needs_of, sbatch_options
+from workflow_scripts.common.checkout import own_or_of_checkout
 from workflow_scripts.common.command import STUDY, command, option, out, positive
 from workflow_scripts.common.files import write_text
 from workflow_scripts.common.printable import printable
@@ -134,7 +135,7 @@ def _image(text: str) -> str:
     "export",
     STUDY,
     option("--promise", type=Path, required=True, help="promise.json, which `kvsweep promise` writes"),
-    option("--site", type=Path, default=SITE, help="the site file, for the Slurm job (%(default)s)"),
+    option("--site", type=own_or_of_checkout, default=str(SITE), help="the site file, for the Slurm job (%(default)s)"),
     option("--window-s", type=positive, default=60, help="window of alerts and panels in seconds (%(default)s)"),
     option("--scrape-s", type=positive, default=5, help="scrape interval of Prometheus in seconds (%(default)s)"),
     option("--target", default=Watch.target, help="where Prometheus finds the server (%(default)s)"),

@@ -21,7 +21,7 @@ from typing import Any
 
 from workflow_scripts.catalog.environments import is_installed, python_of
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
-from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.common.checkout import CHECKOUT, how_to_install
 from workflow_scripts.common.command import STUDY, command, option
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.device.device_check import cpu_here
@@ -110,7 +110,7 @@ def check_elsewhere(study: Path, environment: str, kind: str, count: int) -> boo
     """Have an environment's Python check its cells, of which there are `count`; whether there was no fault."""
     if not is_installed(environment, kind):
         lock = f"{environment}-{kind}"
-        print(f"note: {count} cells are not checked: {lock} is not installed yet (`make env ENV={lock}`)")
+        print(f"note: {count} cells are not checked: {lock} is not installed yet ({how_to_install(lock)})")
         return True
     words = [str(python_of(environment, kind)), "-m", "workflow_scripts", "check-engines", "--study", str(study)]
     path = os.pathsep.join(filter(None, (str(CHECKOUT), os.environ.get("PYTHONPATH"))))

@@ -9,13 +9,12 @@ tokens that a text can have.
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from workflow_scripts.catalog.gpus_and_models import get_model, load_gpus
-from workflow_scripts.common.command import command, option
+from workflow_scripts.common.command import STUDY, command
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.wording import listed, plural
 from workflow_scripts.engines.installation import missing_packages
@@ -115,7 +114,7 @@ def lacking(cells: Iterable[Cell]) -> list[str]:
     return [f"{name} needs {listed(names)}, which is not installed here" for name, names in lacks.items() if names]
 
 
-@command("check", option("study", type=Path, help="the study's YAML file"))
+@command("check", STUDY)
 def main(args: Namespace) -> None:
     study = load_study(args.study)
     cells = expand(study)

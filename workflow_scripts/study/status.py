@@ -2,11 +2,11 @@
 
     kvsweep status --study config/studies/demo.yaml
 
-says how far an unfinished study is, counts cells by GPU, engine, model and workload, then lists each start of a cell
-that is not `ok`, with the reason in one line and the path of its log; those with the same reason are grouped. A cell
-counts in the state of its first start that is not `ok`; a start beyond those that every cell gets counts only if it has
-ended. Cells that have not ended are `missing`; those of an older protocol or another definition are `outdated`;
-`snakemake` measures both again. Undecided comparisons are listed last.
+says how far an unfinished study is and why Slurm lets its jobs wait, counts cells by GPU, engine, model and workload,
+then lists each start of a cell that is not `ok`, with the reason in one line and the path of its log; those with the
+same reason are grouped. A cell counts in the state of its first start that is not `ok`; a start beyond those that every
+cell gets counts only if it has ended. Cells that have not ended are `missing`; those of an older protocol or another
+definition are `outdated`; `snakemake` measures both again. Undecided comparisons are listed last.
 
 Starts that were timed while others used more than 5 % of the CPU are named. `--remeasure-loaded` sets their outcomes
 aside, as `loaded.json`, so that the next call of snakemake measures them again.
@@ -20,6 +20,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import get_args
 
 from rich.console import Group
@@ -34,6 +35,7 @@ from workflow_scripts.study.cell_status import CellStatus, status_of_cell, statu
 from workflow_scripts.study.outcome import WHAT_TO_DO, OutcomeKind
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.progress import progress
+from workflow_scripts.study.queued import queued_jobs
 from workflow_scripts.study.rounds import last_plan
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
@@ -112,7 +114,7 @@ def _watch(study: Study, paths: StudyPaths, every_s: float) -> None:
             starts = status_of_starts(study, paths)
             seen = progress(study, paths, starts, time.time())
             table = counts(status_of_cell(of_cell, study.starts.at_least) for of_cell in starts.values())
-            live.update(Group(*seen.in_words(), "", table), refresh=True)
+            live.update(Group(*seen.in_words(), *queued_jobs(Path.cwd()), "", table), refresh=True)
             if seen.is_complete:
                 return
             time.sleep(max(every_s, (time.monotonic() - began_s) / WATCH_SHARE))
@@ -145,7 +147,7 @@ def main(args: Namespace) -> None:
     terminal = Terminal(soft_wrap=True)
     seen = progress(study, paths, starts, time.time())
     if not seen.is_complete:
-        terminal.print(*seen.in_words(), "", sep="\n")
+        terminal.print(*seen.in_words(), *queued_jobs(Path.cwd()), "", sep="\n")
     terminal.print(counts(status_of_cell(of_cell, study.starts.at_least) for of_cell in starts.values()))
     disturbed = loaded(statuses)
     of_load = [f"    {s.others_pct:.0f} %  {paths.start(s.cell, s.start)}" for s in disturbed]

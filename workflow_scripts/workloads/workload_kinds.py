@@ -6,7 +6,7 @@
 import math
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -344,7 +344,18 @@ class FileWorkload(_Workload):
     """Requests made from a file, which is checked against its checksum."""
 
     file: Annotated[Path, Field(strict=False, description="the file, relative to the working folder or the checkout")]
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="of the file, as sha256sum FILE prints it")]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _asks_for_the_sum(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "sha256" not in given and isinstance(file := given.get("file"), (str, Path)):
+            found = own_or_of_checkout(file)
+            how = f"computed: {sha256_of(found)}" if found.is_file() else f"sha256sum {file} prints it"
+            raise ValueError(
+                f"sha256: needed, so that it is known later which requests were measured; {how}; write it here"
+            )
+        return given
 
     @property
     def path(self) -> Path:

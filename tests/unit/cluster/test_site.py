@@ -12,6 +12,7 @@ from workflow_scripts.cluster import site as site_module
 from workflow_scripts.cluster.site import (
     Attempt,
     Site,
+    cells_per_job,
     job_resources,
     load_site,
     main,
@@ -161,3 +162,20 @@ def test_options_are_printed_before_anything_is_submitted(capsys, tmp_path):
     assert "has no cell 'none'" in capsys.readouterr().err
     assert main([*command, "--plan", str(tmp_path / "none.csv")]) == 2
     assert "none.csv: " in capsys.readouterr().err
+
+
+def test_a_partition_s_longest_job_lowers_the_cells_of_a_job_and_an_array_is_refused(tmp_path):
+    study = load_study(ROOT / "config/studies/paged_attention.yaml")  # 120 minutes a cell, 15 to start
+    sites = [load_site(site_with(tmp_path, max_minutes=minutes)) for minutes in (3000, 260, 255, 100)]
+    assert [cells_per_job(site, study, 8) for site in sites[:3]] == [8, 2, 2]
+    with pytest.raises(InputError, match=r"max_minutes 100 .* cell_time_limit_s 7200"):
+        cells_per_job(sites[3], study, 8)
+    for extra in ("--array=1-4", "--exclusive -a 1-4"):
+        with pytest.raises(InputError, match="--array is not allowed"):
+            load_site(site_with(tmp_path, extra=extra))
+
+
+def site_with(folder, **defaults):
+    path = folder / "own.yaml"
+    path.write_text(yaml.safe_dump({**EXAMPLE, "defaults": EXAMPLE.get("defaults", {}) | defaults}))
+    return path

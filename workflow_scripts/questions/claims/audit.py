@@ -34,6 +34,7 @@ from typing import Any, get_args
 
 from workflow_scripts.catalog.any_gpu import GPU_NUMBERS, own_gpu
 from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
+from workflow_scripts.common.checkout import own_or_of_checkout
 from workflow_scripts.common.command import command, option, positive, share
 from workflow_scripts.common.csv_rows import Fields, Value, read_rows
 from workflow_scripts.common.csv_text import as_text
@@ -234,7 +235,7 @@ _KINDS = ("gpu", "throughput", *STATED)
     "audit",
     option(
         "table",
-        type=Path,
+        type=own_or_of_checkout,
         help="CSV or Markdown: columns for GPU, throughput and max-num-seqs, or GPUs as rows or headings",
     ),
     option("--model", required=True, help=ANY_MODEL),
