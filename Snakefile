@@ -99,5 +99,15 @@ rule archive_study:
         'python -m workflow_scripts archive --study "$STUDY" --results "$RESULTS" --out {output:q} > {log:q} 2>&1'
 
 
+onsuccess:
+    if measures():
+        shell('python -m workflow_scripts status --study "$STUDY" --results "$RESULTS" --brief')
+
+
+onerror:
+    if measures():
+        shell('python -m workflow_scripts status --study "$STUDY" --results "$RESULTS" --brief --failed {log:q}')
+
+
 # On a cluster, nodes prepare and measure; planning, parsing and the report stay where snakemake runs.
 workflow.localrules(*(rule.name for rule in workflow.rules if rule.name not in MEASURING.on_nodes))

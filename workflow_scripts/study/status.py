@@ -32,6 +32,7 @@ from workflow_scripts.common.command import RESULTS, STUDY, command, option, pos
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.device.device_record import NOISY_PCT
 from workflow_scripts.study.cell_status import CellStatus, status_of_cell, status_of_starts
+from workflow_scripts.study.ending import ending
 from workflow_scripts.study.outcome import WHAT_TO_DO, OutcomeKind
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.progress import progress
@@ -132,11 +133,16 @@ def _watch(study: Study, paths: StudyPaths, every_s: float) -> None:
         metavar="SECONDS",
         help="update every SECONDS (default: %(const)s), until all cells have ended",
     ),
+    option("--brief", action="store_true", help="what came out, where the report is, and what to type next"),
+    option("--failed", type=Path, metavar="LOG", help="with --brief: Snakemake's log of a call that failed"),
     option("--remeasure-loaded", action="store_true", help="let the next call measure starts on loaded hosts again"),
 )
 def main(args: Namespace) -> None:
     study = load_study(args.study)
     paths = StudyPaths(args.results, study.name)
+    if args.brief:
+        print(*ending(study, args.study, paths, args.failed), sep="\n")
+        return
     if args.watch:
         with contextlib.suppress(KeyboardInterrupt):
             _watch(study, paths, args.watch)

@@ -88,7 +88,7 @@ def planned_again(finished: Path, *edited: str) -> set[str]:
     modules = {finished / PACKAGE.name / name: (finished / PACKAGE.name / name).read_text() for name in edited}
     for module, text in modules.items():
         module.write_text(f"{text}# edited\n")
-    planned = snakemake(finished, "--dry-run", "all")
+    planned = snakemake(finished, "--quiet", "host", "--dry-run", "--", "all")
     for module, text in modules.items():
         module.write_text(text)
     # Files of the workflow are no inputs of jobs.

@@ -49,6 +49,26 @@ def cell(gpu: str, block_size: int, seqs: int = 1) -> str:
     return f"{gpu}/vllm/opt-125m/short/bs{block_size}-seqs{seqs}"
 
 
+def test_the_end_of_a_call_says_what_came_out_and_what_to_type_next(seen, capsys, tmp_path):
+    def brief(*options: str) -> list[str]:
+        assert main([*seen.options, "--brief", *options]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    for name in seen.cells:
+        seen.end(name, **({"outcome": "infeasible", "reason": "refused"} if "/bs8-" in name else {}))
+    came_out, following = brief()
+    assert came_out == "seen: 8 ok, 4 infeasible"
+    assert "compare" in following
+    write_text(seen.paths.report, "")
+    assert brief()[1] == f"report: {seen.paths.report}"
+    seen.end(cell("h200", 16), "timeout", "too slow")
+    assert "status" in brief()[-1]
+    (tmp_path / "rule.log").write_text("first\nno space left\n")
+    log = tmp_path / "snakemake.log"
+    log.write_text(f"Error in rule tables:\n    jobid: 3\n    log: {tmp_path / 'rule.log'} (check it)\n")
+    assert "rule tables: no space left" in brief("--failed", str(log))[1]
+
+
 def test_starts_on_a_loaded_host_are_named_and_measured_again_if_asked_for(seen, capsys):
     busy, quiet, stolen = cell("h200", 16), cell("h200", 32), cell("l40s", 16)
     loads = {busy: {"cpu_others_pct": 40.0}, quiet: {"cpu_others_pct": 5.0}, stolen: {"cpu_steal_pct": 7.0}}
