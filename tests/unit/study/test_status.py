@@ -40,6 +40,11 @@ class Seen(MadeStudy):
         return capsys.readouterr().out
 
 
+@pytest.fixture(autouse=True)
+def without_slurm(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+
+
 @pytest.fixture
 def seen(tmp_path):
     return Seen(tmp_path)
