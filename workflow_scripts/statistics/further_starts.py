@@ -1,4 +1,4 @@
-"""What further starts do: how many would decide a comparison, and what one is expected to measure.
+"""What further starts do: how many would decide a comparison.
 
 The data of a study are looked at after each round. Its error is split over its looks, so it holds whenever measuring
 ends (union bound, valid for any dependence between the looks). A study may be measured further with more starts than it
@@ -12,19 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from workflow_scripts.statistics.comparisons import (
-    BETWEEN_CARDS,
-    BETWEEN_STARTS,
     CONFIDENCE,
     EQUIVALENCE_ALPHA,
     NOT_DECIDED,
-    ONE_START,
     Comparisons,
     Rows,
     compare,
-    mean_errors,
     verdicts,
 )
-from workflow_scripts.statistics.errors import Error, added, half_width
 from workflow_scripts.statistics.samples import Samples
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
 
@@ -147,39 +142,3 @@ def further_starts(
         does = decided(middle)
         too_few, enough = np.where(does, too_few, middle), np.where(does, middle, enough)
     return np.where(hopeless, np.nan, enough)
-
-
-@dataclass(frozen=True)
-class AnotherStart:
-    """Logarithms of what a further start is expected to measure: means with their errors, which cover the mean of the
-    study, another occasion and the further start itself."""
-
-    mean: FloatArray
-    error: Error
-    scope: str
-
-    def half(self, confidence: float = CONFIDENCE) -> FloatArray:
-        """Half the width of the two-sided interval."""
-        return half_width(self.error, confidence)
-
-
-def another_start(samples: Samples) -> AnotherStart:
-    """What one further start of each cell, on another occasion, is expected to measure; `samples` are of one cell each.
-
-    Three starts with a standard deviation of 2 %:
-
-    >>> from workflow_scripts.statistics.variation import known_elsewhere
-    >>> none = np.zeros(1, dtype=int)
-    >>> log, no, known = np.log([[98.0, 100.0, 102.04]]), none > 0, known_elsewhere(False).of_cells(1)
-    >>> cell = Samples(log, np.array([np.nan]), none, none + 1, none, no, no, none, none, known)
-    >>> found = another_start(cell)
-    >>> [round(float(np.exp(found.mean + end)[0])) for end in (-found.half(), found.half())]
-    [87, 115]
-    """
-    mean, squared, df = mean_errors(samples)
-    n = samples.starts
-    start = Error(squared * (n + 1), df)  # the squared error of a mean of n starts is the variance of one over n
-    occasion, card = samples.known[3], samples.known[4]
-    occasions = 2 * (occasion**2 + card**2) * np.ones_like(squared)
-    scope = (BETWEEN_CARDS if samples.between_cards.all() else BETWEEN_STARTS) if (n > 1).all() else ONE_START
-    return AnotherStart(mean, added(start, Error(occasions, np.full_like(occasions, np.inf))), scope)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from workflow_scripts.statistics.errors import Error
-from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, IntArray, bimodal, mean_of
+from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, IntArray, mean_of
 from workflow_scripts.statistics.variation import Variation, of_repeats, variation
 
 
@@ -122,12 +122,6 @@ class Samples:
         """The variance of the effects of sessions; 0 for cells that share none."""
         found = self.variation.starts
         return Error(np.where(self.in_session, found.variance, 0.0), found.df)
-
-    @cached_property
-    def bimodal(self) -> BoolArray:
-        """Whether the starts of each cell fall into two groups; beside few cells, these cannot be told from rounds."""
-        beside_others = (self.group[:, None] == self.group).sum(axis=1) > 2
-        return bimodal(np.where(beside_others[:, None], self.log - self.variation.effects, self.log))
 
 
 def sessions_of_cells(session: IntArray) -> tuple[IntArray, IntArray]:

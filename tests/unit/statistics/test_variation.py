@@ -6,7 +6,6 @@ from scipy import integrate, stats
 
 from tests.unit.questions.synthetic_starts import samples
 from workflow_scripts.statistics.errors import Error, added, half_width, p_of
-from workflow_scripts.statistics.start_spread import bimodal
 from workflow_scripts.statistics.variation import known_elsewhere
 
 KNOWN = known_elsewhere(False)
@@ -81,32 +80,6 @@ def test_other_cells_of_the_study_tell_how_much_a_single_start_varies():
     assert of[0] < 0.012 < 0.03 < of[1]
 
 
-def starts(seed=0, cells=8, rounds=6, sd=0.02, drift=0.2):
-    rng = np.random.default_rng(seed)
-    return rng.normal(0, 1, (cells, 1)) + rng.normal(0, drift, rounds) + rng.normal(0, sd, (cells, rounds))
-
-
-def test_a_cell_with_two_modes_is_found_and_one_odd_start_or_a_step_in_time_is_no_mode():
-    log = starts()
-    assert not samples(log).bimodal.any()
-    log[2] += 0.25 * np.array([0, 1, 1, 0, 0, 1])
-    log[5, 3] += 0.25
-    assert samples(log).bimodal.tolist() == [False, False, True] + [False] * 5
-    steady, split = np.random.default_rng(1).normal(0, 0.01, (2, 1, 8))
-    assert not bimodal(steady).any()
-    assert bimodal(split + 0.3 * np.array([0, 1, 0, 1, 1, 0, 0, 1])).all()
-    log = np.random.default_rng(3).normal(0, 0.005, (400, 1, 8)) + 0.09 * (np.arange(8) >= 4)
-    assert not bimodal(log).any()
-
-
-def test_chance_and_drift_of_all_cells_make_hardly_any_cell_bimodal():
-    rng = np.random.default_rng(3)
-    assert samples(rng.normal(0, 0.05, (500, 8, 6))).bimodal.mean() < 0.005
-    log = rng.normal(0, 0.005, (100, 8, 8)) + 0.09 * (np.arange(8) >= 4)
-    log[np.arange(8) >= rng.integers(2, 9, (100, 8, 1))] = np.nan
-    assert samples(log).bimodal.any(axis=-1).mean() < 0.05
-
-
 def test_a_cell_without_a_start_says_nothing_about_the_others():
     log = np.random.default_rng(2).normal(0, 0.02, (4, 3))
     log[3] = np.nan
@@ -116,6 +89,5 @@ def test_a_cell_without_a_start_says_nothing_about_the_others():
 
 def test_nothing_measured_nothing_found():
     found = samples(np.full((3, 0), np.nan))
-    assert not found.bimodal.any()
     assert np.isfinite(found.variation.starts.variance).all()
     assert samples(np.empty((0, 0))).variation.starts.variance.shape == (0,)

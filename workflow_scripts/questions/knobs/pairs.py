@@ -120,7 +120,6 @@ def _decided(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: Lo
         level_pct=100 * (1 - CONFIDENCE) * decided.share,
         # A study with a fixed number of starts gets no further ones.
         starts_needed_at_least=decided.least if looks.at_least < looks.at_most else np.nan,
-        bimodal=samples.bimodal[a] | samples.bimodal[b],
     )
 
 

@@ -63,7 +63,6 @@ SCHEMA = table_schema(
     NUMBER("whole_ratio", "ratio of `output_tokens_per_s`, with ramp-up and drain"),
     WHILE_FULL,
     NUMBER("ratio ratio_low ratio_high", "rate of `value` over that of `baseline`, with its 95 % interval"),
-    FLAG("bimodal", "a note: the starts of a cell fall into two groups; nothing is left out because of it"),
     NUMBER("ratio_again_low ratio_again_high", ANOTHER_RUN),
     TEXT("scope", SCOPE_MEANING),
     WITHOUT_WAITING,

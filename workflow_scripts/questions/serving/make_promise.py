@@ -23,7 +23,10 @@ from workflow_scripts.questions.limits.table import SCHEMA as LIMITS
 from workflow_scripts.questions.memory.capacity import SCHEMA as CAPACITY
 from workflow_scripts.questions.recommendations.table import WITHIN_LATENCY, prepared_models, settings_of
 from workflow_scripts.questions.serving.table import GROWTH_REQUESTS, GROWTH_SHARE, bounds_text
-from workflow_scripts.statistics.further_starts import AnotherStart, another_start
+from workflow_scripts.statistics.comparisons import CONFIDENCE, mean_errors, mean_interval
+from workflow_scripts.statistics.errors import Error, added, half_width
+from workflow_scripts.statistics.samples import Samples
+from workflow_scripts.statistics.start_spread import FloatArray
 from workflow_scripts.statistics.summary import Row, comparable_rows, knob_columns, records, summarise
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.promise import PROMISE, Promise, Promised, PromiseError
@@ -94,7 +97,11 @@ def _promise_of(
         rows = rows.merge(extra[[*REPEAT, *extra.columns.difference(rows.columns)]], on=REPEAT, how="left")
     # Only the first cell of a session started the engine.
     started = cells[cells["cell_id"].eq(cell_id) | cells["session"].isin(rows["session"].dropna())]
-    expected = one_more_start(rows)
+    expected = {
+        name: summarise(rows, ["gpu", "cell_id"], name)[1]
+        for name in MEASURES
+        if name in rows and rows[name].gt(0).any()
+    }
     sustained, too_much = _loads(served, cells, rows) if of_server else (None, None)
     seqs = row["max_num_seqs_effective"]
     seqs = int(row["max_concurrency_allowed"] if pd.isna(seqs) else seqs)
@@ -112,8 +119,8 @@ def _promise_of(
         starts=int(rows["start"].nunique()),
         load=_load_text(row, of_server),
         busy=float(rows["in_flight_peak"].max()) if of_server else seqs,
-        measured={name: _promised(start) for name, start in expected.items()},
-        scope=next((start.scope for start in expected.values() if start.scope), None),
+        measured={name: _promised(samples) for name, samples in expected.items()},
+        scope=next((mean_interval(samples)[1][0] for samples in expected.values()), None),
         ceiling_output_tokens_per_s=_float_or_none(ceilings.get(cell_id)),
         kv_cache_usage_peak=_float_or_none(rows["kv_cache_usage_peak"].max()),
         preemptions_per_s=float((rows["preemptions"].fillna(0) / rows["wall_s"]).max()),
@@ -180,14 +187,20 @@ def _recommended(
     return str(best["cell_id"]), f"It is the fastest of {kept}{others}."
 
 
-def one_more_start(rows: pd.DataFrame) -> dict[str, AnotherStart]:
-    """What one further start of a cell is expected to measure; a measure without values is left out."""
-    measured = [name for name in MEASURES if name in rows and rows[name].gt(0).any()]
-    return {name: another_start(summarise(rows, ["gpu", "cell_id"], name)[1]) for name in measured}
+def another_start(samples: Samples) -> tuple[FloatArray, Error]:
+    """The logarithm of what one further start of each cell is to measure on another day, with its error:
+    of the mean of the study, of both occasions, and of the start itself."""
+    mean, squared, df = mean_errors(samples)
+    occasion, card = samples.known[3], samples.known[4]
+    occasions = 2 * (occasion**2 + card**2) * np.ones_like(squared)
+    # The squared error of a mean of n starts is the variance of one over n.
+    start = Error(squared * (samples.starts + 1), df)
+    return mean, added(start, Error(occasions, np.full_like(occasions, np.inf)))
 
 
-def _promised(expected: AnotherStart) -> Promised:
-    value, half = float(expected.mean[0]), float(expected.half()[0])
+def _promised(samples: Samples) -> Promised:
+    mean, error = another_start(samples)
+    value, half = float(mean[0]), float(half_width(error, CONFIDENCE)[0])
     ends = {} if np.isnan(half) else {"low": np.exp(value - half), "high": np.exp(value + half)}
     return Promised(value=np.exp(value), **ends)
 

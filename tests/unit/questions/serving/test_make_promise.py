@@ -12,10 +12,9 @@ from tests.unit.questions.synthetic_starts import samples
 from workflow_scripts.cluster.site import SITE, load_site
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.deploy.export import deployment_of
-from workflow_scripts.questions.serving.make_promise import promise_of
+from workflow_scripts.questions.serving.make_promise import another_start, promise_of
 from workflow_scripts.statistics import summary
 from workflow_scripts.statistics.comparisons import BETWEEN_STARTS, ONE_START
-from workflow_scripts.statistics.further_starts import another_start
 from workflow_scripts.statistics.variation import known_elsewhere
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.promise import Promise, PromiseError
@@ -167,9 +166,9 @@ def test_starts_promise_what_they_vary_and_a_single_one_what_those_of_other_stud
 def test_another_start_has_the_errors_of_two_occasions():
     log, sure = np.log([[100.0, 101.0, 99.0]]), {"within": 1e-8, "within_df": 100}
     for shared in (False, True):
-        known, found = known_elsewhere(shared), another_start(samples(log, shared=shared, **sure))
+        known, (_, error) = known_elsewhere(shared), another_start(samples(log, shared=shared, **sure))
         occasions = 2 * (known.occasions**2 + known.cards**2)
-        assert occasions < found.error.variance[0] < occasions + 5 * (known.starts**2 + known.rounds**2)
+        assert occasions < error.variance[0] < occasions + 5 * (known.starts**2 + known.rounds**2)
 
 
 # Texts of the cells table that decide what is promised, or that a promise holds.
