@@ -1,17 +1,7 @@
 """Ratios of cells with their intervals, what they decide, and what they cover: the statistics of all tables.
 
-Rates and times are compared as logarithms, where a ratio of two cells and a margin in per cent are differences. The
-unit is the start of an engine. A ratio is the quotient of the means of two cells. The effects of rounds and sessions
-that both were measured in cancel in it.
-
-An interval is about the ratio on the occasion of measurement. Another run with as many starts, on another occasion,
-measures a ratio inside `again` in 95 % of cases. `changes` speaks of the settings, so its error has the effects of the
-occasion too; `flat` speaks of the occasion. Several independent studies can be computed at once, along leading axes.
-
-Sources: [Schuirmann] A comparison of the two one-sided tests procedure and the power approach, J. Pharmacokinet.
-Biopharm. 15, 1987; [Berger] Berger and Hsu, Bioequivalence trials, intersection-union tests and equivalence confidence
-sets, Statistical Science 11, 1996; [Holm] A simple sequentially rejective multiple test procedure, Scand. J. Statist.
-6, 1979.
+Rates and times are compared as logarithms, where a ratio of two cells and a margin in per cent are differences.
+docs/statistics.md has the model and its sources. Several independent studies can be computed at once, along leading axes.
 """
 
 import math
@@ -30,7 +20,8 @@ from workflow_scripts.statistics.variation import Variation, apart
 Rows = Sequence[int] | IntArray
 
 CONFIDENCE = 0.95
-# Size of each of the two one-sided tests; together they are one test of this size. [Berger]
+# Size of each of the two one-sided tests; together they are one test of this size (Berger and Hsu, Statistical Science
+# 11, 1996).
 EQUIVALENCE_ALPHA = 0.05
 # Another run has the same error as this one, so the two differ by twice its square.
 _OF_BOTH_RUNS = 2
@@ -135,7 +126,7 @@ class Comparisons:
         return np.where(beyond <= 0, 1.0, p_of(beyond, self.of_settings))
 
     def p_within(self, margin_pct: float) -> FloatArray:
-        """P values of the two one-sided tests whether the ratio is within the margin, as one test. [Schuirmann]
+        """P values of the two one-sided tests whether the ratio is within the margin, as one test (Schuirmann).
 
         They are 1 if the interval exceeds the margin, so that nothing is `flat` beside an interval that is not.
         """
@@ -273,7 +264,7 @@ def log_margin(margin_pct: float) -> float:
 
 
 def holm(p: FloatArray) -> FloatArray:
-    """P values adjusted for all comparisons along the last axis; an unknown one counts as one of them. [Holm]
+    """P values adjusted for all comparisons along the last axis; an unknown one counts as one of them (Holm).
 
     statsmodels' `multipletests` knows neither unknown values nor several studies, and takes 145 s for 2,000 studies of
     25 comparisons, and 1.6 s to import; this takes 2 ms.
