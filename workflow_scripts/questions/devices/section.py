@@ -16,7 +16,7 @@ from workflow_scripts.page.report import CELL, Report, Subject, TablePart
 from workflow_scripts.page.series import device_names, short_names
 from workflow_scripts.page.style import INK, MUTED, Look
 from workflow_scripts.study.setting_words import knob_axis
-from workflow_scripts.tables.results import RATE, Tables, records, require
+from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require
 
 PAIR = {"gpu_a": "First device", "gpu_b": "Second device", **CELL}
 PREDICTED, MEASURED_PAIR = "predicted", "{} over {}"
@@ -137,7 +137,10 @@ def _open(row: dict[str, Any]) -> bool:
 
 
 def sentence(report: Report) -> str:
-    rows = along_sequences(report.tables)
+    try:
+        rows = along_sequences(report.tables)
+    except MissingError:
+        return _expected_sentence(report.tables)
     first, last = (records(rows)[end] for end in (0, -1))
     names = device_names(report.tables)
     a, b = (names.get(first[of], first[of]) for of in ("value_a", "value_b"))
@@ -145,6 +148,15 @@ def sentence(report: Report) -> str:
         return f"The {b} is {times(first)} as fast as the {a}."
     how = "shrinks" if last["ratio"] < first["ratio"] else "grows"
     return f"The lead of the {b} {how} from {times(first)} to {times(last)} with more sequences."
+
+
+def _expected_sentence(tables: Tables) -> str:
+    """Without measurements: what is expected of the two devices whose bandwidths differ the most."""
+    rows = tables.get("expected_ratios", "bandwidth_ratio").dropna(subset=["bandwidth_ratio", "predicted_low"])
+    row = records(require(rows, "no two devices are measured or predicted").nlargest(1, "bandwidth_ratio"))[0]
+    names = device_names(tables)
+    pair = " over ".join(names.get(row[of], row[of]) for of in "ab")
+    return f"Predicted, {pair} is {_spread(row)}×, with {row['bandwidth_ratio']:.2f} times the bandwidth."
 
 
 SUBJECT = Subject(
@@ -164,12 +176,12 @@ SUBJECT = Subject(
                 "engine": "Engine",
                 "model": MODEL,
                 "bandwidth_ratio": "Memory bandwidth",
-                "predicted": "Predicted, lowest to highest",
+                "range": "Predicted, lowest to highest",
                 "published": "Published",
                 "verdict": "Verdict on the published one",
             },
             "Expected ratios of output tokens/s, first over second",
-            lambda rows: rows.assign(predicted=[_spread(row) for row in records(rows)]),
+            lambda rows: rows.assign(range=[_spread(row) for row in records(rows)]),
             note="Of two engines on one device, with as many sequences.",
             optional=True,
         ),
