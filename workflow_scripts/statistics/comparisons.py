@@ -1,7 +1,7 @@
 """Ratios of cells with their intervals, what they decide, and what they cover: the statistics of all tables.
 
 Rates and times are compared as logarithms, where a ratio of two cells and a margin in per cent are differences.
-docs/statistics.md has the model and its sources. Several independent studies can be computed at once, along leading axes.
+docs/statistics.md has the model and its sources. Leading axes, if any, are independent studies.
 """
 
 import math
