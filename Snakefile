@@ -105,7 +105,7 @@ onsuccess:
 
 
 onerror:
-    if measures():
+    if workflow.is_main_process:
         shell('python -m workflow_scripts status --study "$STUDY" --results "$RESULTS" --brief --failed {log:q}')
 
 
