@@ -26,6 +26,16 @@ include: "rules/present.smk"
 include: "rules/deploy.smk"
 
 
+onsuccess:
+    if measures():
+        shell('python -m workflow_scripts status --study "$STUDY" --results "$RESULTS" --brief')
+
+
+onerror:
+    if workflow.is_main_process:
+        shell('python -m workflow_scripts status --study "$STUDY" --results "$RESULTS" --brief --failed {log:q}')
+
+
 rule all:
     """Measure every cell of the study and draw its report."""
     default_target: True
@@ -97,16 +107,6 @@ rule archive_study:
         code=sources_sha256("study.archive"),
     shell:
         'python -m workflow_scripts archive --study "$STUDY" --results "$RESULTS" --out {output:q} > {log:q} 2>&1'
-
-
-onsuccess:
-    if measures():
-        shell('python -m workflow_scripts status --study "$STUDY" --results "$RESULTS" --brief')
-
-
-onerror:
-    if workflow.is_main_process:
-        shell('python -m workflow_scripts status --study "$STUDY" --results "$RESULTS" --brief --failed {log:q}')
 
 
 # On a cluster, nodes prepare and measure; planning, parsing and the report stay where snakemake runs.
