@@ -149,7 +149,7 @@ def side_by_side(report: Report) -> Iterator[Block]:
         wide = part.drop_duplicates([*_PANEL, "x", "server"]).set_index(["axis", "x", "server"])
         servers = list(dict.fromkeys(part["server"]))
         body = [
-            [f"{x:g} {LOADS[axis]}", words, *(_at(wide, (axis, x, server), measure) for server in servers)]
+            [f"{LOADS[axis]}: {x:g}", words, *(_at(wide, (axis, x, server), measure) for server in servers)]
             for axis, x in part[["axis", "x"]].drop_duplicates().sort_values(["axis", "x"]).to_numpy().tolist()
             for measure, words in SIDE_BY_SIDE.items()
         ]
