@@ -21,7 +21,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 gpu-report: $(TOOLS_VENV)/tools.installed results/two_gpus/compare.json ## draw the report of one H200 and one H100 from their recorded evidence (no GPU, no engine)
-	$(TOOLS_VENV)/bin/snakemake --cores $(CORES) --configfile config/studies/two_gpus.yaml $(ARGS) -- partial_report
+	$(TOOLS_VENV)/bin/snakemake --cores $(CORES) --configfile config/studies/two_gpus.yaml --config partial=1 $(ARGS)
 	@echo "The report: $(CURDIR)/results/two_gpus/report.html"
 
 # The last file of the archive, so that an interrupted command is repeated.
@@ -132,7 +132,7 @@ bench-external: $(VENV)/cpu.installed ## predict public runs of others and compa
 
 variation: $(VENV)/cpu.installed ## print how much GPUs vary by all evidence in config/reference/
 	for study in $(notdir $(wildcard config/reference/*)); do $(BIN)/python -m tarfile -e config/reference/$$study/evidence.tar.xz results && \
-		$(BIN)/snakemake --cores $(CORES) --configfile config/studies/$$study.yaml -- partial_report || exit 1; done
+		$(BIN)/snakemake --cores $(CORES) --configfile config/studies/$$study.yaml --config partial=1 || exit 1; done
 	$(BIN)/python -m benchmarks.variance --of $(patsubst config/reference/%,results/%/tables,$(wildcard config/reference/*)) $(ARGS)
 
 bench-variance: $(VENV)/cpu.installed ## measure how much rates vary within starts, between starts and between occasions

@@ -14,10 +14,9 @@ report: "report/workflow.rst"
 
 
 include: "rules/common.smk"
-include: "rules/rounds.smk"
-include: "rules/cluster.smk" if CELLS_PER_JOB else "rules/machine.smk"
+include: "rules/batches.smk"
+include: "rules/cluster.smk"
 include: "rules/measure.smk"
-include: "rules/ended.smk"
 include: "rules/prepare.smk"
 include: "rules/plan.smk"
 include: "rules/parse.smk"
@@ -26,8 +25,13 @@ include: "rules/present.smk"
 include: "rules/deploy.smk"
 
 
+def is_measured():
+    """Whether this call measures, or finds everything measured; not in the processes of jobs."""
+    return workflow.is_main_process and any(job.rule.name == "measure" for job in workflow.dag.jobs)
+
+
 onsuccess:
-    if measures():
+    if is_measured():
         shell('python -m workflow_scripts status --study "$STUDY" --results "$RESULTS" --brief')
 
 
@@ -40,7 +44,8 @@ rule all:
     """Measure every cell of the study and draw its report."""
     default_target: True
     input:
-        PATHS.root / "left_out.txt" if MEASURING.left else PATHS.report,
+        all_measured,
+        lambda wildcards: PATHS.report if PARTIAL or not why_left() else PATHS.root / "left_out.txt",
 
 
 rule left_out:
@@ -52,22 +57,9 @@ rule left_out:
     log:
         PATHS.root / "logs/left_out.log",
     params:
-        why=MEASURING.why_left,
+        why=lambda wildcards: why_left(),
     shell:
         "echo {params.why:q} > {log:q}; exit 1"
-
-
-rule partial_report:
-    """Draw the report of the cells that have ended; the others are shown as missing."""
-    input:
-        PATHS.report,
-
-
-rule import_runs:
-    """Draw the report with runs that were measured elsewhere, which `--config runs=FILE` names; nothing is measured."""
-    input:
-        runs=lambda wildcards: runs_to_import(),
-        report=PATHS.report,
 
 
 rule status:
@@ -110,4 +102,4 @@ rule archive_study:
 
 
 # On a cluster, nodes prepare and measure; planning, parsing and the report stay where snakemake runs.
-workflow.localrules(*(rule.name for rule in workflow.rules if rule.name not in MEASURING.on_nodes))
+workflow.localrules(*(rule.name for rule in workflow.rules if rule.name not in ON_NODES))

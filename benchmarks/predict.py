@@ -9,7 +9,6 @@ none waits long.
 """
 
 import argparse
-import random
 import shutil
 import subprocess
 import sys
@@ -24,14 +23,14 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from workflow_scripts.cluster.batches import Batch, write_batch
+from workflow_scripts.cluster.batches import Cells, Round
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import run_command
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.predict.predictions import predict_cells
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Outcome
-from workflow_scripts.study.paths import HERE, StudyPaths
+from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import CellStart
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
@@ -75,11 +74,12 @@ def study_file(folder: Path, gpus: Sequence[str]) -> Path:
     return path
 
 
-def batch_file(folder: Path, cells: Sequence[Cell]) -> Path:
-    mixed = random.Random(0).sample(cells, len(cells))
-    path = folder / "batch.json"
-    write_batch(path, Batch(HERE, "all", 1, tuple(CellStart(cell.id, 1) for cell in mixed), 1))
-    return path
+def batch_words(study: Study) -> list[str]:
+    """The batch of all cells, in a random order, as words of `measure-batch`."""
+    of = Cells(study)
+    whole = Round(1, (CellStart(cell, 1) for cell in of.cells), of)
+    ((gpus, part),) = whole.roots(True, {of.needs(cell) for cell in of.cells.values()})
+    return ["--gpus", gpus, "--round", "1", "--batch", whole.batch(gpus, part).name]
 
 
 def predicted(study: Study, cells: Sequence[Cell], prepared: Path) -> Predictions:
@@ -196,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _call("workflow_scripts", "calibrate", *where, "--gpu", *args.gpu, "--seconds", str(args.seconds))
         console.print(f"calibrated after {time.monotonic() - began:.0f} s")
         whole, cross = predicted(study, cells, paths.prepared), crossed(study, cells, paths.prepared, folder)
-        _call("workflow_scripts", "measure-batch", *where, "--batch", str(batch_file(folder, cells)))
+        _call("workflow_scripts", "measure-batch", *where, *batch_words(study), "--out", str(folder / "batch.json"))
         found = {cell.id: measured(paths, cell) for cell in cells}
         show(whole, cross, {cell: values for cell, values in found.items() if values is not None})
         console.print(f"{time.monotonic() - began:.0f} s in total (goal: at most 300 s)")

@@ -86,7 +86,7 @@ def load(folder: str | Path) -> Results:
     tables = Path(folder) / "tables"
     if not (tables / "cells.parquet").is_file():
         raise InputError(
-            f"{folder}: no tables of a study; `snakemake partial_report` makes them from the cells there are"
+            f"{folder}: no tables of a study; `snakemake --config partial=1` makes them from the cells there are"
         )
     return Results(tables)
 

@@ -2,30 +2,27 @@
 
 import re
 import sys
-from collections.abc import Callable
+import time
 from functools import cache
+from itertools import count, islice
 from pathlib import Path
 from shlex import quote
-from typing import NamedTuple
 
-from workflow_scripts.catalog.environments import is_installed
 from workflow_scripts.catalog.gpus_and_models import load_gpus
-from workflow_scripts.engines.registry import load_engines, modules_that_predict
+from workflow_scripts.cluster.batches import Cells, Round, gpus_of
+from workflow_scripts.cluster.pending import Pending, starts_of
+from workflow_scripts.cluster.site import Attempt, cells_per_job, job_resources, load_site
+from workflow_scripts.cluster.site import predicted_limits_s, queue_resources, what_fits
+from workflow_scripts.common.files import read_json
+from workflow_scripts.engines.registry import modules_that_predict
 from workflow_scripts.questions.all_tables import TABLE_MODULES, TABLES
 from workflow_scripts.study.runs_file import files_of
-from workflow_scripts.study.definition import (
-    cell_definition,
-    definition_sha256,
-    json_sha256,
-    model_key,
-    resolved_models,
-    workload_key,
-)
-from workflow_scripts.study.grid import expand as expand_study
+from workflow_scripts.study.definition import json_sha256, model_key, resolved_models, workload_key
 from workflow_scripts.study.calibrations import calibrations_of
-from workflow_scripts.study.outcome import is_outcome_of
+from workflow_scripts.study.gpus_here import cells_without_gpu, gpus_here, unmeasurable, what_is_left
 from workflow_scripts.study.paths import CELL_PATTERN, StudyPaths, usable
 from workflow_scripts.study.progress import may_grow
+from workflow_scripts.study.rounds import RoundPlan
 from workflow_scripts.common.checkout import CHECKOUT, own_or_of_checkout
 from workflow_scripts.common.records import read_yaml
 from workflow_scripts.common.sources import sources_sha256
@@ -37,17 +34,8 @@ config = read_yaml(CHECKOUT / "config/config.yaml") | config
 # Where files of the workflow are: relative in the checkout itself.
 HOME = Path() if Path.cwd() == CHECKOUT else CHECKOUT
 # Keys of `--config`, each read by the rule that needs it.
-CONFIG_KEYS = (
-    "study",
-    "results",
-    "site",
-    "runs",
-    "against",
-    "fail_if_worse",
-    "occasions_vary",
-    "pick",
-)
-CONFIG_KEYS += ("workload", "host", "image", "rerun", "tries")
+CONFIG_KEYS = "study results site runs against fail_if_worse occasions_vary pick workload host image".split()
+CONFIG_KEYS += ["partial", "rerun", "tries"]
 PARSED = ("starts.parquet", "repeats.parquet", "requests.parquet", "steps.parquet", "trace.parquet")
 
 try:
@@ -57,7 +45,8 @@ try:
     STUDY_FILE = usable(study_file(config, workflow.configfiles), "the study's file")
     STUDY = load_study(STUDY_FILE, RESULTS)
     check_config(config, CONFIG_KEYS)
-    CELLS = {cell.id: cell for cell in expand_study(STUDY)}
+    GRID = Cells(STUDY)
+    CELLS = GRID.cells
     MODELS = resolved_models(STUDY)
     CALIBRATIONS = calibrations_of(STUDY, CELLS.values())
     # Of runs that were measured elsewhere: the files that their mapping file names.
@@ -77,46 +66,8 @@ COMMAND_ENVIRONMENT += [f"PYTHONPATH={quote(str(CHECKOUT))}${{{{PYTHONPATH:+:$PY
 COMMAND_ENVIRONMENT += [f"PATH={quote(str(Path(sys.executable).parent))}:$PATH"]
 shell.prefix(f"set -euo pipefail; export {' '.join(COMMAND_ENVIRONMENT)}; ")
 
-# Set by the slurm profile; then cells are measured in batches (rules/cluster.smk).
-CELLS_PER_JOB = workflow.resource_settings.overwrite_scatter.get("cells_per_job")
-
-# Targets that read what is there, and wait for no measurement.
-READS = {"plan", "partial_report", "import_runs", "status", "check_study", "fetch_sharegpt", "prepare", "compare"}
-
-
-def measures():
-    """Whether what is drawn waits for measurements. Only for functions of inputs, params and resources: Snakemake knows
-    its targets after reading the rules."""
-    targets = set(workflow.dag_settings.targets)
-    return workflow.is_main_process and (not targets or not targets <= READS)
-
-
-class Measuring(NamedTuple):
-    """What and where this call measures, as rules/machine.smk or rules/cluster.smk define it.
-
-    `batches`: those known in advance, by GPU and key, in the order of their rounds. `decided`: the number of the first
-    round that is decided while measuring; None if there is none. `of_round` makes the batches of a round. `gpus`: the
-    devices whose cells this call can measure. `again`: starts that are tried again, with their outcomes. `left`: cells without a device on this machine, and `why_left` in words.
-    `calibrated`: lists of devices that share a calibration job. `on_nodes`: rules that run on a cluster's nodes.
-    """
-
-    batches: dict = {}
-    decided: int | None = None
-    of_round: Callable | None = None
-    gpus: tuple = ()
-    again: dict = {}
-    left: dict = {}
-    why_left: str = ""
-    calibrated: list = []
-    resources: dict = {}
-    calibrate_resources: dict = {}
-    prepare_resources: dict = {}
-    setup: str = ""
-    launcher: str = ""
-    attempts: int = 1
-    threads: int = workflow.resource_settings.cores or 1
-    on_nodes: tuple = ()
-
+# Draw the report of what is there, and wait for no measurement.
+PARTIAL = bool(config.get("partial"))
 
 # Settings of the study besides its cells that tables and pages read; an edit of them makes these again.
 SETTINGS = STUDY.model_dump_json(include={"question", "equivalence_margin_pct", "slo", "claims"})
@@ -138,6 +89,8 @@ wildcard_constraints:
     knobs="[^/]+",
     key="[0-9a-f]{8}",
     prompts="[0-9]+",
+    round="[0-9]+",
+    batch="x[0-9+]+b[01]*-[0-9a-f]{8}(-[0-9]+)?",
 
 
 def cell_id(wildcards):
@@ -148,11 +101,6 @@ def cell_id(wildcards):
 
 
 @cache
-def definition(cell_id):
-    return cell_definition(STUDY, CELLS[cell_id], MODELS)
-
-
-@cache
 def prepared_model(model):
     return PATHS.model(model, model_key(MODELS[model])) / "config.json"
 
@@ -160,7 +108,7 @@ def prepared_model(model):
 @cache
 def prepared_workload(cell_id):
     cell = CELLS[cell_id]
-    return PATHS.workload(cell.model, cell.workload, workload_key(definition(cell_id)))
+    return PATHS.workload(cell.model, cell.workload, workload_key(GRID.measured[cell_id]))
 
 
 def prepared_models(cell_id):
@@ -170,27 +118,22 @@ def prepared_models(cell_id):
 
 
 def environments_of(cell_id):
-    """The record of the cell's environment; none for the default one."""
+    """The record of the cell's environment, of a new attempt if it is not there; none for the default one."""
     cell = CELLS[cell_id]
-    return [PATHS.environment(cell.environment, load_gpus()[cell.gpu].engine_kind)] if cell.environment else []
+    kind = load_gpus()[cell.gpu].engine_kind
+    return [current_attempt(cell.environment, kind)] if cell.environment else []
 
 
-def needed_to_measure(wildcards):
-    """The prepared files of a cell; none if they are missing but the cell is measured, for example on another host."""
-    cell = cell_id(wildcards)
-    files = [*prepared_models(cell), prepared_workload(cell), *environments_of(cell)]
-    if not all(file.exists() for file in files) and is_current(cell):
-        return []
-    return [ancient(file) for file in files]
+@cache
+def current_attempt(environment, kind):
+    attempts = PATHS.environments(environment, kind)
+    return next(path for path in attempts if not path.exists() or read_json(path)["fault"] is None)
 
 
-def is_current(cell, start=1):
-    """Whether the outcome of a start of the cell is there and matches the cell's present definition."""
-    return is_outcome_of(PATHS.outcome(cell, start), definition_sha256(definition(cell)))
-
-
-def all_measured(gpu):
-    return all(PATHS.outcome(id).exists() for id, cell in CELLS.items() if cell.gpu == gpu and id not in MEASURING.left)
+def ancient_files(cells):
+    """The prepared files of cells. `ancient`: they never change, but may be newer than results from elsewhere."""
+    files = {file for id in cells for file in (*prepared_models(id), prepared_workload(id), *environments_of(id))}
+    return [ancient(file) for file in sorted(files)]
 
 
 def is_complete():
@@ -199,23 +142,8 @@ def is_complete():
 
 
 def now_if_unfinished(wildcards):
-    """A parameter of what each `partial_report` writes again until all is measured: it says what is being measured."""
-    return 0 if measures() or is_complete() else int(time.time())
-
-
-def device_records(gpus=GPUS):
-    """Records of the devices' rates; none for a device whose cells were all measured on another host. On a cluster the
-    jobs that measure cells make them."""
-    only_known = CELLS_PER_JOB or not measures()
-    wanted = [gpu for gpu in gpus if PATHS.device(gpu).exists() or not (only_known or all_measured(gpu))]
-    return [PATHS.device(gpu) for gpu in wanted]
-
-
-def rates_to_predict_with():
-    """What is new when devices' rates are: the lists of what has ended, which come after them. A plan alone
-    waits for no list."""
-    is_plan = set(workflow.dag_settings.targets) == {"plan"}
-    return [PATHS.ended(gpu) for gpu in GPUS if PATHS.ended(gpu).exists() or not is_plan]
+    """A parameter of what a partial report writes again until all is measured: it says what is being measured."""
+    return int(time.time()) if PARTIAL and not is_complete() else 0
 
 
 def other_runs(key):
@@ -229,13 +157,6 @@ def other_runs(key):
     return places
 
 
-def runs_to_import():
-    """The mapping file of the runs that `import_runs` reads."""
-    if RUNS is None:
-        raise WorkflowError("name the mapping file of the runs: --config runs=FILE (docs/importing.md)")
-    return RUNS
-
-
 def calibration_records():
     """Records of the calibrations that `snakemake calibrate` made."""
     records = (PATHS.calibration(name) for name in CALIBRATIONS)
@@ -247,7 +168,7 @@ def calibrations_sha256(gpus):
     wanted = {}
     for name, calibration in CALIBRATIONS.items():
         if calibration.cell.gpu in gpus:
-            cell = definition(calibration.cell.id).as_json()
+            cell = GRID.measured[calibration.cell.id].as_json()
             parts = [cell["model"], cell["knobs"], cell["protocol"]]
             wanted[name] = [*parts, calibration.sequences, calibration.tokens]
     return json_sha256(wanted)

@@ -1,22 +1,16 @@
 """Deploy: what the study promises of one setting, and files to serve and watch it. No other target needs this."""
 
+PROMISED_FROM = "cells starts repeats serving serving_summary recommendations limits memory".split()
+DEPLOYED = "vllm.yaml require_key.py compose.yaml kubernetes.yaml serve.sbatch prometheus.yml alerts.yml".split()
+DEPLOYED += [
+    f"grafana/{name}" for name in ("datasources/prometheus.yml", "dashboards/kvsweep.yml", "dashboards/kvsweep.json")
+]
+
 
 rule promise:
     """What the study promises of the recommended setting for `--config workload=`, or of the cell `--config pick=`."""
     input:
-        tables=[
-            table(name)
-            for name in (
-                "cells",
-                "starts",
-                "repeats",
-                "serving",
-                "serving_summary",
-                "recommendations",
-                "limits",
-                "memory",
-            )
-        ],
+        tables=list(map(table, PROMISED_FROM)),
     output:
         PATHS.deploy / "promise.json",
     log:
@@ -42,20 +36,7 @@ rule export:
     input:
         promise=PATHS.deploy / "promise.json",
     output:
-        expand(
-            PATHS.deploy / "{name}",
-            name=[
-                "vllm.yaml",
-                "require_key.py",
-                "compose.yaml",
-                "kubernetes.yaml",
-                "serve.sbatch",
-                "prometheus.yml",
-                "alerts.yml",
-            ]
-            + [f"grafana/{name}" for name in ("datasources/prometheus.yml", "dashboards/kvsweep.yml")]
-            + ["grafana/dashboards/kvsweep.json"],
-        ),
+        [PATHS.deploy / name for name in DEPLOYED],
     log:
         PATHS.root / "logs/export.log",
     params:

@@ -20,7 +20,7 @@ if RUNS:
 rule parse:
     """Read the evidence of one GPU's cells."""
     input:
-        ended=PATHS.ended("{gpu}"),
+        [] if PARTIAL else PATHS.measured("{gpu}"),
     output:
         [PATHS.parsed("{gpu}") / name for name in PARSED],
     log:
@@ -28,6 +28,7 @@ rule parse:
     threads: workflow.resource_settings.cores or 1
     params:
         code=sources_sha256("parse.cell_tables"),
+        not_listed=lambda wildcards: not_listed(wildcards.gpu),
         cells=PATHS.root / "cells",
         out=str(PATHS.parsed("{gpu}")),
     shell:

@@ -4,7 +4,7 @@
 rule predict_cells:
     """Predictions for every cell, which the report compares with the measurements."""
     input:
-        devices=lambda wildcards: rates_to_predict_with(),
+        devices=lambda wildcards: device_records(),
         calibrations=lambda wildcards: calibration_records(),
         project_files=sorted(map(str, [HOME / "config/endpoints.yaml", *HOME.glob("config/calibration/**/*.[jy]*")])),
         published=PUBLISHED,
@@ -19,7 +19,7 @@ rule predict_cells:
     params:
         code=sources_sha256("predict.plan", *modules_that_predict()),
         settings=SETTINGS,
-        definitions=json_sha256({cell: definition(cell).as_json() for cell in CELLS}),
+        definitions=json_sha256({cell: measured.as_json() for cell, measured in GRID.measured.items()}),
     shell:
         "nice -n 19 python -m workflow_scripts plan"
         ' --study "$STUDY"'

@@ -4,6 +4,11 @@ Prepared files have a key of their definition in their name, so that they never 
 """
 
 
+onstart:
+    # Every call that runs a job runs this hook; the processes inside jobs have none.
+    store_configs(STUDY, PATHS)
+
+
 rule prepare_model:
     """A model folder that an engine can start from: configuration and tokenizer."""
     output:
@@ -12,7 +17,7 @@ rule prepare_model:
     log:
         PATHS.root / "logs/prepare_model/{model}-{key}.log",
     resources:
-        **MEASURING.prepare_resources,
+        **PREPARE_RESOURCES,
     params:
         folder=lambda wildcards, output: Path(output.config).parent,
         weights=lambda wildcards: "--weights" if MODELS[wildcards.model].load_format == "hub" else "",
@@ -36,7 +41,7 @@ rule prepare_workload:
     log:
         PATHS.root / "logs/prepare_workload/{model}/{workload}/{prompts}-{key}.log",
     resources:
-        **MEASURING.prepare_resources,
+        **PREPARE_RESOURCES,
     params:
         model_dir=lambda wildcards, input: Path(input.model).parent,
     shell:
@@ -52,19 +57,15 @@ rule prepare_workload:
 
 rule install_environment:
     """Another version of an engine, from its lock; if that fails, the record says why, and only its cells end."""
-    input:
-        # Tried in each call while it is not there; a job on a node is not such a call.
-        lambda wildcards: (
-            [begun()] if workflow.is_main_process and not is_installed(wildcards.environment, wildcards.kind) else []
-        ),
     output:
-        PATHS.environment("{environment}", "{kind}"),
+        PATHS.environment("{environment}", "{kind}", "{attempt}"),
     log:
-        PATHS.root / "logs/install_environment/{environment}-{kind}.log",
+        PATHS.root / "logs/install_environment/{environment}-{kind}{attempt}.log",
     wildcard_constraints:
         kind="cpu|cuda",
+        attempt="(-[0-9]+)?",
     resources:
-        **MEASURING.prepare_resources,
+        **PREPARE_RESOURCES,
     shell:
         "python -m workflow_scripts install-environment"
         " --environment {wildcards.environment:q}"
@@ -101,11 +102,16 @@ rule prepare_device:
         PATHS.device("{gpu}"),
     log:
         PATHS.root / "logs/prepare_device/{gpu}.log",
-    threads: workflow.resource_settings.cores or 1
+    threads: THREADS
     resources:
+        **resources_for(first_cell),
         host_device=1,
+    params:
+        setup=lambda wildcards, output: SETUP,
+        launcher=lambda wildcards, output: LAUNCHER,
     shell:
-        "python -m workflow_scripts measure-device"
+        "{params.setup}\n"
+        "{params.launcher} python -m workflow_scripts measure-device"
         ' --study "$STUDY"'
         " --gpu {wildcards.gpu:q}"
         " --out {output:q}"
@@ -124,17 +130,16 @@ rule calibrate_devices:
             }
         ),
     output:
-        touch(PATHS.calibrated("{gpus}")),
+        PATHS.calibrated("{gpus}"),
     log:
         PATHS.root / "logs/calibrate_devices/{gpus}.log",
-    # All cores of a local run, because nothing else may load the machine while steps are timed.
-    threads: MEASURING.threads
+    threads: THREADS
     resources:
-        **MEASURING.calibrate_resources,
+        **resources_for(calibrated_cells),
         host_device=1,
     params:
-        setup=MEASURING.setup,
-        launcher=MEASURING.launcher,
+        setup=lambda wildcards, output: SETUP,
+        launcher=lambda wildcards, output: LAUNCHER,
         # Devices are calibrated again if the study needs other calibrations, or if the protocol changed.
         calibrations=lambda wildcards: calibrations_sha256(wildcards.gpus.split("+")),
         gpus=lambda wildcards: wildcards.gpus.split("+"),
@@ -144,10 +149,11 @@ rule calibrate_devices:
         ' --study "$STUDY"'
         ' --results "$RESULTS"'
         " --gpu {params.gpus:q}"
+        " --out {output:q}"
         " --log {log:q}"
 
 
 rule calibrate:
     """Calibrate every device of this machine; plans and the report then predict with it."""
     input:
-        [PATHS.calibrated("+".join(gpus)) for gpus in MEASURING.calibrated],
+        [PATHS.calibrated("+".join(gpus)) for gpus in calibrated_together()],

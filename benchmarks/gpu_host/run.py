@@ -24,7 +24,6 @@ from benchmarks.gpu_host.evidence import pack
 from benchmarks.gpu_host.probe import main as probe
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import run_command
-from workflow_scripts.measure.batch import measure_device
 from workflow_scripts.measure.cell import WRONG_DEVICE
 from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
@@ -201,6 +200,17 @@ def compare_within(visit: Visit, cell: str) -> None:
     if not out.exists() and visit.left_s() >= 2 * visit.cell_s:
         command = [sys.executable, "-m", "benchmarks.gpu_host.compare", "--study", str(visit.file), "--results"]
         run_within(visit, "compare", [*command, str(visit.paths.results), "--cell", cell, "--out", str(out)])
+
+
+def measure_device(gpu: str, record: Path, limit_s: float) -> None:
+    """Measure the device's own rates, unless they are known; cells do not depend on them."""
+    if record.exists():
+        return
+    command = [sys.executable, "-m", "workflow_scripts", "measure-device", "--gpu", gpu, "--out", str(record)]
+    try:
+        print(f"rates of {gpu}: exit {subprocess.run(command, timeout=limit_s).returncode}", flush=True)
+    except subprocess.TimeoutExpired:
+        print(f"rates of {gpu}: not measured within {limit_s:g} s", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -353,7 +353,7 @@ class Campaign:
         """Draw the report of what has ended."""
         began_s = time.monotonic()
         # Its jobs lower their priority, by as much as it is raised here.
-        command = ["nice", "-n", "-19", *self.checkout.command("--nolock", "partial_report")]
+        command = ["nice", "-n", "-19", *self.checkout.command("--nolock", partial=True)]
         done = subprocess.run(command, cwd=self.checkout.root, env=self.lab.environment, capture_output=True, text=True)
         if done.returncode or not (self.study / "report.html").exists():
             self._find([f"no report: {done.stderr[-2000:]}"])

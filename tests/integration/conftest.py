@@ -123,9 +123,9 @@ def write_study():
 def snakemake(environment):
     """Call snakemake in the checkout on a study, with results in a folder of the test."""
 
-    def call(study: Path, results: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def call(study: Path, results: Path, *arguments: str, partial: bool = False) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            snakemake_command(study, results, *arguments),
+            snakemake_command(study, results, *arguments, partial=partial),
             cwd=CHECKOUT,
             env=environment,
             capture_output=True,
@@ -136,12 +136,12 @@ def snakemake(environment):
     return call
 
 
-def snakemake_command(study: Path, results: Path, *arguments: str) -> list[str]:
+def snakemake_command(study: Path, results: Path, *arguments: str, partial: bool = False) -> list[str]:
     options = [a for a in arguments if a.startswith("-")]
     targets = [a for a in arguments if not a.startswith("-")]
     return [
         *(sys.executable, "-m", "snakemake", "--cores", "2", "--nolock", *options),
-        *("--config", f"study={study}", f"results={results}", "--", *targets),
+        *("--config", f"study={study}", f"results={results}", *["partial=1"] * partial, "--", *targets),
     ]
 
 
@@ -158,7 +158,7 @@ def drawn(once, snakemake):
 
     def draw(folder: Path) -> None:
         evidence_of(folder.name, folder.parent)
-        done = snakemake(CHECKOUT / f"config/studies/{folder.name}.yaml", folder.parent, "partial_report")
+        done = snakemake(CHECKOUT / f"config/studies/{folder.name}.yaml", folder.parent, partial=True)
         assert done.returncode == 0, done.stderr
 
     return lambda study: once(study, draw)
@@ -174,7 +174,7 @@ def two_gpus(once, environment):
         words = ("snakedeploy", "deploy-workflow", HOSTED, folder / "mine", "--commit", commit)
         uv("tool", "run", "--from", "snakedeploy==0.17.1", *words, **HOSTED_HERE)
         evidence_of("two_gpus", folder / "mine/results")
-        study = ("--configfile", "config/studies/two_gpus.yaml", "--", "partial_report")
+        study = ("--configfile", "config/studies/two_gpus.yaml", "--config", "partial=1")
         run(sys.executable, "-m", "snakemake", "--cores", "2", *study, cwd=folder / "mine", **environment)
 
     return once("two_gpus", draw) / "mine/results/two_gpus"

@@ -74,19 +74,21 @@ class LabCheckout:
         known |= {"engine_defaults": {"vllm": {"max_model_len": 512, "enforce_eager": True, "cpu_kv_cache_gib": 1}}}
         write_study(self.root, *filled, name="lab", **known | changes)
 
-    def command(self, *arguments: str) -> list[str]:
+    def command(self, *arguments: str, partial: bool = False) -> list[str]:
         """`snakemake --profile slurm` on the study; status checks are more frequent than on a shared cluster."""
         return [
             *(str(self.python), "-m", "tests.integration.often_asking", "--profile", "slurm"),
-            *("--config", "site=config/lab_site.yaml", *self.config),
+            *("--config", "site=config/lab_site.yaml", *self.config, *["partial=1"] * partial),
             *("--slurm-init-seconds-before-status-checks", "2", "--latency-wait", "10"),
             *arguments,
         ]
 
-    def snakemake(self, *arguments: str, timeout_s: float = 580) -> "subprocess.CompletedProcess[str]":
+    def snakemake(
+        self, *arguments: str, partial: bool = False, timeout_s: float = 580
+    ) -> "subprocess.CompletedProcess[str]":
         """Run it to its end."""
         return subprocess.run(
-            self.command(*arguments),
+            self.command(*arguments, partial=partial),
             cwd=self.root,
             env=self.lab.environment,
             capture_output=True,

@@ -66,5 +66,5 @@ def end_cell(study: Study, paths: StudyPaths, cell: Cell, number: int = 1, /, **
 def round_plan(number: int, *starts: tuple[str, int], **changes: Any) -> RoundPlan:
     """A decision on a round with these starts of cells, which has not ended the study unless `changes` say so."""
     known = {"round": number, "starts": [list(start) for start in starts], "undecided": [], "not_decidable": []}
-    known |= {"decided": 0, "spent_s": 0.0, "left_s": 0.0, "ended": None, "known": ""}
+    known |= {"decided": 0, "spent_s": 0.0, "left_s": 0.0, "ended": None}
     return RoundPlan.model_validate(known | changes)

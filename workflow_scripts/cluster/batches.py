@@ -1,187 +1,197 @@
-"""List the cells of a GPU that have ended.
+"""Batches: which starts one job measures, and the manifest that it leaves: the starts with the hash of each outcome.
 
-    kvsweep list-ended --study config/studies/demo.yaml --gpu h200 --out ended.json
+    kvsweep list-ended --measured results/demo/measured --names h200/round-1/x1b-0a1b2c3d --out round-1.json
 
-Parsing waits for this list, which has a hash of each outcome.
+merges manifests, or such lists with `--complete`, which fails if a start of one has no outcome.
 
-A batch is a list of starts of cells, in one round, which one job measures: those of one GPU type on a cluster, those
-of all devices on one machine. Its key follows from them and from the cells' definitions, and its file tells the job
-what to measure. Only the cells' own files decide what is done: a start is done if its `outcome.json` belongs to the
-cell's present definition, no matter which batch, call or machine produced it.
+The sessions of a round are the leaves of a binary tree, in a random order of the round's own. A batch is a part of
+this tree, so its cells are a random part of the round. Its name says which part, and has a hash of the starts and
+definitions in it: what a batch measures follows from its name and the study alone, and copied manifests of another
+definition are none of the study. A job leaves out what has its outcome, so what is pending can be packed anew in each
+call: the largest parts with no more pending starts than a job should have.
 """
 
+import hashlib
 import sys
 from argparse import Namespace
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import chain
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, count, product
 from pathlib import Path
+from typing import TypedDict
 
-from pydantic import JsonValue
-
-from workflow_scripts.common.command import RESULTS, STUDY, command, option, out
-from workflow_scripts.common.files import read_json, sha256_of, write_json
-from workflow_scripts.study.definition import definitions_sha256, json_sha256
-from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.outcome import is_outcome_of
-from workflow_scripts.study.paths import HERE, StudyPaths
-from workflow_scripts.study.rounds import (
-    CellStart,
-    EndedStarts,
-    Round,
-    last_plan,
-    last_round,
-    last_seen_s,
-    plans,
-    present_round,
-    rounds_to_measure,
-)
+from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.common.command import command, option, out
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import read_json, write_json
+from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models, session_key
+from workflow_scripts.study.grid import Cell, endpoints_of, expand
+from workflow_scripts.study.paths import start_folder
+from workflow_scripts.study.rounds import CellStart, in_random_order
 from workflow_scripts.study.study import Study
-from workflow_scripts.study.study_file import load_study
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Starts of cells that one job measures in turn; `first_position` is the place of the first one in the round."""
+    """Starts of cells that one job measures in turn, with the place of each in its round. `gpus` are joined by `+`;
+    `part` is its place in the tree, and `name` has a hash of what it measures too."""
 
-    gpu: str
-    key: str
+    gpus: str
     round: int
+    part: str
+    name: str
     starts: tuple[CellStart, ...]
-    first_position: int
+    places: Mapping[CellStart, int] = field(hash=False)
 
 
-def batches_of_machine(of: Round, definitions: Mapping[str, str], sessions: Mapping[str, str]) -> Iterator[Batch]:
-    """The one batch of a round on this machine. `definitions` holds the hash of each cell's definition, `sessions` that
-    of the settings of its engine."""
-    starts = list(chain(*in_sessions(of.starts, sessions)))
-    yield _batch(HERE, of, starts, len(of.done) + 1, definitions)
+class Cells:
+    """The cells of a study with what they measure, and the hashes of that and of their sessions, by id."""
+
+    def __init__(self, study: Study) -> None:
+        self.study, self.cells, models = study, {cell.id: cell for cell in expand(study)}, resolved_models(study)
+        self.measured = {name: cell_definition(study, cell, models) for name, cell in self.cells.items()}
+
+    @cached_property
+    def definitions(self) -> dict[str, str]:
+        return {name: definition_sha256(measured) for name, measured in self.measured.items()}
+
+    @cached_property
+    def sessions(self) -> dict[str, str]:
+        """Of its own for each cell if the study shares no starts."""
+        shares = self.study.share_starts
+        return {name: session_key(measured) if shares else name for name, measured in self.measured.items()}
+
+    @cached_property
+    def _elsewhere(self) -> set[str]:
+        return {name for name, endpoint in endpoints_of(self.study).items() if endpoint.base_url is not None}
+
+    def needs(self, cell: Cell) -> tuple[str, int]:
+        """The device of a cell and how many its job needs: none for a server elsewhere."""
+        return cell.gpu, 0 if cell.endpoint in self._elsewhere else cell.knobs.ranks
+
+    def in_sessions(self, cells: Iterable[str]) -> list[list[str]]:
+        """The cells that may share a start of their engine, in the order of the first of each."""
+        shared: dict[str, list[str]] = {}
+        for cell in cells:
+            shared.setdefault(self.sessions[cell], []).append(cell)
+        return list(shared.values())
 
 
-def batches_of_cluster(
-    of: Round, cells: Mapping[str, Cell], definitions: Mapping[str, str], sessions: Mapping[str, str], size: int
-) -> Iterator[Batch]:
-    """The batches of a round, each of at most `size` cells that need the same GPUs; places are counted per GPU type. A
-    batch has whole sessions, unless one alone has more cells."""
-    alike: dict[tuple[str, int], list[CellStart]] = {}
-    for start in of.starts:
-        alike.setdefault((cells[start.cell].gpu, cells[start.cell].knobs.ranks), []).append(start)
-    places = Counter(cells[cell].gpu for cell in of.done)
-    for (gpu, _), starts in alike.items():
-        for some in _filled(in_sessions(starts, sessions), size):
-            yield _batch(gpu, of, some, places[gpu] + 1, definitions)
-            places[gpu] += len(some)
+class Round:
+    """The starts of a round as trees: one for each device and number of devices."""
+
+    def __init__(self, number: int, starts: Iterable[CellStart], of: Cells) -> None:
+        self.number, self._of = number, of
+        trees: dict[tuple[str, int], list[tuple[str, CellStart]]] = {}
+        for start in starts:
+            trees.setdefault(of.needs(of.cells[start.cell]), []).append((self._branch(start.cell), start))
+        self._trees = {needs: sorted(leaves) for needs, leaves in trees.items()}
+        self._places: dict[str, dict[str, int]] = {}
+
+    def _branch(self, cell: str) -> str:
+        """Where a cell is in its tree: 32 bits of its session, and 32 of its own."""
+        parts = (self._of.sessions[cell], cell)
+        digits = (hashlib.sha256(f"{self.number} {part}".encode()).hexdigest()[:8] for part in parts)
+        return f"{int(''.join(digits), 16):064b}"
+
+    def _places_on(self, gpus: str) -> dict[str, int]:
+        """The places of cells in the random order of the round on these devices; a session's follow each other."""
+        if gpus not in self._places:
+            trees = (leaves for (gpu, _), leaves in self._trees.items() if gpu in gpus.split("+"))
+            order = in_random_order((start.cell for _, start in chain(*trees)), self.number)
+            self._places[gpus] = {cell: n for n, cell in enumerate(chain(*self._of.in_sessions(order)), 1)}
+        return self._places[gpus]
+
+    def _leaves(self, gpus: str, part: str) -> list[CellStart]:
+        counts, _, bits = part.removeprefix("x").partition("b")
+        found: list[CellStart] = []
+        for needs in product(gpus.split("+"), map(int, counts.split("+"))):
+            tree = self._trees.get(needs, [])
+            first, last = (bisect_left(tree, (bits + end,)) for end in ("", "2"))
+            found += [start for _, start in tree[first:last]]
+        return found
+
+    def batch(self, gpus: str, part: str, number: int = 1) -> Batch:
+        """A part of the round; another `number` makes another name of the same batch."""
+        places, starts = self._places_on(gpus), self._leaves(gpus, part)
+        lines = sorted(f"{start.cell} {start.start} {self._of.definitions[start.cell]}" for start in starts)
+        key = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:8]
+        name = f"{part}-{key}" + (f"-{number}" if number > 1 else "")
+        starts.sort(key=lambda start: places[start.cell])
+        return Batch(gpus, self.number, part, name, tuple(starts), {start: places[start.cell] for start in starts})
+
+    def named(self, gpus: str, name: str) -> Batch:
+        """The batch of this name. Raises InputError if the round has none, because the study was changed."""
+        part, _, rest = name.partition("-")
+        batch = self.batch(gpus, part, int(rest.partition("-")[2] or 1))
+        if batch.name != name:
+            raise InputError(f"{gpus}: round {self.number} has no batch {name}; the study was changed meanwhile")
+        return batch
+
+    def roots(self, in_one: bool, here: Collection[tuple[str, int]]) -> list[tuple[str, str]]:
+        """The largest parts, as devices and part. `in_one`: all that is `here` in one, if that has a name."""
+        mine = [needs for needs in self._trees if needs in here]
+        gpus, counts = dict.fromkeys(gpu for gpu, _ in mine), sorted({devices for _, devices in mine})
+        every = {needs for needs in product(gpus, counts) if needs in self._trees}
+        if in_one and len(mine) > 1 and every == {*mine}:
+            return [("+".join(gpus), f"x{'+'.join(map(str, counts))}b")]
+        return [(gpu, f"x{devices}b") for gpu, devices in mine]
+
+    def parts_of(self, gpus: str, part: str) -> Iterator[tuple[str, str]]:
+        """The next smaller parts of a part; none of one start."""
+        counts, _, bits = part.removeprefix("x").partition("b")
+        if "+" in gpus + counts:
+            yield from self.roots(False, {*product(gpus.split("+"), map(int, counts.split("+")))})
+        elif len(bits) < 64 and len(self._leaves(gpus, part)) > 1:
+            # A bit in which all agree is no branch.
+            halves = [f"{part}{bit}" for bit in "01" if self._leaves(gpus, part + bit)]
+            yield from self.parts_of(gpus, halves[0]) if len(halves) == 1 else ((gpus, half) for half in halves)
 
 
-def in_sessions(starts: Iterable[CellStart], sessions: Mapping[str, str]) -> list[list[CellStart]]:
-    """The starts that may share a start of their engine, in the order of the first of each."""
-    shared: dict[str, list[CellStart]] = {}
-    for start in starts:
-        shared.setdefault(sessions[start.cell], []).append(start)
-    return list(shared.values())
+class Listed(TypedDict):
+    """What a manifest says of a start that has ended: the SHA-256 of its record and of its definition, and how."""
+
+    sha256: str
+    definition_sha256: str
+    round: int
+    at_s: float
+    outcome: str
 
 
-def _filled(sessions: Iterable[Sequence[CellStart]], size: int) -> Iterator[list[CellStart]]:
-    """Sessions in groups of at most `size` cells.
-
-    >>> [len(group) for group in _filled(["ab", "c", "defgh", "i"], 3)]
-    [3, 3, 3]
-    """
-    group: list[CellStart] = []
-    for session in sessions:
-        for part in (session[first : first + size] for first in range(0, len(session), size)):
-            if len(group) + len(part) > size:
-                yield group
-                group = []
-            group += part
-    if group:
-        yield group
+def folder_of(start: CellStart) -> str:
+    """The name of a start in manifests: its folder below `cells/`."""
+    return start.cell if start.start == 1 else f"{start.cell}/{start_folder(start.start)}"
 
 
-def _batch(
-    gpu: str, of: Round, starts: Sequence[CellStart], first_position: int, definitions: Mapping[str, str]
-) -> Batch:
-    by_cell: dict[str, JsonValue] = {start.cell: [start.start, definitions[start.cell]] for start in starts}
-    content: JsonValue = {"round": of.number, "place": first_position, "starts": by_cell}
-    return Batch(gpu, json_sha256(content)[:8], of.number, tuple(starts), first_position)
+def gpus_of(cells: Iterable[Cell]) -> list[str]:
+    """The devices of cells, in the order of the catalogue."""
+    names = {cell.gpu for cell in cells}
+    return [gpu for gpu in load_gpus() if gpu in names]
 
 
-def write_batch(path: Path, batch: Batch) -> None:
-    """Write what a batch measures, for its job; the name depends on the content, so an existing file is right."""
-    if not path.exists():
-        write_json(path, asdict(batch))
-
-
-def read_batch(path: Path) -> Batch:
-    record = read_json(path)
-    return Batch(**{**record, "starts": tuple(CellStart(*values) for values in record["starts"])})
-
-
-def ended_cells(cells: Iterable[Cell], paths: StudyPaths) -> dict[str, str]:
-    """The starts of cells that have an outcome, by their folders below `cells/`, with the SHA-256 of its record."""
-    return {
-        path.parent.relative_to(paths.root / "cells").as_posix(): sha256_of(path)
-        for cell in cells
-        for path in paths.outcomes(cell).values()
-    }
-
-
-def is_list_of(path: Path, ended: Mapping[str, str]) -> bool:
-    return path.exists() and bool(read_json(path) == ended)
-
-
-def known_sha256(study: Study, paths: StudyPaths, gpus: Iterable[str]) -> str:
-    """A hash of all that the decision on a further round of the cells on `gpus` depends on."""
-    names = sorted({*gpus})
-    ended: dict[str, JsonValue] = {**ended_cells([cell for cell in expand(study) if cell.gpu in names], paths)}
-    asked: dict[str, JsonValue] = study.model_dump(mode="json", include={"starts"})
-    return json_sha256({"gpus": [*names], "ended": ended, **asked, "margin": study.equivalence_margin_pct})
-
-
-@dataclass(frozen=True)
-class Pending:
-    """What a call of snakemake measures: the `rounds` that are known now, and further ones that are decided on later.
-    `decided`: the number of the first round that is decided on while measuring; None if there is none."""
-
-    rounds: Sequence[Round]
-    decided: int | None
-
-
-def pending(study: Study, paths: StudyPaths, ended: EndedStarts, cells: Sequence[str], now_s: float) -> Pending:
-    """What a call that can measure `cells` measures, at the Unix time `now_s`."""
-    present = present_round(ended, now_s, last_seen_s(ended, paths))
-    rounds = rounds_to_measure(ended, last_plan(paths), cells, study.starts.at_least, present)
-    if not study.is_adaptive or not cells:
-        return Pending(rounds, None)
-    if not rounds:
-        facts_sha256 = known_sha256(study, paths, {cell.partition("/")[0] for cell in cells})
-        if any(plan.ended and not plan.failed and plan.known == facts_sha256 for plan in plans(paths)):
-            return Pending(rounds, None)
-    return Pending(rounds, 1 + max([last_round(ended), *(planned_round.number for planned_round in rounds)]))
-
-
-def without_outcome(starts: Iterable[CellStart], study: Study, paths: StudyPaths) -> list[CellStart]:
-    """The starts that have no outcome by their present definition."""
-    definitions = definitions_sha256(study)
-    return [start for start in starts if not is_outcome_of(paths.outcome(*start), definitions.get(start.cell, ""))]
+def new_name(round_: Round, batch: Batch, taken: Collection[str]) -> Batch:
+    """The batch under a name that no manifest has: a manifest is never written again."""
+    others = (round_.batch(batch.gpus, batch.part, number) for number in count(1))
+    return next(other for other in others if other.name not in taken)
 
 
 @command(
     "list-ended",
-    STUDY,
-    RESULTS,
-    option("--gpu", required=True, help="the GPU's name in the study"),
-    option("--batches", type=Path, nargs="*", default=[], help="files of batches that should have been measured"),
+    option("--measured", type=Path, required=True, help="the folder of manifests"),
+    option("--names", nargs="*", default=[], help="manifests in it, without .json"),
+    option("--complete", action="store_true", help="fail if a start has no outcome"),
     out("the JSON file to write"),
 )
 def main(args: Namespace) -> int:
-    study = load_study(args.study)
-    paths = StudyPaths(args.results, study.name)
-    starts = [start for path in args.batches for start in read_batch(path).starts]
-    if missing := without_outcome(starts, study, paths):
+    merged: dict[str, object] = {}
+    for name in args.names:
+        merged |= read_json(args.measured / f"{name}.json")
+    missing = [folder for folder, listed in merged.items() if listed is None]
+    if missing and args.complete:
         print(f"{len(missing)} starts have no outcome, and the next call tries them again:", file=sys.stderr)
-        print("\n".join(f"    {start.cell}  {paths.log(*start)}" for start in missing), file=sys.stderr)
+        print("\n".join(f"    {folder}/measure.log" for folder in missing), file=sys.stderr)
         return 1
-    write_json(args.out, ended_cells([cell for cell in expand(study) if cell.gpu == args.gpu], paths))
+    write_json(args.out, merged)
     return 0

@@ -1,55 +1,68 @@
-"""Measure cells one after another: a batch of a cluster, or a round on this machine.
+"""Measure the cells of a batch one after another, and write its manifest.
 
-    kvsweep measure-batch --study config/studies/demo.yaml --batch results/demo/batches/h200/1f0.json
+    kvsweep measure-batch --study config/studies/demo.yaml --gpus h200 --round 1 --batch x1b-0a1b2c3d \\
+        --out results/demo/measured/h200/round-1/x1b-0a1b2c3d.json
 
 Each cell has its own log and outcome: a cell that fails does not stop the others. Cells that differ only in their
 workload or load share a start of their engine, in a command of their own. The cells of a batch share an allocation, and
 so one wait in the queue, the node's page cache, the compile cache and the fork server. A start that already has its
-outcome, from an earlier attempt or another job, is skipped.
+outcome, from an earlier attempt or another job, is skipped, unless it failed before this job and is tried again.
 
-Exit code 0: every cell has an outcome of any kind; 1: some have none. In a study of several rounds, these are left to
-the next call after the last attempt; the exit code is then 0, so that the later rounds are measured.
+Exit code 0: every cell has an outcome of any kind; 1: some have none, and there is no manifest. In a study of several
+rounds, these are left to the next call after the last attempt: the manifest says so, and the later rounds are measured.
 """
 
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from workflow_scripts.cluster.batches import Batch, in_sessions, read_batch, without_outcome
+from workflow_scripts.cluster.batches import Batch, Cells, Round
+from workflow_scripts.cluster.pending import manifest_of, starts_of
 from workflow_scripts.cluster.site import Attempt
-from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option
-from workflow_scripts.common.files import last_line
+from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option, out, positive
+from workflow_scripts.common.files import last_line, write_json
 from workflow_scripts.measure.cell import WRONG_DEVICE
-from workflow_scripts.study.definition import session_keys
-from workflow_scripts.study.outcome import Start
-from workflow_scripts.study.paths import HERE, StudyPaths
-from workflow_scripts.study.rounds import CellStart
-from workflow_scripts.study.study import Study
+from workflow_scripts.study.outcome import Start, is_outcome_of
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.reruns import ONLY_FAILED, set_aside, to_rerun
+from workflow_scripts.study.rounds import CellStart, ended_starts, last_seen_s, present_round, round_of
 from workflow_scripts.study.study_file import load_study
 
 
-def measure_batch(study: Study, study_file: Path, paths: StudyPaths, batch: Batch, attempt: Attempt) -> list[CellStart]:
-    """Measure starts one after another; return those that have no outcome afterwards. If a cluster's node has the wrong
-    device, the remaining cells are not tried. A single machine goes on with the other cells, because it may lack only
-    one of several devices, or only for a while."""
+def without_outcome(starts: Sequence[CellStart], of: Cells, paths: StudyPaths) -> list[CellStart]:
+    """The starts that have no outcome by their present definition."""
+    return [start for start in starts if not is_outcome_of(paths.outcome(*start), of.definitions[start.cell])]
+
+
+def measure_batch(study_file: Path, of: Cells, paths: StudyPaths, batch: Batch, attempt: Attempt) -> list[CellStart]:
+    """Measure the starts that have no outcome; return those that have none afterwards. If a job of one device finds the
+    wrong one, the remaining cells are not tried. With several devices, only one may be missing."""
+    starts = {start.cell: start for start in without_outcome(batch.starts, of, paths)}
+    if not starts:
+        return []
+    gpus = batch.gpus.split("+")
+    ended = ended_starts({name: of.definitions[name] for name, cell in of.cells.items() if cell.gpu in gpus}, paths)
+    number = round_of(starts, ended, present_round(ended, time.time(), last_seen_s(ended, paths)))
     failed: list[CellStart] = []
     done = 0
-    for starts in in_sessions(batch.starts, session_keys(study)):
-        for number, start in enumerate(starts, start=done + 1):
-            print(f"[{number}/{len(batch.starts)}] {start.cell}", flush=True)
-        where = Start(start=1, round=batch.round, position=batch.first_position + done)
-        status = _measure(study_file, paths, starts, where, attempt)
-        done += len(starts)
-        for start in without_outcome(starts, study, paths) if status else ():
+    for cells in of.in_sessions(starts):
+        session = [starts[cell] for cell in cells]
+        for place, cell in enumerate(cells, start=done + 1):
+            print(f"[{place}/{len(starts)}] {cell}", flush=True)
+        where = Start(start=1, round=number, position=batch.places[session[0]])
+        status = _measure(study_file, paths, session, where, attempt)
+        done += len(session)
+        for start in without_outcome(session, of, paths) if status else ():
             failed.append(start)
             log = paths.log(start.cell, start.start)
             why = f": {last_line(log)}" if log.exists() else ""
             print(f"    no outcome (exit {status}){why}; its log is {log}", flush=True)
-        if status == WRONG_DEVICE and batch.gpu != HERE:
-            print("    this node has the wrong device; the other cells wait for another one", flush=True)
-            return [*failed, *batch.starts[done:]]
+        if status == WRONG_DEVICE and len(gpus) == 1:
+            print("    the wrong device; the other cells wait for another one", flush=True)
+            return without_outcome(batch.starts, of, paths)
     return failed
 
 
@@ -62,34 +75,32 @@ def _measure(study_file: Path, paths: StudyPaths, starts: Sequence[CellStart], w
     return subprocess.run(command).returncode
 
 
-def measure_device(gpu: str, record: Path, limit_s: float | None = None) -> None:
-    """Measure the device's own rates while the job holds it, unless they are known; cells do not depend on them."""
-    if record.exists():
-        return
-    command = [sys.executable, "-m", "workflow_scripts", "measure-device", "--gpu", gpu, "--out", str(record)]
-    try:
-        print(f"rates of {gpu}: exit {subprocess.run(command, timeout=limit_s).returncode}", flush=True)
-    except subprocess.TimeoutExpired:
-        print(f"rates of {gpu}: not measured within {limit_s:g} s", flush=True)
-
-
 @command(
     "measure-batch",
     STUDY,
-    option("--batch", type=Path, required=True, help="the file that lists its cells"),
+    option("--gpus", required=True, help="its devices, joined by +"),
+    option("--round", type=positive, required=True, help="its round: how many starts every cell then has"),
+    option("--batch", required=True, help="its name"),
+    option("--plan", type=Path, help="the decision on its round"),
     RESULTS,
     ATTEMPT,
     ATTEMPTS,
+    option("--rerun", default=ONLY_FAILED, help="which ended starts the first attempt measures again (%(default)s)"),
+    option("--tries", type=positive, default=2, help="attempts of a failed start (%(default)s)"),
+    out("the manifest"),
 )
 def main(args: Namespace) -> int:
     study = load_study(args.study)
-    paths = StudyPaths(args.results, study.name)
-    batch, attempt = read_batch(args.batch), Attempt(args.attempt, args.attempts)
-    failed = measure_batch(study, args.study, paths, batch, attempt)
-    if failed:
+    paths, of, attempt = StudyPaths(args.results, study.name), Cells(study), Attempt(args.attempt, args.attempts)
+    batch = Round(args.round, starts_of(args.round, of, args.plan), of).named(args.gpus, args.batch)
+    if attempt.number == 1:
+        cells = [of.cells[start.cell] for start in batch.starts]
+        ended = ended_starts({cell.id: of.definitions[cell.id] for cell in cells}, paths)
+        for start in {*batch.starts} & to_rerun(ended, cells, paths, args.rerun, args.tries).keys():
+            set_aside(paths.start(*start))
+    if failed := measure_batch(args.study, of, paths, batch, attempt):
         print(f"{len(failed)} of {len(batch.starts)} cells have no outcome", file=sys.stderr)
         if study.starts.at_most == 1 or not attempt.last:
             return 1
-    if batch.gpu != HERE and not failed:
-        measure_device(batch.gpu, paths.device(batch.gpu))
+    write_json(args.out, manifest_of(batch, of.definitions, paths))
     return 0

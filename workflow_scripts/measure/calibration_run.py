@@ -26,7 +26,7 @@ from typing import Any
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.cluster.site import note_wrong_node
 from workflow_scripts.common.command import LOG, RESULTS, STUDY, command, option
-from workflow_scripts.common.files import read_json, read_jsonl, write_json, write_jsonl
+from workflow_scripts.common.files import read_json, read_jsonl, sha256_of, write_json, write_jsonl
 from workflow_scripts.device.device_check import WrongDeviceError
 from workflow_scripts.device.device_lock import device_lock
 from workflow_scripts.device.device_rates import DeviceRates
@@ -284,6 +284,7 @@ def _known(records: Sequence[dict[str, Any]], name: str, start_s: float | None =
     RESULTS,
     option("--seconds", type=float, help="time for the passes of each calibration (default: by the device)"),
     LOG,
+    option("--out", type=Path, help="write the hash of each record to this JSON file"),
 )
 def main(args: Namespace) -> int:
     study = load_study(args.study)
@@ -302,4 +303,7 @@ def main(args: Namespace) -> int:
             note_wrong_node(paths.wrong_nodes(gpu), str(e))
         print(f"kvsweep calibrate: {e}", file=sys.stderr)
         return 1
+    if args.out:
+        records = {name: paths.calibration(name) for name in calibrations}
+        write_json(args.out, {name: sha256_of(path) for name, path in records.items() if path.exists()})
     return 0

@@ -23,7 +23,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from functools import cache, partial
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from socket import gethostname
 from statistics import mean
@@ -126,8 +126,8 @@ class _Series:
         began = time.monotonic()
         try:
             name, kind = self.cell.environment, load_gpus()[self.cell.gpu].engine_kind
-            tried = self._paths.environment(name, kind)  # in this call
-            if tried.exists() and not is_installed(name, kind) and (fault := read_json(tried)["fault"]):
+            tried = [*takewhile(Path.exists, self._paths.environments(name, kind))][-1:]
+            if tried and not is_installed(name, kind) and (fault := read_json(tried[0])["fault"]):
                 raise NoEnvironmentError(f"environment {name} could not be installed: {fault}")
             with suspension() as why_suspended:
                 exit_status, measured = session.serve(self.job, self._limit_s)

@@ -2,10 +2,9 @@
 
     kvsweep archive --study config/studies/demo.yaml --out results/demo/demo.zip
 
-The archive is a complete checkout: after unpacking, `snakemake --cores all partial_report --config study=study.yaml`
-draws the report again from its cells. `sha256sum --check` checks `manifest-sha256.txt`, and
-`ro-crate-metadata.json` describes content and runs to programs, as a Workflow Run RO-Crate
-(https://w3id.org/ro/wfrun/workflow).
+The archive is a complete checkout: after unpacking, `snakemake --config study=study.yaml partial=1` draws the report
+again from its cells. `sha256sum --check` checks `manifest-sha256.txt`, and `ro-crate-metadata.json` describes content
+and runs to programs, as a Workflow Run RO-Crate (https://w3id.org/ro/wfrun/workflow).
 """
 
 import hashlib
@@ -48,7 +47,7 @@ def contents(study: Study, study_file: Path, paths: StudyPaths) -> dict[str, Pat
     cell has ended, or tables or report are missing."""
     for needed in (paths.tables, paths.report):
         if not needed.exists():
-            raise InputError(f"{needed} is not there; `snakemake partial_report` makes it from the cells there are")
+            raise InputError(f"{needed} is not there; `snakemake --config partial=1` makes it from the cells there are")
     ended = [cell.id for cell in expand(study) if paths.outcomes(cell)]
     if not ended:
         raise InputError(f"{paths.root / 'cells'}: no cell of study {study.name!r} has ended")
@@ -56,7 +55,7 @@ def contents(study: Study, study_file: Path, paths: StudyPaths) -> dict[str, Pat
     for name in CODE:
         files |= {file.relative_to(CHECKOUT).as_posix(): file for file in _kept(CHECKOUT / name) if file.is_file()}
     measured = [paths.prepared, paths.tables, paths.figures, paths.report]
-    measured += [*paths.round_plan("*").parent.glob("round-*.json")]
+    measured += [paths.root / "measured", *paths.root.glob("rounds/*/round-*.json")]
     folders = [(paths.root, measured), *((cell, [cell]) for cell in map(paths.cell, ended))]
     for folder, parts in folders:
         kept = [path for part in parts for path in _kept(part)]

@@ -1,8 +1,9 @@
 """Where everything of a study is below `results/{study}/`."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 from workflow_scripts.common.faults import InputError
@@ -20,8 +21,6 @@ ENGINE_LOG, TRACE, METRICS, JOB = "engine.log", "device_trace.jsonl", "metrics.j
 # Beside the requests of a workload: those that warm up, and what the requests are.
 WARMUP, MANIFEST = "warmup.jsonl", "workload.json"
 DIGEST = "digest.json"
-# In place of a device: the batches of one machine, which hold the cells of all its devices.
-HERE = "here"
 
 
 def start_folder(start: int) -> str:
@@ -32,6 +31,11 @@ def start_number(folder: Path) -> int:
     """The number of the start whose folder this is."""
     number = folder.name.removeprefix(START_FOLDER)
     return int(number) if folder.name.startswith(START_FOLDER) and number.isdecimal() else 1
+
+
+def cell_of(folder: str) -> str:
+    """The cell of the folder of a start below `cells/`."""
+    return "/".join(folder.split("/")[:5])
 
 
 def usable(text: object, what: str) -> Path:
@@ -77,8 +81,8 @@ class StudyPaths:
         self.calibrations = self.prepared / "calibrations"
         # Runs that were measured elsewhere, one record per run; it exists once some were imported.
         self.imported = root / "imported.jsonl"
-        # Mark that a call of snakemake began to measure or to list; each call creates it again.
-        self.begun = root / "batches" / "begun"
+        # What jobs have measured: manifests of batches, and lists of what they name.
+        self._measured = root / "measured"
         # The predictions for every cell, what knobs can change, and what the study costs.
         self.plan = root / "plan"
         self.capacity = self.plan / "capacity.jsonl"
@@ -136,26 +140,40 @@ class StudyPaths:
         """Record of the rates at which a device copies, reads and multiplies."""
         return self.prepared / "devices" / f"{gpu}.json"
 
-    def environment(self, environment: str, kind: str) -> Path:
-        return self.prepared / "environments" / f"{environment}-{kind}.json"
+    def environment(self, environment: str, kind: str, attempt: str = "") -> Path:
+        """Record of an attempt to install an environment; the second one is `-2`."""
+        return self.prepared / "environments" / f"{environment}-{kind}{attempt}.json"
+
+    def environments(self, environment: str, kind: str) -> Iterator[Path]:
+        """The records of all attempts to install an environment, which have ended or will."""
+        return (self.environment(environment, kind, f"-{n}" if n > 1 else "") for n in count(1))
 
     def calibration(self, name: str) -> Path:
         """Record of a calibration, named GPU/ENGINE/MODEL/VARIANT."""
         return self.calibrations / f"{name}.json"
 
     def calibrated(self, gpus: str) -> Path:
-        """Mark that a device was calibrated for the study, or several devices, joined by `+`."""
-        return self.calibrations / f"{gpus}.done"
+        """The calibrations of a device for the study, or of several devices, joined by `+`, with their hashes."""
+        return self.calibrations / f"{gpus}.json"
 
-    def batch(self, gpu: str, key: str) -> Path:
-        return self.root / "batches" / gpu / f"{key}.json"
+    def manifest(self, gpus: str, number: int | str, batch: str) -> Path:
+        """What a job measured: a batch of a round, of devices that are joined by `+`."""
+        return self._measured / gpus / f"round-{number}" / f"{batch}.json"
 
-    def round_plan(self, number: int | str) -> Path:
-        """What was decided before a round: which cells it measures again, or why there is none."""
-        return self.root / "rounds" / f"round-{number}.json"
+    def manifests(self) -> list[Path]:
+        return sorted(self._measured.glob("*/round-*/*.json"))
 
-    def ended(self, gpu: str) -> Path:
-        return self.root / "batches" / gpu / "ended.json"
+    def round_list(self, gpu: str, number: int | str) -> Path:
+        """The starts of a device's cells that a round has measured."""
+        return self._measured / gpu / f"round-{number}.json"
+
+    def measured(self, gpu: str) -> Path:
+        """All starts of a device's cells, none of which is missing."""
+        return self._measured / f"{gpu}.json"
+
+    def round_plan(self, gpus: str, number: int | str) -> Path:
+        """What was decided before a round: which cells on these devices it measures again, or why there is none."""
+        return self.root / "rounds" / gpus / f"round-{number}.json"
 
     def lock(self, cell: Cell | str) -> Path:
         return self.root / "locks" / f"{(cell.id if isinstance(cell, Cell) else cell).replace('/', '--')}.lock"

@@ -60,7 +60,7 @@ def _length(seconds: float) -> str:
 
 
 def may_grow(study: Study, paths: StudyPaths) -> bool:
-    plan = last_plan(paths) if study.is_adaptive else None
+    plan = last_plan(paths, study.starts.at_least) if study.is_adaptive else None
     return study.is_adaptive and (plan is None or not plan.ended)
 
 
@@ -70,7 +70,7 @@ def progress(study: Study, paths: StudyPaths, starts: Mapping[Cell, Sequence[Cel
         cell.id: {status.start: status.ended_s for status in of_cell if status.ended_s is not None}
         for cell, of_cell in starts.items()
     }
-    plan = last_plan(paths) if study.is_adaptive else None
+    plan = last_plan(paths, study.starts.at_least) if study.is_adaptive else None
     due = Counter(cell for cell, start in (plan.starts if plan else ()) if start not in ends.get(cell, ()))
     ended = sum(map(len, ends.values()))
     return Progress(

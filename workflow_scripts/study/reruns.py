@@ -79,16 +79,24 @@ def is_tried_again(folder: Path, cell: Cell, tries: int) -> bool:
     return sum(map(installation_of(cell).measured, records)) < tries
 
 
+def chosen(cells: Iterable[Cell], rerun: str) -> list[Cell]:
+    """The cells that `rerun` is about."""
+    return [cell for cell in cells if rerun in (ONLY_FAILED, NONE, ALL) or fnmatchcase(cell.id, rerun)]
+
+
+def check_rerun(cells: Iterable[Cell], rerun: str) -> None:
+    """Raise InputError if `rerun` is a pattern that is no cell's."""
+    if not chosen(cells, rerun) and rerun not in (ONLY_FAILED, NONE, ALL):
+        raise InputError(f"--config rerun={rerun}: no cell has such a name; allowed: failed, none, all, or a pattern")
+
+
 def to_rerun(
     ended: EndedStarts, cells: Iterable[Cell], paths: StudyPaths, rerun: str = ONLY_FAILED, tries: int = 2
 ) -> dict[CellStart, str]:
     """The starts that this call measures again, with their outcomes. `rerun`: `failed`, `none`, `all`, or a pattern of
-    cells (`*` stands for any text). Raises InputError for a pattern that is no cell's."""
-    chosen = [cell for cell in cells if rerun in (ONLY_FAILED, NONE, ALL) or fnmatchcase(cell.id, rerun)]
-    if not chosen and rerun not in (ONLY_FAILED, NONE, ALL):
-        raise InputError(f"--config rerun={rerun}: no cell has such a name; allowed: failed, none, all, or a pattern")
+    cells (`*` stands for any text)."""
     found = {}
-    for cell in chosen if rerun != NONE else ():
+    for cell in chosen(cells, rerun) if rerun != NONE else ():
         for start, end in ended.get(cell.id, {}).items():
             if rerun == ONLY_FAILED and end.outcome not in FAILED:
                 continue

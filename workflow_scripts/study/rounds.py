@@ -1,15 +1,15 @@
-"""Rounds: which starts of which cells are measured next, and in which order.
+"""Rounds: when starts of cells are measured, in which order, and what was decided about further ones.
 
 A round measures each of its cells once, in a fresh start of its engine. So cells that are compared are measured close
-together, and again in later rounds. Rounds are numbered in the order of time: a start that failed, or a cell that was
-added, is measured in a new round, because what varies with time differs from that of the others' rounds.
+together, and again in later rounds. The first rounds are the first starts of all cells; further ones are decided on.
+A record has the number of its round in the order of time: a start that failed, or a cell that was added, is measured
+in a round of its own, because what varies with time differs from that of the others' rounds.
 """
 
 import contextlib
 import math
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from workflow_scripts.common.records import Record
@@ -37,15 +37,6 @@ class Ended(NamedTuple):
 
 # By cell and number of the start.
 EndedStarts = Mapping[str, Mapping[int, Ended]]
-
-
-@dataclass(frozen=True)
-class Round:
-    """The starts that a round still has to measure, in their order; the cells `done` were measured in it before."""
-
-    number: int
-    starts: tuple[CellStart, ...]
-    done: tuple[str, ...] = ()
 
 
 def ended_starts(definitions: Mapping[str, str], paths: StudyPaths) -> dict[str, dict[int, Ended]]:
@@ -76,8 +67,6 @@ class RoundPlan(Record):
 
     `undecided` comparisons are measured again, those that are `not_decidable` are not; `decided` is the number of the
     others. `spent_s`: device seconds that all starts took; `left_s`: those that the undecided comparisons will take.
-    `failed`: cells that have no outcome of a start that was due, and are not measured again by this call. `known`: a
-    hash of all that the decision depends on.
     """
 
     round: int
@@ -88,8 +77,6 @@ class RoundPlan(Record):
     spent_s: float
     left_s: float
     ended: str | None
-    failed: tuple[str, ...] = ()
-    known: str
 
     def in_words(self) -> str:
         opens = len(self.undecided) + len(self.not_decidable)
@@ -104,20 +91,16 @@ def _hours(seconds: float) -> str:
     return f"{seconds / 3600:.2g} h"
 
 
-def plans(paths: StudyPaths) -> list[RoundPlan]:
-    round_plans = map(RoundPlan.read, paths.round_plan("*").parent.glob("round-*.json"))
-    return sorted(round_plans, key=lambda plan: plan.round)
-
-
-def last_plan(paths: StudyPaths) -> RoundPlan | None:
-    return next(iter(plans(paths)[::-1]), None)
-
-
-def forget_plans(paths: StudyPaths, first: int) -> None:
-    """Remove the plans of the round `first` and of later ones, which are decided on anew."""
-    for plan in plans(paths):
-        if plan.round >= first:
-            paths.round_plan(plan.round).unlink()
+def last_plan(paths: StudyPaths, at_least: int) -> RoundPlan | None:
+    """The last decision of each group of devices that decides for itself: one that has not ended measuring, if there
+    is any. `at_least`: the number of rounds before the first decision."""
+    last = []
+    for folder in sorted((paths.root / "rounds").glob("*/")):
+        number, plan = at_least + 1, None
+        while (plan is None or not plan.ended) and (path := paths.round_plan(folder.name, number)).exists():
+            number, plan = number + 1, RoundPlan.read(path)
+        last += [plan] if plan else []
+    return min(last, key=lambda plan: (plan.ended is not None, plan.round), default=None)
 
 
 def last_round(ended: EndedStarts) -> int:
@@ -142,34 +125,15 @@ def present_round(ended: EndedStarts, now_s: float, seen_s: float = -math.inf) -
     return last if last and abs(now_s - max(*at_s, seen_s)) <= LONGEST_BREAK_S else last + 1
 
 
-def rounds_to_measure(
-    ended: EndedStarts, plan: RoundPlan | None, cells: Sequence[str], at_least: int, present: int
-) -> list[Round]:
-    """The rounds that are known before anything more is measured, if no start fails: first the rest of one that was
-    decided on by the last `plan` and interrupted, then rounds after which each of `cells` has that many starts. The
-    first may be the `present` one."""
-    due: Sequence[CellStart] = ()
-    if plan and plan.round == last_round(ended) == present:
-        due = [start for start in plan.starts if start.cell in cells and start.start not in ended.get(start.cell, {})]
-    taken = {cell: {*ended.get(cell, ()), *(start.start for start in due if start.cell == cell)} for cell in cells}
-    missing = {cell: _free_numbers(numbers, at_least) for cell, numbers in taken.items()}
-    rounds: list[Round] = []
-    number = present
-    while due or any(missing.values()):
-        done = tuple(cell for cell, starts in ended.items() if any(end.round == number for end in starts.values()))
-        has_start = {*done, *(start.cell for start in due)}
-        taking = [cell for cell in cells if missing[cell] and cell not in has_start]
-        starts = (*due, *(CellStart(cell, missing[cell].pop(0)) for cell in in_random_order(taking, number)))
-        if starts:
-            rounds.append(Round(number, starts, done))
-        due, number = (), number + 1
-    return rounds
-
-
 def next_start(ended: EndedStarts, cell: str, present: int) -> tuple[CellStart, int]:
     """The next start of a cell, even if it has all that its study asks for, and the round of that start."""
-    (next_round,) = rounds_to_measure(ended, None, [cell], len(ended.get(cell, {})) + 1, present)
-    return next_round.starts[0], next_round.number
+    number = _free_numbers(ended.get(cell, ()), len(ended.get(cell, ())) + 1)[0]
+    return CellStart(cell, number), round_of([cell], ended, present)
+
+
+def round_of(cells: Iterable[str], ended: EndedStarts, present: int) -> int:
+    """The round of starts that begin now: the present one, or the next if it has measured one of the cells already."""
+    return present + any(end.round == present for cell in cells for end in ended.get(cell, {}).values())
 
 
 def in_random_order(cells: Iterable[str], number: int) -> list[str]:

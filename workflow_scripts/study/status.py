@@ -93,7 +93,7 @@ def loaded(statuses: Iterable[CellStatus]) -> list[CellStatus]:
 
 def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:
     """How many comparisons are decided, and those that are open with what they would take."""
-    plan = last_plan(paths) if study.is_adaptive else None
+    plan = last_plan(paths, study.starts.at_least) if study.is_adaptive else None
     if plan is None:
         return
     budget = study.starts.budget_min

@@ -1,4 +1,4 @@
-"""The target `import_runs` of the workflow, on small logs; nothing is measured."""
+"""Runs that the key `runs` of the workflow names, on small logs; nothing is measured."""
 
 import re
 import subprocess
@@ -25,7 +25,7 @@ def test_the_documented_command_draws_the_report_of_imported_runs(tmp_path, envi
         tmp_path, {"gpu": "h100-sxm", "model": RUN["model"], "knobs": {"max_num_seqs": 4}}, name="elsewhere"
     )
     results = tmp_path / HOSTILE
-    command = snakemake_command(study, results, "import_runs")
+    command = snakemake_command(study, results, partial=True)
     command.insert(command.index("--"), f"runs={runs}")
     # In a folder of one's own; what lies there is no module of the commands.
     command[: command.index("snakemake") + 1] = [

@@ -41,7 +41,7 @@ def test_each_cell_runs_on_a_node_of_its_gpu_and_the_report_is_drawn(checkout, l
     assert len(measured) == len(GPU_TYPES)
     # Parsing and tables are made where Snakemake runs.
     on_nodes = {re.sub("(^rule_|_wildcards_.*)", "", job["Comment"]) for job in jobs.values()}
-    assert on_nodes == {"prepare_model", "prepare_workload", "measure"}
+    assert on_nodes == {"prepare_model", "prepare_workload", "prepare_device", "measure"}
     for gpu in GPU_TYPES:
         outcome = checkout.outcome(cell(f"lab-{gpu}"))
         assert outcome.outcome == "ok", outcome.reason
@@ -109,7 +109,7 @@ def test_a_further_start_is_a_round_of_its_own_and_the_first_is_not_repeated(che
         assert [(row["start"], row["repeat"]) for row in csv.DictReader(lines)] == [
             (str(start), str(repeat)) for start in (1, 2) for repeat in (0, 1)
         ]
-    assert RoundPlan.read(checkout.study / "rounds/round-3.json").ended == "every comparison is decided"
+    assert RoundPlan.read(checkout.study / "rounds/lab-h200/round-3.json").ended == "every comparison is decided"
     assert planned_cells(checkout) == set()
     shutil.rmtree(first.parent / "start-2")  # other tests copy this cell
 
@@ -148,7 +148,7 @@ def test_cells_of_another_cluster_are_merged_by_copying_and_another_protocol_is_
         record |= {"cell_id": target.id, "definition": definition, "definition_sha256": sha256}
         record["provenance"] |= {"host": "elsewhere", "lock_sha256": "f" * 64}
         (checkout.folder(target.id) / "outcome.json").write_text(json.dumps(record))
-    done = checkout.snakemake("partial_report", *TABLES)
+    done = checkout.snakemake(*TABLES, partial=True)
     assert done.returncode == 0, done.stderr
     with (checkout.study / "tables/starts.csv").open() as lines:
         rows = {row["cell_id"]: row for row in csv.DictReader(lines)}

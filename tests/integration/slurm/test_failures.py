@@ -180,7 +180,7 @@ def said_by(checkout: LabCheckout, cell_id: str) -> str:
 
 def test_a_partial_report_is_drawn_from_what_there_is_and_again_from_its_archive(checkout, tmp_path):
     """As the test before left it: three cells measured, one that hung, one missing."""
-    done = checkout.snakemake("partial_report")
+    done = checkout.snakemake(partial=True)
     assert done.returncode == 0, done.stderr
     assert "rule measure:" not in done.stderr
     with (checkout.study / "tables/cells.csv").open() as lines:
@@ -208,8 +208,8 @@ def test_a_partial_report_is_drawn_from_what_there_is_and_again_from_its_archive
     shutil.rmtree(tables)
     subprocess.run(
         [
-            *(sys.executable, "-m", "snakemake", "--profile", "profiles/local", "--config", "study=study.yaml"),
-            *("--", "partial_report"),
+            *(sys.executable, "-m", "snakemake", "--profile", "profiles/local"),
+            *("--config", "study=study.yaml", "partial=1"),
         ],
         cwd=again,
         env=checkout.lab.environment,

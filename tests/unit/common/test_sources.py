@@ -12,8 +12,7 @@ import yaml
 
 from tests.unit.made_studies import end_cell
 from workflow_scripts.__main__ import COMMANDS
-from workflow_scripts.cluster.batches import ended_cells
-from workflow_scripts.common.files import write_json, write_text
+from workflow_scripts.common.files import write_text
 from workflow_scripts.common.sources import PACKAGE, sources
 from workflow_scripts.questions.all_tables import TABLE_MODULES
 from workflow_scripts.study.grid import expand
@@ -64,8 +63,6 @@ def finished(tmp_path_factory):
     paths = StudyPaths(root / "results", study.name)
     for cell in expand(study):
         end_cell(study, paths, cell)
-    for gpu in {cell.gpu for cell in expand(study)}:
-        write_json(paths.ended(gpu), ended_cells([cell for cell in expand(study) if cell.gpu == gpu], paths))
     for path in root.rglob("*"):
         os.utime(path, (1e9, 1e9))
     for line in snakemake(root, "--summary").splitlines()[1:]:

@@ -1,4 +1,5 @@
-"""What a batch measures, and with which exit code it ends; the command that measures a cell is a stand-in."""
+"""What a batch measures, what its manifest says, and with which exit code it ends; the command that measures a cell is
+a stand-in."""
 
 import subprocess
 from pathlib import Path
@@ -7,117 +8,155 @@ from typing import Any
 
 import pytest
 
-from tests.unit.made_studies import fixed, write_study
-from workflow_scripts.cluster.batches import Batch, write_batch
+from tests.unit.made_studies import MadeStudy, end_cell, fixed
+from workflow_scripts.cluster.batches import Batch, Cells, Round
+from workflow_scripts.common.files import read_json
 from workflow_scripts.measure import batch as command
 from workflow_scripts.measure.cell import WRONG_DEVICE
-from workflow_scripts.study.grid import expand
-from workflow_scripts.study.paths import HERE, StudyPaths
+from workflow_scripts.measure.provenance import now_in_utc
+from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.rounds import CellStart
-from workflow_scripts.study.study_file import load_study
 
 # Two workloads at each of two block sizes: two starts of an engine.
 WORKLOADS = {"chat": fixed(), "short": fixed(num_prompts=2)}
 
 
-class Round:
+class Measured:
     """A round of four cells, the words that measuring was called with, and the exit codes that each cell gives."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, starts: object, **changes: object) -> None:
-        sweep = {"gpu": "cpu-all", "workload": [*WORKLOADS], "knobs": {"block_size": [16, 32], "max_num_seqs": 1}}
-        self.folder = folder
-        self.file = write_study(folder, sweep, workloads=WORKLOADS, starts=starts, **changes)
-        self.study = load_study(self.file)
-        cells = [cell.id for cell in expand(self.study)]
-        # In an order in which the second and the third cell have different engines.
-        self.cells = sorted(cells, key=lambda cell: (cell.split("/")[3], cell))
-        self.codes, self.ended = dict.fromkeys(self.cells, 0), set[str]()
-        self.called: list[dict[str, Any]] = []
-        self.on(HERE)
-        monkeypatch.setattr(subprocess, "run", self.measure_cell)
-        monkeypatch.setattr(command, "without_outcome", self.without_outcome)
+        knobs = {"block_size": [16, 32], "max_num_seqs": 1}
+        sweep = {"gpu": changes.pop("gpu", "cpu-all"), "workload": [*WORKLOADS], "knobs": knobs}
+        self.folder, self.made = folder, MadeStudy(folder, sweep, workloads=WORKLOADS, starts=starts, **changes)
+        self.of, self.paths = Cells(self.made.study), self.made.paths
+        self.batch = self.batch_of(2)
+        self.cells = [start.cell for start in self.batch.starts]
+        self.codes, self.called = dict.fromkeys(self.cells, 0), list[dict[str, Any]]()
+        run = subprocess.run
+        monkeypatch.setattr(
+            subprocess, "run", lambda words, **how: (self.measure_cell if "--cell" in words else run)(words, **how)
+        )
 
-    def on(self, gpu: str) -> None:
-        """Write the round's batch: that of this machine, or of a GPU type of a cluster."""
-        (self.folder / "batch.json").unlink(missing_ok=True)
-        of = Batch(gpu, "0a", 4, tuple(CellStart(cell, 2) for cell in self.cells), 6)
-        write_batch(self.folder / "batch.json", of)
+    def batch_of(self, number: int) -> Batch:
+        round_ = Round(number, (CellStart(cell, number) for cell in self.of.cells), self.of)
+        ((gpus, part),) = round_.roots(True, {*map(self.of.needs, self.of.cells.values())})
+        return round_.batch(gpus, part)
 
     def measure_cell(self, words: list[str], **_: Any) -> SimpleNamespace:
         args: dict[str, list[str]] = {}
         for word in words[4:]:
             args.setdefault(word, []) if word.startswith("--") else args[[*args][-1]].append(word)
-        cells = args["--cell"]
-        assert args["--start"] == ["2"] * len(cells)
-        place = {"round": args["--round"][0], "position": args["--position"][0]}
-        self.called.append({"cells": cells, **place})
-        self.ended |= {cell for cell in cells if not self.codes[cell]}
+        cells, number = args["--cell"], int(args["--round"][0])
+        self.called.append({"cells": cells, "round": number, "position": int(args["--position"][0])})
+        for cell, start in zip(cells, map(int, args["--start"]), strict=True):
+            if not self.codes[cell]:
+                self.end(cell, start, number)
         return SimpleNamespace(returncode=max(self.codes[cell] for cell in cells))
 
-    def without_outcome(self, starts: list[CellStart], *_: object) -> list[CellStart]:
-        return [start for start in starts if start.cell not in self.ended]
+    def end(self, cell: str, start: int, number: int, **changes: Any) -> None:
+        record = {"start": {"start": start, "round": number}, "provenance": {"ended_at": now_in_utc()}}
+        end_cell(self.made.study, self.paths, self.of.cells[cell], start, **record | changes)
 
-    def measure(self, *attempt: str) -> int:
+    def measure(self, *words: str) -> int:
         self.called.clear()
-        places = ["--study", str(self.file), "--results", str(self.folder / "results")]
-        return command.main([*places, "--batch", str(self.folder / "batch.json"), *attempt])
+        batch = self.batch
+        names = ["--gpus", batch.gpus, "--round", str(batch.round), "--batch", batch.name]
+        return command.main([*self.made.options, *names, "--out", str(self.folder / "manifest.json"), *words])
 
     @property
     def sessions(self) -> list[list[str]]:
         return [call["cells"] for call in self.called]
 
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return read_json(self.folder / "manifest.json")
+
 
 @pytest.fixture
 def of_several(tmp_path, monkeypatch):
-    return Round(tmp_path, monkeypatch, starts=3)
+    """The second round of a study; the first was measured just before."""
+    several = Measured(tmp_path, monkeypatch, starts=3)
+    for cell in several.cells:
+        several.end(cell, 1, 1)
+    return several
 
 
 def test_cells_that_differ_in_their_workload_share_a_start(of_several):
     a, b, c, d = of_several.cells
     assert of_several.measure() == 0
-    assert [tuple(call.values()) for call in of_several.called] == [
-        ([a, c], "4", "6"),
-        ([b, d], "4", "8"),
-    ]
+    assert [tuple(call.values()) for call in of_several.called] == [([a, b], 2, 1), ([c, d], 2, 3)]
+    assert {one["outcome"] for one in of_several.manifest.values()} == {"ok"}
+    assert of_several.manifest.keys() == {f"{cell}/start-2" for cell in of_several.cells}
+
+
+def test_what_has_its_outcome_is_left_out_and_the_rest_keeps_its_place(of_several):
+    a, b, c, d = of_several.cells
+    of_several.end(a, 2, 2)
+    before = of_several.paths.outcome(a, 2).read_bytes()
+    assert of_several.measure() == 0
+    # The round goes on; one of its cells was measured in it.
+    assert [tuple(call.values()) for call in of_several.called] == [([b], 2, 2), ([c, d], 2, 3)]
+    assert of_several.paths.outcome(a, 2).read_bytes() == before
+    assert of_several.measure() == 0
+    assert of_several.called == []
+
+
+def test_a_failed_start_is_tried_again_in_the_first_attempt_alone(of_several):
+    failed, *others = of_several.cells
+    for cell in of_several.cells:
+        of_several.end(cell, 2, 2, outcome="engine_error" if cell == failed else "ok")
+    assert of_several.measure("--attempt", "2", "--attempts", "2") == of_several.measure("--rerun", "none") == 0
+    assert of_several.called == []
+    assert of_several.measure() == 0
+    # In a round of its own, because it was measured in this one before.
+    assert [tuple(call.values())[:2] for call in of_several.called] == [([failed], 2)]
+    assert Outcome.read(of_several.paths.start(failed, 2) / "attempt-1/outcome.json").outcome == "engine_error"
+    assert of_several.measure("--rerun", others[0]) == 0
+    assert of_several.sessions == [[others[0]]]
 
 
 def test_a_study_may_give_each_cell_a_start_of_its_own(tmp_path, monkeypatch):
-    alone = Round(tmp_path, monkeypatch, starts=3, share_starts=False)
+    alone = Measured(tmp_path, monkeypatch, starts=3, share_starts=False)
     assert alone.measure() == 0
     assert alone.sessions == [[cell] for cell in alone.cells]
-    assert [call["position"] for call in alone.called] == ["6", "7", "8", "9"]
+    assert [call["position"] for call in alone.called] == [1, 2, 3, 4]
 
 
-def test_with_one_start_of_each_cell_a_failure_is_an_error(tmp_path, monkeypatch):
-    only = Round(tmp_path, monkeypatch, starts=1)
-    assert only.measure() == 0
-    assert len(only.called) == 2
-    only.ended.clear()
+def test_with_one_start_of_each_cell_a_failure_is_an_error_and_leaves_no_manifest(tmp_path, monkeypatch):
+    only = Measured(tmp_path, monkeypatch, starts=1)
+    only.batch = only.batch_of(1)
     only.codes[only.cells[1]] = 1
     assert only.measure() == 1
+    assert not (tmp_path / "manifest.json").exists()
+    only.codes[only.cells[1]] = 0
+    assert only.measure() == 0
+    assert only.sessions == [[only.cells[1]]]
 
 
 def test_a_cell_that_fails_stops_no_other_cell_and_no_later_round(of_several, capsys):
     a, b, c, d = of_several.cells
     of_several.codes[a] = 1
     assert of_several.measure("--attempts", "2") == 1  # another attempt follows
-    assert of_several.sessions == [[a, c], [b, d]]
+    assert of_several.sessions == [[a, b], [c, d]]
     assert of_several.measure("--attempt", "2", "--attempts", "2") == 0
-    log = StudyPaths(of_several.folder / "results", of_several.study.name).log(a, 2)
+    assert of_several.sessions == [[a]]
     said = capsys.readouterr()
-    assert str(log) in said.out
+    assert str(of_several.paths.log(a, 2)) in said.out
     assert "1 of 4 cells " in said.err
+    assert [folder for folder, one in of_several.manifest.items() if one is None] == [f"{a}/start-2"]
 
 
-def test_on_a_node_with_the_wrong_device_no_further_cell_is_tried(of_several):
-    of_several.on("h200")
-    of_several.codes[of_several.cells[2]] = WRONG_DEVICE
+def test_on_the_wrong_device_no_cell_is_tried_but_one_of_several_stops_none(of_several, tmp_path, monkeypatch):
+    of_several.codes = dict.fromkeys(of_several.cells, WRONG_DEVICE)
     assert of_several.measure("--attempts", "2") == 1
     assert len(of_several.called) == 1
+    (tmp_path / "mixed").mkdir()
+    mixed = Measured(tmp_path / "mixed", monkeypatch, starts=3, gpu=["cpu-1core", "cpu-all"])
+    mixed.codes = dict.fromkeys(mixed.cells, WRONG_DEVICE)
+    assert mixed.measure() == 0
+    assert len(mixed.called) == 4
 
 
-def test_a_device_that_this_machine_lacks_stops_no_cell(of_several):
-    a, b, c, d = of_several.cells
-    of_several.codes[a] = of_several.codes[c] = WRONG_DEVICE
-    assert of_several.measure() == 0
-    assert of_several.sessions == [[a, c], [b, d]]
+def test_a_batch_that_the_study_does_not_have_is_an_error(of_several, capsys):
+    assert of_several.measure("--batch", "x1b-00000000") == 2
+    assert "has no batch x1b-00000000" in capsys.readouterr().err

@@ -54,5 +54,5 @@ class MeasuredStudy:
             rows.append(cell(one.knobs.set_values(), rates or [math.nan], gpu=one.gpu, **state))
         return starts_table(*rows)
 
-    def decide(self, number: int, before: RoundPlan | None = None, gpus: Collection[str] = ("h200",)) -> RoundPlan:
-        return decide_round(self.study, self.paths, self.table(), number, gpus, before)
+    def decide(self, number: int, gpus: Collection[str] = ("h200",)) -> RoundPlan:
+        return decide_round(self.study, self.paths, self.table(), number, gpus)

@@ -95,7 +95,7 @@ def test_without_a_report_there_is_one_message_and_no_archive(study, capsys):
     study.paths.report.unlink()
     out = study.file.with_name("kept.zip")
     assert main([*study.options, "--out", str(out)]) == 2
-    assert "`snakemake partial_report`" in capsys.readouterr().err
+    assert "`snakemake --config partial=1`" in capsys.readouterr().err
     assert not out.exists()
 
 

@@ -1,6 +1,5 @@
 """Which cells find their GPUs on this machine; NVML is a stand-in, also for a whole workflow in its dry run."""
 
-import json
 import os
 import re
 import subprocess
@@ -9,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.unit.made_studies import MadeStudy, fixed
-from workflow_scripts.cluster.batches import main as list_ended
 from workflow_scripts.common.files import write_text
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.study.gpus_here import cells_without_gpu, unmeasurable
@@ -44,12 +42,12 @@ class Mixed(MadeStudy):
     def on(self, gpu: str) -> Cell:
         return next(cell for cell in self.cells.values() if cell.gpu == gpu)
 
-    def dry_run(self, *targets: str, nvml: str = NO_DRIVER, status: int = 0) -> str:
+    def dry_run(self, *targets: str, nvml: str = NO_DRIVER, status: int = 0, partial: bool = False) -> str:
         """What a call would do on a machine without NVIDIA's driver, or with another `nvml`, and what it says."""
         results = self.paths.results
         write_text(results / "pynvml.py", nvml)
         command = [*(sys.executable, "-m", "snakemake", *targets, "--nolock", "--dry-run", "--printshellcmds")]
-        command += ["--config", f"study={self.file}", f"results={results}"]
+        command += ["--config", f"study={self.file}", f"results={results}", *["partial=1"] * partial]
         environment = os.environ | {"XDG_CACHE_HOME": str(results / "cache"), "PYTHONPATH": str(results)}
         done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == status, done.stderr
@@ -69,9 +67,9 @@ def test_a_cell_needs_as_many_gpus_of_its_type_as_it_has_ranks(tmp_path):
 
 def measured_in(planned: str) -> list[set[str]]:
     """The cells of each round that a dry run would measure, as GPU and knobs."""
-    keys = re.findall(r"rule measure:(?:\n.+)*?\n +wildcards: gpu=here, key=(.+)", planned)
+    keys = re.findall(r"rule measure:(?:\n.+)*?\n +wildcards: gpus=\S+, round=\d+, batch=(.+)", planned)
     told = re.findall(
-        r"^Round (\d+), batch (\w+) of here:\n((?: {4}\S+, start \d+(?: \(.*\))?\n)+)", planned, re.MULTILINE
+        r"^Round (\d+), batch (\S+) of \S+:\n((?: {4}\S+, start \d+(?: \(.*\))?\n)+)", planned, re.MULTILINE
     )
     assert sorted(keys) == sorted(key for _, key, _ in told)
     cells = {int(number): re.findall(r"(\S+), start", lines) for number, _, lines in told}
@@ -104,7 +102,7 @@ def test_a_study_with_a_gpu_that_no_machine_can_measure_is_planned_only(tmp_path
     assert ": 2 for mi300x. mi300x: its cells can be planned, but not measured;" in planned
     assert measured_in(planned) == [{"cpu-1core seqs1", "cpu-1core seqs2"}]
     assert f"> {mixed.paths.root}/logs/left_out.log; exit 1" in planned
-    planned = mixed.dry_run("partial_report")
+    planned = mixed.dry_run(partial=True)
     assert "rule predict_cells:" in planned
     assert "rule measure:" not in planned
     # A server elsewhere may run on any device.
@@ -115,33 +113,16 @@ def test_the_devices_here_are_calibrated(tmp_path):
     mixed = Mixed(tmp_path, tensor_parallel_size=[1, 2])
     # A pair is missing, but a calibration needs one GPU.
     planned = mixed.dry_run("calibrate", nvml=ONE_H200)
-    assert "calibrations/h200.done" in planned
-    assert "calibrations/cpu-1core.done" in planned
+    assert "calibrations/h200.json" in planned
+    assert "calibrations/cpu-1core.json" in planned
     # All cells of the missing GPU were measured elsewhere, so none is left out.
     for one in mixed.cells.values():
         mixed.end(one)
     planned = mixed.dry_run("calibrate")
-    assert "calibrations/h200.done" not in planned
-    assert "calibrations/cpu-1core.done" in planned
+    assert "calibrations/h200.json" not in planned
+    assert "calibrations/cpu-1core.json" in planned
     # Devices that are this machine's CPU are calibrated in turns by one job.
-    assert "calibrations/cpu-1core+cpu-all.done" in Mixed(tmp_path, gpu=("cpu-1core", "cpu-all")).dry_run("calibrate")
-
-
-def test_a_further_start_that_was_measured_by_hand_is_parsed(tmp_path):
-    mixed = Mixed(tmp_path)
-    for one in mixed.cells.values():
-        mixed.end(one)
-    listing = re.compile(r"^rule ended_cells:(?:\n.+)*?\n +wildcards: gpu=h200$", re.MULTILINE)
-    listed, again = mixed.paths.ended("h200"), mixed.on("h200")
-    called = [*mixed.options, "--gpu", "h200", "--out", str(listed)]
-    assert listing.search(mixed.dry_run())
-    assert list_ended(called) == 0
-    assert not listing.search(mixed.dry_run())
-    first = json.loads(listed.read_text())
-    mixed.end(again, 2)
-    assert listing.search(mixed.dry_run())
-    assert list_ended(called) == 0
-    assert json.loads(listed.read_text()).keys() - first.keys() == {f"{again.id}/start-2"}
+    assert "calibrations/cpu-1core+cpu-all.json" in Mixed(tmp_path, gpu=("cpu-1core", "cpu-all")).dry_run("calibrate")
 
 
 def test_a_cell_that_never_ran_or_was_found_wrong_is_measured(tmp_path):

@@ -9,7 +9,7 @@ from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import outcome_in
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.reruns import Installation, set_aside, to_rerun
+from workflow_scripts.study.reruns import Installation, check_rerun, set_aside, to_rerun
 from workflow_scripts.study.rounds import CellStart, ended_starts
 from workflow_scripts.study.study_file import load_study
 
@@ -61,7 +61,7 @@ def test_failed_starts_are_tried_again_unless_a_call_asks_for_others(failed, rer
 
 def test_a_pattern_without_a_cell_is_an_error_that_names_it(failed):
     with pytest.raises(InputError, match="rerun=seqs99"):
-        failed.again("seqs99")
+        check_rerun(expand(failed.study), "seqs99")
 
 
 @pytest.mark.parametrize(

@@ -145,12 +145,12 @@ def test_what_is_not_decided_is_shown_with_what_it_would_take(tmp_path, capsys):
     open_pairs = {"undecided": (OpenComparison(knob="max_num_seqs", cells=pair, further_starts=2),)}
     open_pairs |= {"not_decidable": (lost,), "decided": 4}
     plan = round_plan(3, (pair[0], 3), (pair[1], 3), spent_s=900, left_s=360, **open_pairs)
-    plan.write(seen.paths.round_plan(3))
+    plan.write(seen.paths.round_plan("h200", 3))
     printed = seen.printed(capsys)
     for number in ("4 of 6", "2 cells", "0.1 h", "45 of 60", "max_num_seqs: 2 further", "block_size: an unknown"):
         assert number in printed
     ended = plan.model_copy(update={"round": 4, "starts": (), "ended": "all is said", "undecided": ()})
-    ended.write(seen.paths.round_plan(4))
+    ended.write(seen.paths.round_plan("h200", 4))
     assert all(part in seen.printed(capsys) for part in ("4 of 5", "all is said", "0.25 h"))
 
 
@@ -211,8 +211,8 @@ def test_a_round_that_was_decided_on_counts_and_more_may_follow(tmp_path):
             seen.end(name, start=start, ended_s=NOW - 10)
     assert (of(seen).ended, of(seen).wanted, of(seen).is_complete) == (24, 24, False)
     plan = round_plan(3, *((name, 3) for name in list(seen.cells)[:3]))
-    plan.write(seen.paths.round_plan(3))
+    plan.write(seen.paths.round_plan("h200", 3))
     seen.end(plan.starts[0].cell, start=3, ended_s=NOW - 5)
     assert (of(seen).ended, of(seen).wanted) == (25, 27)
-    plan.model_copy(update={"round": 4, "starts": (), "ended": "all is said"}).write(seen.paths.round_plan(4))
+    plan.model_copy(update={"round": 4, "starts": (), "ended": "all is said"}).write(seen.paths.round_plan("h200", 4))
     assert of(seen).is_complete

@@ -135,7 +135,7 @@ def read_digest(place: Path) -> Digest:
             what = f"holds {len(there)} studies; name one of their folders" if there else f"has no tables/{DIGEST}"
             raise DigestError(
                 f"{place}: {what}. Allowed: a study's folder below results/, an archive, a report, a digest.json. "
-                "`snakemake partial_report` writes the digest of what has been measured"
+                "`snakemake --config partial=1` writes the digest of what has been measured"
             )
         place = there[0]
     with opened(place) as file:

@@ -1,7 +1,7 @@
 """Decide which cells the next round of a study measures again, or that measuring has ended.
 
     kvsweep next-round --study config/studies/my-study.yaml --number 3 --gpus h200 \\
-        --tables results/my-study/rounds/tables --out results/my-study/rounds/round-3.json
+        --tables results/my-study/rounds/h200/tables --out results/my-study/rounds/h200/round-3.json
 
 The cells table holds what was measured so far. The plan says which starts the round measures, and which comparisons
 they may decide. It also lists the comparisons that cannot be decided within the study's counts and minutes, with
@@ -18,9 +18,9 @@ from statistics import fmean
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.cluster.batches import known_sha256, read_batch, without_outcome
 from workflow_scripts.common.command import RESULTS, STUDY, TABLES, command, option, out, positive
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import read_json
 from workflow_scripts.questions.knobs.pairs import compared_pairs, looks_at
 from workflow_scripts.statistics.comparisons import NOT_DECIDED
 from workflow_scripts.statistics.further_starts import Looks
@@ -28,7 +28,7 @@ from workflow_scripts.statistics.summary import Row, comparable_rows, records
 from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import outcome_in
-from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.paths import StudyPaths, cell_of
 from workflow_scripts.study.rounds import CellStart, OpenComparison, RoundPlan, ended_starts, in_random_order
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
@@ -50,13 +50,11 @@ def decide_round(
     table: pd.DataFrame,
     number: int,
     gpus: Collection[str],
-    before: RoundPlan | None,
     tried: Collection[str] = (),
 ) -> RoundPlan:
     """The plan of round `number` for the cells on `gpus`, after all earlier rounds.
 
-    `table` is the cells table; `before` is the plan of the last round, if this call of snakemake made it. `tried` are
-    cells that this call measured without an outcome.
+    `table` is the cells table; `tried` are cells that were measured without an outcome.
     """
     cells = [cell for cell in expand(study) if cell.gpu in gpus]
     definitions = definitions_sha256(study)
@@ -68,8 +66,6 @@ def decide_round(
     budget_s = inf if study.starts.budget_min is None else 60 * study.starts.budget_min - spent_s
     table = table[table["source"].ne(SIMULATED)]
     failed = {cell for cell, starts in ended.items() if len(starts) < study.starts.at_least} | {*tried}
-    if before is not None:  # a start that an earlier round should have measured has no outcome
-        failed |= {*before.failed, *(cell for cell, start in before.starts if start not in ended.get(cell, {}))}
     opened, decided, left_s = open_comparisons(
         table[table["gpu"].isin(gpus)],
         study.equivalence_margin_pct,
@@ -90,8 +86,6 @@ def decide_round(
         spent_s=spent_s,
         left_s=left_s,
         ended=None if undecided else NONE_DECIDABLE if opened else ALL_DECIDED,
-        failed=tuple(sorted(failed)),
-        known=known_sha256(study, paths, gpus),
     )
 
 
@@ -162,8 +156,7 @@ def _further(pair: Row, at_least: int) -> float:
     option("--number", type=positive, required=True, help="the number of the round"),
     option("--gpus", nargs="+", required=True, help="devices whose cells can be measured"),
     TABLES,
-    option("--batches", type=Path, nargs="*", default=[], help="files of batches that this call of snakemake measured"),
-    option("--first", action="store_true", help="try cells again that failed in former calls"),
+    option("--measured", type=Path, nargs="*", default=[], help="lists of what the rounds before have measured"),
     out("the plan of the round, as JSON"),
 )
 def main(args: Namespace) -> None:
@@ -171,11 +164,9 @@ def main(args: Namespace) -> None:
     if not study.is_adaptive:
         raise InputError(f"{args.study}: starts: every cell gets {study.starts.at_least}; there is nothing to decide")
     paths = StudyPaths(args.results, study.name)
-    last = paths.round_plan(args.number - 1)
-    before = RoundPlan.read(last) if last.exists() and not args.first else None
-    batches = map(read_batch, args.batches)
-    tried = {start.cell for batch in batches for start in without_outcome(batch.starts, study, paths)}
+    listed = (read_json(path).items() for path in args.measured)
+    tried = {cell_of(folder) for of_round in listed for folder, outcome in of_round if outcome is None}
     cells = read_measurements(args.tables)
-    plan = decide_round(study, paths, cells, args.number, args.gpus, before, tried)
+    plan = decide_round(study, paths, cells, args.number, args.gpus, tried)
     plan.write(args.out)
     print(f"round {plan.round}: {plan.in_words()}")

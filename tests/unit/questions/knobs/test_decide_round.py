@@ -9,7 +9,7 @@ import pytest
 from tests.unit.questions.made import made
 from tests.unit.questions.measured_study import SECONDS, MeasuredStudy
 from tests.unit.questions.synthetic_cells import cell, starts_table
-from workflow_scripts.cluster.batches import Batch, known_sha256, write_batch
+from workflow_scripts.common.files import write_json
 from workflow_scripts.questions.knobs.decide_round import (
     ALL_DECIDED,
     NO_START,
@@ -62,12 +62,11 @@ def test_only_cells_of_open_comparisons_are_measured_again_each_in_its_next_star
     ids = list(study.cells)
     plan = study.decide(4)
     assert set(plan.starts) == {CellStart(cell_id, 4) for cell_id in ids[:2]}
-    assert (plan.round, plan.ended, plan.failed, plan.decided) == (4, None, (), 2)
+    assert (plan.round, plan.ended, plan.decided) == (4, None, 2)
     (opened,) = plan.undecided
     assert set(opened.cells) == set(ids[:2])
     assert plan.spent_s == 9 * SECONDS
     assert plan.left_s >= 2 * SECONDS
-    assert plan.known == known_sha256(study.study, study.paths, ["h200"])
 
 
 @pytest.mark.parametrize(
@@ -80,30 +79,19 @@ def test_measuring_ends_when_the_starts_or_the_minutes_are_used_up(three, starts
     assert {one.given_up for one in plan.not_decidable} == {given_up}
 
 
-def test_a_cell_that_failed_is_not_measured_again_by_the_same_call(three):
+def test_a_cell_that_was_lost_is_not_measured_again_before_the_next_call(three, tmp_path):
     study = three()
-    before = study.decide(4)
-    failed, other, _ = study.cells
+    lost, other, _ = study.cells
     study.end([(other, 4)])  # the first cell has no outcome of its fourth start
-    plan = study.decide(5, before)
-    assert plan.failed == (failed,)
+    write_measurements(study.table(), tmp_path)
+    assert set(called(study, 5).starts) == {CellStart(lost, 4), CellStart(other, 5)}
+    lists = [tmp_path / f"{number}.json" for number in (1, 4)]
+    for path, content in zip(lists, ({lost: {}}, {f"{lost}/start-4": None}), strict=True):
+        write_json(path, content)
+    plan = called(study, 5, "--measured", *map(str, lists))
     # What is compared with it alone is not measured again either: that would decide nothing.
     assert (plan.starts, plan.undecided, plan.ended) == ((), (), NONE_DECIDABLE)
-    assert [(set(one.cells), one.given_up) for one in plan.not_decidable] == [({failed, other}, NO_START)]
-
-
-def test_what_a_former_call_did_not_measure_is_tried_again(three, tmp_path):
-    """A former call decided on round 4 and was stopped before the first cell's start; this call begins with round 5."""
-    study = three()
-    study.decide(4).write(study.paths.round_plan(4))
-    first, second, _ = study.cells
-    study.end([(second, 4)])
-    write_measurements(study.table(), tmp_path)
-    batch = tmp_path / "batch.json"
-    write_batch(batch, Batch("h200", "0a", 4, (CellStart(first, 4),), 1))
-    assert set(called(study, 5, "--first").starts) == {CellStart(first, 4), CellStart(second, 5)}
-    for goes_on in ([], ["--first", "--batches", str(batch)]):
-        assert called(study, 5, *goes_on).failed == (first,)
+    assert [(set(one.cells), one.given_up) for one in plan.not_decidable] == [({lost, other}, NO_START)]
 
 
 def test_a_cell_that_is_faster_than_its_device_can_be_decides_nothing(three, tmp_path):
