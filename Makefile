@@ -29,7 +29,7 @@ results/two_gpus/compare.json: | $(TOOLS_VENV)/tools.installed
 	$(TOOLS_VENV)/bin/python -m tarfile -e config/reference/two_gpus/evidence.tar.xz results
 
 report: ## say which commands draw a report
-	@echo "make gpu-report: from the recorded evidence; .venv/bin/snakemake partial_report --configfile STUDY: of a study"
+	@echo "make gpu-report: from the recorded evidence; .venv/bin/snakemake --configfile STUDY --config partial=1: of a study"
 
 demo: $(VENV)/cpu.installed ## calibrate this machine's CPU and run the demo study on it (CORES=all)
 	$(BIN)/snakemake --cores $(CORES) $(ARGS) -- calibrate
