@@ -51,8 +51,10 @@ rule measure:
 
 
 def names_of(files):
-    """Manifests and lists as they are named below their folder."""
-    return [Path(one).relative_to(PATHS.measured("").parent).with_suffix("") for one in files]
+    """Manifests and lists as they are named below their folder; before a decision Snakemake does not know the files."""
+    measured = PATHS.measured("").parent
+    known = (Path(one) for one in files if Path(one).is_relative_to(measured))
+    return [path.relative_to(measured).with_suffix("") for path in known]
 
 
 rule end_round:
