@@ -133,7 +133,7 @@ class Round:
     def roots(self, in_one: bool, here: Collection[tuple[str, int]]) -> list[tuple[str, str]]:
         """The largest parts, as devices and part. `in_one`: all that is `here` in one, if that has a name."""
         mine = [needs for needs in self._trees if needs in here]
-        gpus, counts = dict.fromkeys(gpu for gpu, _ in mine), sorted({devices for _, devices in mine})
+        gpus, counts = sorted({gpu for gpu, _ in mine}), sorted({devices for _, devices in mine})
         every = {needs for needs in product(gpus, counts) if needs in self._trees}
         if in_one and len(mine) > 1 and every == {*mine}:
             return [("+".join(gpus), f"x{'+'.join(map(str, counts))}b")]
