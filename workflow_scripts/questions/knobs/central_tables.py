@@ -21,6 +21,7 @@ KNOBS = ("max_num_seqs", "block_size", "batch_size")
 # The metrics that sources print for each device and value of a knob, in their words.
 METRICS = {RATE: "tok/s (output)", "num_gpu_blocks": "GPU blocks", "waste_pct": "Memory waste"}
 METRICS |= {"memory_used_bytes_max": "GPU memory"}
+TOK = "tok"  # the rate, whose heading has its unit already
 BEST, PERHAPS_BEST = "★", "☆"
 MEASURED = "and its 95 % interval"
 PUBLISHED = f"{column(RATE).axis} over whole repeats, beside published ones,"
@@ -213,9 +214,11 @@ def four_metrics(knob: str) -> TablePart:
         intervals = tables.intervals_of(RATE)[["low", "high"]].add_prefix(f"{RATE}_")
         shown_rows = varied.join(known, on="cell_id").join(intervals, on="cell_id")
         became = shown_rows["outcome"].map(outcome_words).where(shown_rows["outcome"] != "ok")
-        return shown_rows.assign(became=became).sort_values(["gpu", of_knob], kind="stable")
+        named = {f"{RATE}{end}": f"{TOK}{end}" for end in ("", "_low", "_high")}
+        return shown_rows.rename(columns=named).assign(became=became).sort_values(["gpu", of_knob], kind="stable")
 
-    columns = {**CELL, f"knob_{knob}": knob_name(knob), **METRICS, "became": "Outcome"}
+    metrics = {TOK if name == RATE else name: words for name, words in METRICS.items()}
+    columns = {**CELL, f"knob_{knob}": knob_name(knob), **metrics, "became": "Outcome"}
     return TablePart(
         "cells", columns, f"tok/s, GPU blocks, memory waste, GPU memory by {knob_name(knob)}", rows=rows, optional=True
     )
