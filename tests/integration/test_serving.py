@@ -262,8 +262,8 @@ def test_two_engines_of_one_server_have_a_pool_each_and_their_queues_are_added(r
 
 
 def test_paced_loads_take_part_in_no_comparison_of_throughput(results):
-    effects = pd.read_parquet(results / "tables" / "knobs.parquet")
-    assert not effects["knob"].isin(["request_rate_per_s"]).any()
+    effects = pd.read_parquet(results / "tables" / "comparisons.parquet").query("metric == 'output_tokens_per_s'")
+    assert not effects["name"].isin(["request_rate_per_s"]).any()
 
 
 def test_no_secret_is_in_anything_that_was_written_or_printed(results, own_tmpdir, served_run):

@@ -82,13 +82,12 @@ def check_prefix_caching(table: Results) -> None:
     }
     assert found == {"prefix-256": {11}, "users-4": {8}}
 
-    effects = table("knobs")
-    gains = effects[(effects["knob"] == "enable_prefix_caching") & (effects["comparison"] == "pair")]
+    effects = table("comparisons").dropna(subset="verdict")
+    gains = effects[effects["name"] == "enable_prefix_caching"]
     by_workload = gains[gains["held"].str.contains("block_size=32")].set_index("workload")
     shared = by_workload.loc[["prefix-256", "identical"]]
     assert by_workload.loc["identical", "ratio"] > 1  # eightfold where nothing else uses the cores
-    assert (shared["ratio_low"] < shared["ratio"]).all()
-    assert (shared["ratio"] < shared["ratio_high"]).all()
+    assert ((shared["low"] < shared["ratio"]) & (shared["ratio"] < shared["high"])).all()
     assert shared["took_effect"].all()
     assert not by_workload.loc["nothing-shared", "took_effect"]
 
@@ -250,13 +249,12 @@ def check_vllm_versions(table: Results) -> None:
     ran = cells[cells["outcome"] == "ok"].groupby("workload")
     assert (ran[["prompt_tokens", "output_tokens"]].nunique() == 1).all(axis=None)
     assert set(cells["kv_cache_tokens"].dropna()) == {131072}
-    changed = table("environments")
-    assert set(changed["environment"]) == {
+    changed = table("comparisons").query("kind == 'environment'")
+    assert set(changed["value_b"]) == {
         *("vllm-0.25.1", "vllm-0.11.0.post2", "transformers-4.57.6", "transformers-5.23.0")
     }
-    steps = changed[(changed["setting"] == "max_num_batched_tokens") & (changed["engine"] == "vllm")]
-    found = steps[["environment", "value", "baseline_value"]]
-    assert found.to_numpy().tolist() == [["vllm-0.11.0.post2", "4096", "512"]]
+    moved = changed["moved_with_it"].fillna("").str.contains("max_num_batched_tokens 512 -> 4,096", regex=False)
+    assert set(changed.loc[moved & changed["engine"].str.startswith("vllm"), "value_b"]) == {"vllm-0.11.0.post2"}
 
 
 CHECKS = {

@@ -66,7 +66,7 @@ def in_words(rows: pd.DataFrame) -> pd.DataFrame:
     """Comparisons with their settings in words."""
     return rows.assign(
         name=rows["name"].map(knob_name),
-        held=rows["held"].map(held_in_words),
+        held=rows["held"].fillna("").map(held_in_words),
         ratio_low=rows["low"],
         ratio_high=rows["high"],
     )

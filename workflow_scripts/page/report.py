@@ -96,8 +96,8 @@ class Report:
     def named(self, rows: pd.DataFrame) -> pd.DataFrame:
         """The rows, with cells and settings in words; the words for a cell of the study are a link to it."""
         rows = rows.copy()
-        for name in {"knobs", "vllm_knobs", "hf_knobs"} & set(rows):
-            rows[name] = [self.setting_of(row, row[name]) for row in records(rows)]
+        if "knobs" in rows:
+            rows["knobs"] = [self.setting_of(row, row["knobs"]) for row in records(rows)]
         for name, words in (("knobs", self.labels), ("cell_id", self.names)):
             if name in rows and "cell_id" in rows:
                 each = zip(rows["cell_id"], rows[name], strict=True)

@@ -96,7 +96,7 @@ class Comparisons:
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """The columns of a table of comparisons: ratios with their intervals, those of another run, what they cover."""
-        names = ("ratio", "ratio_low", "ratio_high", "ratio_again_low", "ratio_again_high", "scope", "starts")
+        names = ("ratio", "low", "high", "again_low", "again_high", "scope", "starts")
         return dict(zip(names, (*self.interval(), *self.another_run(), self.scope, self.starts), strict=True))
 
     def interval(self) -> Interval:

@@ -34,9 +34,6 @@ RAN_IN = "environment_number"
 EMPTY = {
     "blocks": "no cell has both a predicted schedule and a predicted size of the KV cache",
     "comparisons": "no two measured cells differ in one thing alone",
-    "knobs": "no two measured cells differ in one setting alone",
-    "engines": "no vLLM and no HuggingFace cell have the same device, model and workload",
-    "engine_decomposition": "vLLM and HuggingFace were not both measured with one sequence and with several",
     "devices": "no two devices were measured with the same settings",
     "recommendations": "no vLLM cell was measured that could be recommended",
     "serving": "no server was measured",
@@ -110,11 +107,10 @@ class Tables:
             if not path.exists():
                 raise MissingError(f"there is no table {name} ({path.name} was not made)")
             table = _plain(read_table(path))
-            if "source" in table:
+            if {"source", "gpu"} <= set(table):
                 # The source stands after the name of each device whose numbers this study did not measure.
                 elsewhere = table["source"].notna() & ~table["source"].isin(["measured", "predicted"])
-                names = table.columns.intersection(["gpu", "gpu_a", "gpu_b"])
-                table[names] = table[names].mask(elsewhere, table[names].add(" (" + table["source"] + ")", axis=0))
+                table["gpu"] = table["gpu"].mask(elsewhere, table["gpu"] + " (" + table["source"] + ")")
             self._read[name] = table
         return self._read[name]
 

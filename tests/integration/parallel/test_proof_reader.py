@@ -19,12 +19,10 @@ from workflow_scripts.page.blocks import UNKNOWN
 from workflow_scripts.page.digits import rounded
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.rate_ceiling import MeanLengths, judge_rate
-from workflow_scripts.questions.engines.table import with_cell_ids
-from workflow_scripts.statistics.summary import RATE, cell_ids, comparable_rows
+from workflow_scripts.statistics.summary import RATE, comparable_rows
 from workflow_scripts.tables.measurements import joined
 from workflow_scripts.tables.results import under_load
 
-CELLS, RATES = ("cell_id", "baseline_cell_id"), ("rate", "baseline_rate")
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 UNITS = "tokens/s|ms|J/token|GiB"
 IN_WORDS = re.compile(rf"({NUMBER}) (?:(?:output|total) )?({UNITS})\b(?! each)")  # "each" is of the steps of a repeat
@@ -109,18 +107,16 @@ def page(folder):
 
 
 def test_tables_state_one_value_of_a_cell_and_one_interval_of_a_pair(folder, tables):
-    """A rate or latency is that of `intervals`, with its interval, and a ratio the quotient of the rates beside it."""
+    """A rate or latency is that of `intervals`, with its interval, and a ratio the quotient of its two rates."""
     of_cells = tables["intervals"].set_index(["cell_id", "measure"])
     values = of_cells["value"]
-    effects, engines = tables["knobs"], with_cell_ids(tables["engines"])
+    compared = tables["comparisons"].dropna(subset="mean_b")
     recommended = tables["recommendations"].dropna(subset="cell_id")
     of_recommended = {"rate": recommended["metric"]}
     of_recommended |= {name: [name] * len(recommended) for name in ("tpot_s_p50", "ttft_s_p50")}
     measured = tables["predictions"].dropna(subset="measured")
-    devices = [cell_ids(tables["devices"], f"gpu_{side}") for side in "ab"]
     stated = [
-        *((effects[of], effects["metric"], effects[rate]) for of, rate in zip(CELLS, RATES, strict=True)),
-        *((engines[of], RATE, engines[f"{side}_{RATE}"]) for of, side in zip(CELLS, ("vllm", "hf"), strict=True)),
+        *((compared[side], compared["metric"], compared[f"mean_{side}"]) for side in "ab"),
         *((recommended["cell_id"], of, recommended[name]) for name, of in of_recommended.items()),
         (measured["cell_id"], measured["quantity"], measured["measured"]),
     ]
@@ -131,31 +127,16 @@ def test_tables_state_one_value_of_a_cell_and_one_interval_of_a_pair(folder, tab
         ends = of_cells[["low", "high"]].reindex(pd.MultiIndex.from_arrays([recommended["cell_id"], of]))
         told = recommended[[f"{name}_low", f"{name}_high"]].to_numpy(float)
         assert told == pytest.approx(ends.to_numpy(float), rel=1e-9, nan_ok=True)
-    assert len(effects)
-    pairs = [
-        effects[[*CELLS, "metric", "ratio", "ratio_low", "ratio_high"]],
-        engines[engines["comparable"]]
-        .rename(columns=lambda name: name.removeprefix("improvement_"))
-        .assign(metric=RATE),
-        tables["devices"].assign(**dict(zip(CELLS, devices, strict=True))),
-    ]
-    for of in pairs:
-        a, b = (values.reindex(pd.MultiIndex.from_frame(of[[cell, "metric"]])).to_numpy() for cell in CELLS)
-        assert of["ratio"].to_numpy(float) == pytest.approx(a / b, rel=1e-9)
-    ends = [*CELLS, "metric", "ratio_low", "ratio_high"]
-    together = pd.concat([of[ends] for of in pairs if len(of)]).round(9).drop_duplicates()
-    assert not together.duplicated([*CELLS, "metric"]).any()
+    assert len(compared)
+    assert not tables["comparisons"].duplicated(["a", "b", "metric"]).any()
+    pairs = tables["comparisons"].query("ratio.notna() and metric != 'output_tokens_per_device_s'")
+    a, b = (values.reindex(pd.MultiIndex.from_frame(pairs[[side, "metric"]])).to_numpy() for side in "ab")
+    assert pairs["ratio"].to_numpy(float) == pytest.approx(b / a, rel=1e-9)
 
 
-def test_a_pair_of_cells_has_one_verdict(tables):
-    engines, steps = with_cell_ids(tables["engines"]), tables["engine_decomposition"]
-    for of, name in zip(CELLS, ("numerator", "denominator"), strict=True):
-        ends = steps[name].str.split("/").str
-        steps = steps.assign(**{of: cell_ids(steps.assign(engine=ends[0], knobs=ends[1]))})
-    rows = pd.concat([engines, steps]).dropna(subset="verdict").drop_duplicates([*CELLS, "verdict"])
-    assert not rows.duplicated([*CELLS]).any()
-    changes = tables["knobs"].query("comparison == 'pair' and metric == @RATE and verdict == 'changes'")
-    pairs = {frozenset(of) for of in changes[[*CELLS]].to_numpy()}
+def test_a_tie_is_not_shown_to_be_slower(tables):
+    changes = tables["comparisons"].query("from_first == True and metric == @RATE and verdict == 'changes'")
+    pairs = {frozenset(of) for of in changes[["a", "b"]].to_numpy()}
     ids = tables["cells"].set_index(["gpu", "engine", "model", "workload", "knobs"])["cell_id"]
     for row in tables["recommendations"].dropna(subset="ties").itertuples():
         for knobs in row.ties.split(", "):
@@ -313,8 +294,7 @@ def test_the_mark_of_a_cell_in_a_figure_is_the_value_that_tables_and_sentences_s
     values = values_of(tables)
     predictions = tables["predictions"].query("quantity == @RATE").set_index("cell_id")
     errors = predictions["predicted"] / predictions["measured"]
-    ratios = pd.concat([tables["knobs"], tables["devices"].assign(cell_id=cell_ids(tables["devices"], "gpu_a"))])
-    engines = tables["engines"]["improvement_ratio"].dropna()
+    ratios = tables["comparisons"].dropna(subset="ratio").merge(tables["devices"], on=["a", "b"], how="left")
     checked = set()
     for name, figure in json.loads((folder / "figures/figures.json").read_text()).items():
         for cell, measure, (value, *_), *_ in figure.get("marks", {}).get("", ()):
@@ -327,7 +307,7 @@ def test_the_mark_of_a_cell_in_a_figure_is_the_value_that_tables_and_sentences_s
             elif name == "prediction_errors":
                 stated = [errors[cell]]
             else:
-                stated = [*ratios.loc[ratios["cell_id"] == cell, "ratio"], *engines]
+                stated = [*ratios.loc[ratios["b"] == cell, ["ratio", "predicted_ratio"]].stack()]
             assert any(np.isclose(value, number, rtol=1e-6) for number in stated), (name, cell, measure, value, stated)
     assert {"limits", "prediction_errors"} <= checked or folder.name not in STUDIES
     if folder.name == "two_gpus":
@@ -359,12 +339,6 @@ def test_a_cell_has_one_value_of_a_measure_in_every_table_of_the_page_and_in_its
         if (how := COLUMNS[name].summary) in ("median", "first", "max", "min"):
             of_cells = rows.groupby("cell_id")[name].agg(how).reindex(known["cell_id"])
             assert known["value"].to_numpy() == pytest.approx(of_cells.to_numpy(float), rel=1e-9), name
-    sides = [cell_ids(tables["devices"], f"gpu_{side}") for side in "ab"]
-    for side, cells in zip("ab", sides, strict=True):
-        for name in (of for of in values if f"{of}_{side}" in tables["devices"]):
-            assert tables["devices"][f"{name}_{side}"].to_numpy(float) == pytest.approx(
-                values[name].reindex(cells).to_numpy(float), rel=1e-9, nan_ok=True
-            )
 
 
 def test_a_recommendation_has_the_highest_mean_and_names_all_that_is_not_shown_to_be_slower(folder, tables):

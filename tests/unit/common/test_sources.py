@@ -44,7 +44,7 @@ def test_sources_hold_the_figures_of_other_studies_and_a_module_that_is_not_ther
     found = {module: sources(module) for module in TABLE_MODULES}
     with_figures = {module for module, files in found.items() if "config/variation.yaml" in files}
     assert with_figures == {m for m, files in found.items() if "workflow_scripts/statistics/repeats.py" in files}
-    assert {"questions.knobs.table", "tables.cell_intervals"} < with_figures
+    assert {"questions.comparisons.table", "tables.cell_intervals"} < with_figures
     with pytest.raises(ValueError, match=r"no module workflow_scripts\.questions\.none"):
         sources("questions.none")
 
@@ -102,7 +102,7 @@ def planned_again(finished: Path, *edited: str) -> set[str]:
         # A table that is made again is new to the rules that read it, whatever else they use.
         (["parse/cell_tables.py"], {"parse"}),
         (["predict/predictions.py", "engines/hf/predictions.py"], {"predict_cells"}),
-        (["questions/knobs/table.py", "tables/cell_intervals.py"], {"tables"}),
+        (["questions/comparisons/table.py", "tables/cell_intervals.py"], {"tables"}),
         (["present/page.py"], {"report"}),
     ],
     ids=["nothing", "rows", "predictions", "tables", "the page"],

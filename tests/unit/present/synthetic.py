@@ -19,10 +19,7 @@ from workflow_scripts.predict.block_trace import trace_blocks
 from workflow_scripts.predict.predictions import lengths_of
 from workflow_scripts.present import figures, page
 from workflow_scripts.questions.compare.study_digest import digest_of
-from workflow_scripts.questions.comparisons.table import comparisons_table
-from workflow_scripts.questions.devices.table import device_ratios
-from workflow_scripts.questions.engines.table import engine_tables
-from workflow_scripts.questions.knobs.table import knob_effects
+from workflow_scripts.questions.comparisons.table import comparison_tables
 from workflow_scripts.questions.predictions.table import QUANTITIES, predictions_table
 from workflow_scripts.questions.recommendations.table import recommendations
 from workflow_scripts.questions.sections import SUBJECTS
@@ -320,14 +317,8 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
 
     write_measurements(cells, tables)
     cells = read_measurements(tables)
-    engines, decomposition = engine_tables(cells)
-    engines = engines.drop(columns=["at_least", "starts"])
-    comparisons = comparisons_table(cells, 2.0, waiting_table(cells))
-    write(comparisons=comparisons)
     serving, summary = serving_tables(cells)
-    write(knobs=knob_effects(cells, 2.0), intervals=cell_intervals(cells))
-    write(engines=engines, engine_decomposition=decomposition, serving=serving, serving_summary=summary)
-    write(recommendations=recommendations(cells, comparisons, 2.0, {}).assign(command=f"vllm serve {SCRIPT}"))
+    write(intervals=cell_intervals(cells), serving=serving, serving_summary=summary)
     write(limits=limits_table(cells))
     write(waiting=waiting_table(cells), fragmentation=waste_table(cells), memory=capacity_table(cells))
     # A flat line that someone published for the first device.
@@ -336,7 +327,10 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     write(
         predictions=predictions_table(cells, cell_intervals(cells), plan_table(cells), published), claims=claims_table()
     )
-    write(devices=device_ratios(cells, predictions=read_table(tables / "predictions.parquet")))
+    of_host, predictions = waiting_table(cells), read_table(tables / "predictions.parquet")
+    comparisons, devices = comparison_tables(cells, 2.0, waiting=of_host, predictions=predictions)
+    write(comparisons=comparisons, devices=devices)
+    write(recommendations=recommendations(cells, comparisons, 2.0, {}).assign(command=f"vllm serve {SCRIPT}"))
 
 
 def arguments(**options: Path) -> list[str]:

@@ -87,8 +87,16 @@ def test_published_rates_have_rows_of_their_own_and_imported_ones_are_labelled(r
     ("fastest", "decided", "mark"), [("256", True, "★"), ("64, 256", True, "★"), ("16, 64, 256", False, "☆")]
 )
 def test_the_fastest_is_marked_as_the_analysis_decides(report, tmp_path, fastest, decided, mark):
-    effects = in_table(report, "knobs").assign(fastest=fastest, fastest_decided=decided)
-    tables = dict(knob_tables(changed(report, tmp_path, knobs=effects).tables))
+    """Values that are all flat are equally fast; every other one is shown to be slower than those that remain."""
+    compared, best = in_table(report, "comparisons"), fastest.split(", ")
+    both = compared["value_a"].isin(best) & compared["value_b"].isin(best)
+    compared["verdict"] = compared["verdict"].where(
+        compared["verdict"].isna() | ~both, "flat" if decided else "not decided"
+    )
+    slower = compared["verdict"].notna() & ~both & (compared["value_a"].isin(best) | compared["value_b"].isin(best))
+    compared["verdict"] = compared["verdict"].mask(slower, "changes")
+    compared["ratio"] = compared["ratio"].mask(slower, compared["value_b"].isin(best).map({True: 2.0, False: 0.5}))
+    tables = dict(knob_tables(changed(report, tmp_path, comparisons=compared).tables))
     names = {"Device / max-num-seqs": "h200", "Other settings": "block size 16"}
     [row] = rows(tables["max_num_seqs"][RATES], **names)
     marks = (module.BEST, module.PERHAPS_BEST)
@@ -97,9 +105,9 @@ def test_the_fastest_is_marked_as_the_analysis_decides(report, tmp_path, fastest
 
 
 def test_rows_that_are_compared_while_the_engine_is_full_have_a_table_of_their_own(report, tmp_path):
-    effects = in_table(report, "knobs")
-    effects["metric"] = effects["metric"].mask(effects["gpu"] == "h200", STEADY)
-    whole, full, *_ = dict(knob_tables(changed(report, tmp_path, knobs=effects).tables))["max_num_seqs"]
+    rows_of = in_table(report, "comparisons")
+    rows_of["metric"] = rows_of["metric"].mask(rows_of["gpu"].eq("h200") & rows_of["verdict"].notna(), STEADY)
+    whole, full, *_ = dict(knob_tables(changed(report, tmp_path, comparisons=rows_of).tables))["max_num_seqs"]
     of_16 = [rows(table, **{"Other settings": "block size 16"}) for table in (whole, full)]
     devices = [[row["Device / max-num-seqs"] for row in of_table] for of_table in of_16]
     assert devices == [["a100-sxm-80gb", "l40s"], ["h200"]]

@@ -19,13 +19,13 @@ def test_an_absent_and_an_empty_table_are_missing(tmp_path):
 
 
 def test_a_table_that_does_not_fit_its_schema_is_refused(tmp_path):
-    table = whole("knobs", pd.DataFrame({"ratio": [1.5], "scope": "the starts"}))
+    table = whole("comparisons", pd.DataFrame({"ratio": [1.5], "scope": "the starts"}))
     for wrong, why in ((table.assign(ratio="x"), "column 'ratio' is not"), (table[["ratio"]], "'scope' is missing")):
-        wrong.to_parquet(tmp_path / "knobs.parquet")
+        wrong.to_parquet(tmp_path / "comparisons.parquet")
         with pytest.raises(TableError, match=why):
-            Tables(tmp_path).get("knobs")
-    table.assign(scope=2.5).to_parquet(tmp_path / "knobs.parquet")
-    assert list(Tables(tmp_path).get("knobs")["scope"]) == ["2.5"]
+            Tables(tmp_path).get("comparisons")
+    table.assign(scope=2.5).to_parquet(tmp_path / "comparisons.parquet")
+    assert list(Tables(tmp_path).get("comparisons")["scope"]) == ["2.5"]
 
 
 def test_nulls_of_numbers_are_nan_and_of_flags_none_and_devices_measured_elsewhere_are_named_so(tmp_path):

@@ -26,12 +26,12 @@ _AT_LEAST_ONE = Stated(min=1)
 
 
 def gain(row: Row) -> Interval:
-    return Interval(row.improvement_ratio, row.improvement_ratio_low, row.improvement_ratio_high)
+    return Interval(row.ratio, row.low, row.high)
 
 
 def gain_text(row: Row) -> str:
-    vllm = f"vLLM with {setting_phrase('max_num_seqs', row.vllm_max_num_seqs)}"
-    hf = f"HuggingFace with {setting_phrase('batch_size', row.hf_batch_size)}"
+    vllm = f"vLLM with {setting_phrase('max_num_seqs', row.sequences)}"
+    hf = f"HuggingFace with {setting_phrase('batch_size', row.batch_size)}"
     return f"{vllm} makes {gain(row).value:.3g} times the output tokens/s of {hf} ({gain(row).ends()})."
 
 
@@ -50,7 +50,7 @@ def hf_generate(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
                 yield number(claim, what, found, stated="tokens_per_s", row=cell, tolerance_pct=10)
     else:
         yield computed(claim, "It divides a rate that may count prompt tokens by one of output tokens alone.")
-        for row in tables.fastest_gains("batch 1"):
+        for row in tables.fastest_gains(batched=False):
             says = within(gain(row), claim.quantity("throughput_ratio"), tolerance_pct=10)
             yield measured(claim, row, gain_text(row), says)
 
@@ -69,7 +69,7 @@ def engines_on_one_a100(claim: Claim, tables: StudyTables) -> Iterator[Evidence]
         what = f"{engine}: {step_ms:g} ms between tokens over the time of reading the weights"
         found = number(claim, what, step_ms / reading_ms, " times", _AT_LEAST_ONE, scope=f"{gpu}, {model}")
         yield found if found.says == CONTRADICTED else replace(found, says=None)
-    for row in tables.fastest_gains("static batch"):
+    for row in tables.fastest_gains(batched=True):
         says = within(gain(row), claim.quantity("vllm_over_hf"), tolerance_pct=10)
         is_in_order = says == CONTRADICTED and gain(row).high >= 1
         yield measured(claim, row, gain_text(row), None if is_in_order else says)
@@ -78,16 +78,16 @@ def engines_on_one_a100(claim: Claim, tables: StudyTables) -> Iterator[Evidence]
 @check("thirty-to-a-hundred-times-faster", "engines", run("paged_attention", _SAME_WORK))
 def thirty_to_a_hundred_times_faster(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     """Over a loop of single requests; batches are another comparison."""
-    for row in tables.fastest_gains("batch 1"):
+    for row in tables.fastest_gains(batched=False):
         yield measured(claim, row, gain_text(row), within(gain(row), claim.quantity("throughput_ratio")))
-    for row in tables.engine_gains("static batch"):
+    for row in tables.engine_gains(batched=True):
         yield measured(claim, row, gain_text(row), is_stated=False)
 
 
 @check("faster-for-a-single-request", "engines", run("published_claims", "sweeps single-request and single-request-hf"))
 def faster_for_a_single_request(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
-    for row, cell in tables.with_cells(tables.engine_gains("batch 1")):
-        if row.vllm_max_num_seqs == 1:
+    for row, cell in tables.with_cells(tables.engine_gains(batched=False)):
+        if row.sequences == 1:
             under = Under(cell.output_tokens == 50 * cell.num_requests)
             yield measured(claim, row, gain_text(row), within(gain(row), _AT_LEAST_ONE), under=under)
 

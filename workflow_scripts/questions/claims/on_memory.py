@@ -23,7 +23,6 @@ from workflow_scripts.questions.claims.evidence import (
 )
 from workflow_scripts.questions.claims.on_rates import effect_text
 from workflow_scripts.questions.claims.study_tables import Row, StudyTables, highest, pairs
-from workflow_scripts.questions.knobs.table import PAIR
 from workflow_scripts.statistics.summary import PLACE
 
 _RESERVED = run("published_claims", "sweep reserved-slots; table fragmentation")
@@ -265,8 +264,8 @@ def hit_rate_of_identical_prompts(claim: Claim, tables: StudyTables) -> Iterator
 
 @check("speedup-of-a-shared-system-prompt", "prefix-caching", _PREFIX_LENGTHS)
 def speedup_of_a_shared_prompt(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
-    for effect in tables.rows("knobs"):
-        if effect.knob == "enable_prefix_caching" and effect.comparison == PAIR and effect.took_effect:
+    for effect in tables.effects("enable_prefix_caching"):
+        if effect.took_effect:
             yield measured(claim, effect, effect_text(effect), is_stated=False)
 
 

@@ -32,9 +32,8 @@ from workflow_scripts.questions.claims.evidence import (
     within,
 )
 from workflow_scripts.questions.claims.study_tables import Interval, Row, StudyTables, highest, pairs
+from workflow_scripts.questions.comparisons.pairs import STEADY
 from workflow_scripts.questions.devices.table import PREDICTED
-from workflow_scripts.questions.knobs.pairs import STEADY
-from workflow_scripts.questions.knobs.table import OVERALL, PAIR
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
 from workflow_scripts.study.setting_words import instead_of, setting_phrase
 from workflow_scripts.tables.expected_ratios import NEAR_PCT, capability_ratios
@@ -53,8 +52,8 @@ def like_sharegpt(cell: Row) -> Under:
 def effect_text(effect: Row) -> str:
     full = " while full" * (effect.metric == STEADY)
     return (
-        f"{instead_of(effect.knob, effect.value, effect.baseline)}, {effect.ratio:.3g} times the output tokens/s{full} "
-        f"(95 % interval {effect.ratio_low:.3g} to {effect.ratio_high:.3g}): {effect.verdict}."
+        f"{instead_of(effect.name, effect.value_b, effect.value_a)}, {effect.ratio:.3g} times the output "
+        f"tokens/s{full} (95 % interval {effect.low:.3g} to {effect.high:.3g}): {effect.verdict}."
     )
 
 
@@ -103,15 +102,17 @@ def flat(claim: Claim, tables: StudyTables, under: Callable[[Row], Under] | None
     def is_within(group: Iterable[float]) -> bool:
         return all(min(values) <= value <= max(values) for value in group)
 
-    for effect, cell in tables.with_cells(tables.rows("knobs")):
-        if effect.knob != stated.name or effect.engine != "vllm":
+    groups, of_pairs = tables.overall(stated.name), tables.effects(stated.name)
+    for effect, cell in tables.with_cells([*of_pairs, *groups]):
+        if effect.engine != "vllm":
             continue
-        group = {float(value) for value in effect.values.split(", ")}
-        compared = {float(effect.value), float(effect.baseline)} if effect.comparison == PAIR else group
-        if effect.comparison == PAIR and (is_within(group) or not is_within(compared)):
-            continue
+        compared = group = {float(value) for value in effect.values.split(", ")}
+        if not hasattr(effect, "fastest"):
+            compared = {float(effect.value_a), float(effect.value_b)}
+            if is_within(group) or not is_within(compared):
+                continue
         says, text = None, effect_text(effect)
-        most_pct = 100 * (max(effect.ratio_high, 1 / effect.ratio_low) - 1)
+        most_pct = 100 * (max(effect.high, 1 / effect.low) - 1)
         if is_within(compared) and effect.verdict == CHANGES:
             says = CONTRADICTED
         elif is_within(compared) and accepted <= compared:
@@ -177,9 +178,8 @@ def kv_blocks_control_throughput(claim: Claim, tables: StudyTables) -> Iterator[
 def block_size_by_length(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     """Throughput that is flat over the sizes leaves no best size."""
     yield from refused_sizes(claim, CONTRADICTED)
-    for effect in tables.rows("knobs"):
-        if effect.knob == "block_size" and effect.comparison == OVERALL:
-            yield measured(claim, effect, effect_text(effect), CONTRADICTED if effect.verdict == FLAT else None)
+    for effect in tables.overall("block_size"):
+        yield measured(claim, effect, effect_text(effect), CONTRADICTED if effect.verdict == FLAT else None)
 
 
 # --- a speed-up that follows bandwidth -------------------------------------------------------------------------------
@@ -200,32 +200,31 @@ def follows_bandwidth(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     yield Evidence(text, PUBLISHED, f"{a} over {b}", (str(claim.table),))
     yield _published_speedup(a, b, published)
 
-    for row in tables.rows("devices"):
-        if row.metric == "output_tokens_per_s":
-            both = {a: row.gpu_a, b: row.gpu_b}
-            bears = all(may_mean(name, gpu) and covers(claim, gpu, row.model) for name, gpu in both.items())
-            scope = f"{row.gpu_a} over {row.gpu_b}, {row.model}, {row.workload}"
-            ends = interval_text(row.ratio, row.ratio_low, row.ratio_high, "x", row.scope)
-            nearest = f"nearest: {row.nearest}, {row.nearest_difference_pct:+.1f} %"
-            yield Evidence(
-                text=f"{scope}: {ends}; explained by: {row.explanation}; {nearest}.",
-                label=MEASURED if row.source == "measured" else row.source,
-                scope=scope,
-                ids=tuple(f"{gpu}/{row.engine}/{row.model}/{row.workload}/{row.knobs}" for gpu in both.values()),
-                says=_says(row, published) if bears else None,
-                bears=bears,
-            )
+    for row in tables.device_ratios():
+        both = {a: row.value_b, b: row.value_a}
+        bears = all(may_mean(name, gpu) and covers(claim, gpu, row.model) for name, gpu in both.items())
+        scope = f"{row.value_b} over {row.value_a}, {row.model}, {row.workload}"
+        ends = interval_text(row.ratio, row.low, row.high, "x", row.scope)
+        nearest = f"nearest: {row.nearest}, {row.nearest_difference_pct:+.1f} %"
+        yield Evidence(
+            text=f"{scope}: {ends}; explained by: {row.explanation}; {nearest}.",
+            label=MEASURED if row.source == "measured" else row.source,
+            scope=scope,
+            ids=(row.b, row.a),
+            says=_says(row, published) if bears else None,
+            bears=bears,
+        )
 
 
 def _says(row: Row, published: float) -> str | None:
     """What a measured ratio says: nothing without an interval, or if bandwidth cannot be told from other causes."""
-    if row.explanation is None or row.cannot_show is not None or math.isnan(row.ratio_low):
+    if row.explanation is None or row.cannot_show is not None or math.isnan(row.low):
         return None
     # What the step model expects rests on bandwidths among others, so it neither confirms nor rivals them.
     shown = ["bandwidth" in name for name in row.explanation.split(", ") if name != PREDICTED]
     if not any(shown) and "bandwidth" not in str(row.compatible_with):
         return CONTRADICTED
-    says = within(Interval(row.ratio, row.ratio_low, row.ratio_high), Stated(value=published), tolerance_pct=SAME_PCT)
+    says = within(Interval(row.ratio, row.low, row.high), Stated(value=published), tolerance_pct=SAME_PCT)
     return NOT_DECIDED if says == SUPPORTED and not (shown and all(shown)) else says
 
 
@@ -252,10 +251,12 @@ def _published_speedup(a: str, b: str, ratio: float) -> Evidence:
 def pipeline_over_tensor(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
     """Pipeline stages must be faster in all than as many tensor ranks, and slower for a token."""
     times_s = tables.intervals("tpot_s_p50")
-    effects = [row for row in tables.rows("knobs") if row.comparison == PAIR and row.cell_id in times_s]
-    stages, ranks = ([e for e in effects if e.knob == f"{kind}_parallel_size"] for kind in ("pipeline", "tensor"))
-    for stage, rank in pairs(stages, ranks, "study source gpu engine model workload held value baseline"):
-        of_stages, of_ranks = (Interval(of.ratio, of.ratio_low, of.ratio_high) for of in (stage, rank))
+    stages, ranks = (
+        [of for of in tables.effects(f"{kind}_parallel_size") if of.cell_id in times_s]
+        for kind in ("pipeline", "tensor")
+    )
+    for stage, rank in pairs(stages, ranks, "study source gpu engine model workload held value_b value_a"):
+        of_stages, of_ranks = (Interval(of.ratio, of.low, of.high) for of in (stage, rank))
         rate, time = of_stages / of_ranks, times_s[stage.cell_id] / times_s[rank.cell_id]
         text = (
             f"Pipeline stages make {rate.value:.3g} times the output tokens/s of as many tensor ranks ({rate.ends()}), "

@@ -12,18 +12,18 @@ import pandas as pd
 
 from workflow_scripts.catalog.published import Published
 from workflow_scripts.engines.registry import every_knob
-from workflow_scripts.questions.devices import table as ratios
-from workflow_scripts.questions.engines import table as engine_gain
-from workflow_scripts.questions.knobs import table as effects
+from workflow_scripts.engines.vllm.knobs import VLLM
+from workflow_scripts.questions.comparisons import table as comparisons
+from workflow_scripts.questions.comparisons.groups import overall
+from workflow_scripts.questions.comparisons.pairs import ENGINE, STEADY
+from workflow_scripts.questions.devices import table as devices
 from workflow_scripts.questions.memory import capacity, fragmentation
 from workflow_scripts.questions.predictions import table as predictions
-from workflow_scripts.statistics.summary import IDENTITY, PLACE, comparable_rows, numbers
+from workflow_scripts.statistics.summary import IDENTITY, PLACE, RATE, comparable_rows, numbers
 from workflow_scripts.tables import cell_intervals
 
 # The tables that checks read, beside what was measured.
-TABLES = [
-    str(of.SCHEMA.name) for of in (cell_intervals, capacity, effects, engine_gain, fragmentation, predictions, ratios)
-]
+TABLES = [str(of.SCHEMA.name) for of in (cell_intervals, capacity, comparisons, devices, fragmentation, predictions)]
 
 LENGTHS = ("prompt_tokens", "output_tokens")
 # A row of a table: a number that is not known is NaN, a text or flag None.
@@ -82,17 +82,41 @@ class StudyTables:
         """Each row with its cell, if it counts."""
         return pairs(rows, self.cells, "cell_id")
 
-    def engine_gains(self, hf_kind: str) -> list[Row]:
-        """vLLM over HuggingFace with one kind of batches, where the two are comparable."""
-        gains = _rows(engine_gain.with_cell_ids(self.frames["engines"]))
-        return [gain for gain in gains if gain.comparable and gain.hf_kind == hf_kind]
+    def _compared(self, **equal: Any) -> pd.DataFrame:
+        """Comparisons that have a verdict by their rate, with the cells `b` and `a` also as `cell_id` and
+        `baseline_cell_id`."""
+        rows = self.frames["comparisons"]
+        rows = rows[rows["verdict"].notna() & rows["metric"].isin([RATE, STEADY])]
+        for name, value in equal.items():
+            rows = rows[rows[name].eq(value)]
+        return _with_cells_named(rows)
 
-    def fastest_gains(self, hf_kind: str) -> list[Row]:
+    def effects(self, setting: str) -> list[Row]:
+        """Comparisons of values of a setting with the first one."""
+        return _rows(self._compared(name=setting, from_first=True))
+
+    def overall(self, setting: str) -> list[Row]:
+        """What all values of a setting show together, as `comparisons.groups.overall` says."""
+        return _rows(_with_cells_named(overall(self.frames["comparisons"], setting)))
+
+    def device_ratios(self) -> list[Row]:
+        """Ratios of output tokens/s of two devices, with what explains them."""
+        return _rows(self._compared(kind=comparisons.DEVICE, metric=RATE).merge(self.frames["devices"], on=["a", "b"]))
+
+    def engine_gains(self, batched: bool) -> list[Row]:
+        """vLLM over HuggingFace with single requests, or in static batches, where the two are comparable; with
+        `sequences` of vLLM and the `batch_size` of HuggingFace."""
+        rows, cells = self._compared(kind=ENGINE, engine=VLLM.name), self._cells.set_index("cell_id")
+        rows = rows.assign(
+            sequences=rows["cell_id"].map(cells["max_concurrency_allowed"]),
+            batch_size=rows["baseline_cell_id"].map(cells["knob_batch_size"]),
+        )
+        return _rows(rows[rows["batch_size"].gt(1) if batched else rows["batch_size"].eq(1)])
+
+    def fastest_gains(self, batched: bool) -> list[Row]:
         """Of these the one of the fastest cells of each place."""
         return highest(
-            self.engine_gains(hf_kind),
-            lambda gain: (gain.vllm_output_tokens_per_s, gain.hf_output_tokens_per_s),
-            lambda gain: _key(gain, PLACE),
+            self.engine_gains(batched), lambda gain: (gain.mean_b, gain.mean_a), lambda gain: _key(gain, PLACE)
         )
 
     def waste(self, layout: str, by: Sequence[str] = PLACE, block_size: int | None = None) -> list[Row]:
@@ -103,6 +127,10 @@ class StudyTables:
         if block_size is not None:
             waste = waste[waste["block_size"].eq(block_size)]
         return _rows(_means(waste.merge(self._cells, on="cell_id", suffixes=("", "_of_cell")), by, "median"))
+
+
+def _with_cells_named(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.assign(cell_id=rows["b"], baseline_cell_id=rows["a"])
 
 
 def pairs(rows: Iterable[Row], others: Iterable[Row], same: str) -> Iterator[tuple[Row, Row]]:

@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.questions.compare.digest import Digest, DigestCell, Found, Mean, Pair
-from workflow_scripts.questions.comparisons.table import DEVICE, ENGINE, LIKELY
+from workflow_scripts.questions.comparisons.pairs import ENGINE, STEADY
+from workflow_scripts.questions.comparisons.table import DEVICE, LIKELY
 from workflow_scripts.questions.comparisons.table import SCHEMA as COMPARISONS
-from workflow_scripts.questions.knobs.pairs import STEADY
 from workflow_scripts.questions.limits.table import SCHEMA as LIMITS
 from workflow_scripts.questions.waiting.table import SCHEMA as WAITING
 from workflow_scripts.questions.waiting.table import means_without_waiting

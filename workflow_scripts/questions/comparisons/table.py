@@ -1,11 +1,10 @@
 """Compare all pairs of cells that differ in one thing: a knob, the model, the environment, the device or the engine.
 
-docs/tables.md documents every column, docs/statistics.md the tests. What explains a ratio is in other tables, which
-have the same pairs.
+docs/tables.md documents every column, docs/statistics.md the tests.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -13,26 +12,50 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.common.knob import Knob
+from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.engines.registry import every_knob
-from workflow_scripts.engines.vllm.knobs import VLLM
-from workflow_scripts.questions.devices.table import METRICS, device_pairs
-from workflow_scripts.questions.engines.table import engine_tables, with_cell_ids
-from workflow_scripts.questions.knobs.pairs import ALIKE, AT, MODEL, STEADY, WORK, compared_pairs, looks_at
+from workflow_scripts.questions.comparisons.pairs import (
+    ALIKE,
+    AT,
+    ENGINE,
+    GPU,
+    MODEL,
+    STEADY,
+    WORK,
+    ByMetric,
+    by_metric,
+    columns_of,
+    compared_pairs,
+    looks_at,
+    pairs,
+    shown_by,
+)
+from workflow_scripts.questions.devices.table import SCHEMA as EXPLANATIONS
+from workflow_scripts.questions.devices.table import device_records, explanations
+from workflow_scripts.questions.engines.equal_work import why_unequal
 from workflow_scripts.questions.serving.table import is_served
-from workflow_scripts.questions.waiting.table import with_device_ratio
-from workflow_scripts.statistics.comparisons import ANOTHER_RUN, CHANGES, NOT_DECIDED, SCOPE_MEANING
+from workflow_scripts.questions.waiting.table import ratios_without_waiting
+from workflow_scripts.statistics.comparisons import (
+    ANOTHER_RUN,
+    CHANGES,
+    NOT_DECIDED,
+    SCOPE_MEANING,
+    Comparisons,
+    compare,
+    directions,
+)
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
-from workflow_scripts.statistics.summary import RATE, cell_ids, knob_columns, knob_text, records
+from workflow_scripts.statistics.summary import RATE, knob_columns, knob_text
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.workloads.arrivals import Load
 
-KNOB, LOAD, DEVICE, ENGINE = "knob", "load", "device", "engine"
+KNOB, LOAD, DEVICE = "knob", "load", "device"
 # The interval excludes 1, but no verdict is reached.
 LIKELY = "likely"
 EQUAL, DIFFERS = "equal", "differs"
-# Of servers, by the load that they get; their throughput follows from it.
-LATENCIES = ("ttft_s_p50", "tpot_s_p50", "e2e_s_p50")
+# Of devices, and of servers by the load that they get; their throughput follows from it.
+TOTAL, LATENCIES = "total_tokens_per_s", ("ttft_s_p50", "tpot_s_p50", "e2e_s_p50")
 # The rate without waiting for the host, as in the table `waiting`.
 WITHOUT_WAITING = "output_tokens_per_device_s"
 
@@ -42,12 +65,13 @@ SCHEMA = table_schema(
     "16 values of a knob, each is compared with the first and with its neighbours.",
     TEXT("kind", "`knob`, `load` (of a server), `model`, `environment`, `device` or `engine`"),
     TEXT("name", "the knob; else as `kind`"),
-    TEXT("a b", "`cell_id` of both"),
+    INTEGER("group", "number of the group of cells that differ in `name` alone; null for devices and engines"),
+    TEXT("a b", "`cell_id` of both; of two devices `b` is the faster one over all that both measured"),
     TEXT("value_a value_b", "what differs; of engines with their knobs"),
     FLAG("from_first", "`a` has the first value: `default`, `false` or the smallest; null for devices and engines"),
     TEXT("values", "of a knob: all values of the group, in order"),
     TEXT("study source gpu engine model workload", "of `b`; shared by both but for what differs"),
-    TEXT("held", "the other knobs, e.g. `block_size=32`; of devices all"),
+    TEXT("held", "the other knobs, e.g. `block_size=32`; null for engines"),
     TEXT("metric", f"column of `repeats`; `{WITHOUT_WAITING}`: the output rate without waiting for the host"),
     NUMBER("mean_a mean_b", "of the metric, geometric means over the starts"),
     NUMBER("ratio low high", "with its 95 % interval, on this occasion"),
@@ -63,8 +87,12 @@ SCHEMA = table_schema(
     NUMBER("margin_pct", "the study's `equivalence_margin_pct`; null for engines"),
     INTEGER("starts_needed", "further starts per cell that would decide; null above 100"),
     TEXT("work", "`equal` (requests, prompt tokens and output tokens) or `differs`"),
+    TEXT("why_not", "of two engines: why they have no ratio, such as unequal work"),
     FLAG("took_effect", "whether the column that shows the knob differs, e.g. `running_peak`"),
-    TEXT("moved_with_it", "other settings that differ; set them to compare only the knob"),
+    TEXT(
+        "moved_with_it",
+        "other settings that differ; set them to compare only the knob; of environments all that took effect otherwise",
+    ),
     TEXT(
         "bound_by_a bound_by_b",
         "what kept more sequences from running: `sequences` (the settings), `prompts` (all requests ran), "
@@ -76,85 +104,106 @@ SCHEMA = table_schema(
 _OTHERS = {MODEL: Knob(MODEL, settles=("dtype", "quantization")), AT: Knob(AT)}
 # Settings that follow from many others and have their own column or table.
 _FOLLOWS = {"num_gpu_blocks", "kv_cache_bytes", "client_cores", "client_shares_cores"}
-_INTERVAL = {"low": "ratio_low", "high": "ratio_high", "again_low": "ratio_again_low", "again_high": "ratio_again_high"}
+_NOTHING = dict.fromkeys(("verdict", "scope"), None) | dict.fromkeys(
+    ("mean_a", "mean_b", "low", "high", "again_low", "again_high", "at_least", "starts_needed"), np.nan
+)
 
 
-def comparisons_table(
-    cells: pd.DataFrame, margin_pct: float, waiting: pd.DataFrame | None = None, looks: Looks = ONE_LOOK
-) -> pd.DataFrame:
-    """The table of comparisons; `waiting` is that table, `margin_pct` the study's margin."""
-    parts = list(_of_knobs(cells, margin_pct, looks, RATE))
+def comparison_tables(
+    cells: pd.DataFrame,
+    margin_pct: float,
+    looks: Looks = ONE_LOOK,
+    waiting: pd.DataFrame | None = None,
+    rates: Mapping[str, DeviceRates] | None = None,
+    predictions: pd.DataFrame | None = None,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The table of comparisons, and that of what explains the ratios of devices.
+
+    `margin_pct` is the study's margin, `waiting` and `predictions` are those tables, `rates` those of measured devices.
+    """
+    known = by_metric(cells)
+    parts = list(_of_settings(known, margin_pct, looks, RATE))
     served = cells[is_served(cells)]
     if len(served):
-        parts += [part for metric in LATENCIES for part in _of_knobs(served, margin_pct, looks, metric)]
-    parts += [_of_devices(cells, metric, margin_pct, looks) for metric in METRICS]
-    parts.append(_of_engines(cells, looks))
+        parts += [part for of in LATENCIES for part in _of_settings(by_metric(served), margin_pct, looks, of)]
+    explained = pd.DataFrame(columns=list(EXPLANATIONS.columns))
+    for metric in (RATE, TOTAL):
+        summary, samples = known(metric)
+        rows, found = pairs(summary, GPU)
+        shown = shown_by(samples, found, margin_pct, looks)
+        parts.append(_rows(rows, shown.assign(metric=metric, margin_pct=margin_pct), DEVICE, GPU))
+        if metric == RATE and len(found):
+            by_rate = compare(samples, *(found[f"sample_{side}"].to_numpy() for side in "ba"))
+            explained = explanations(rows, shown, by_rate, rates or {}, predictions)
+    parts.append(_of_engines(known, looks))
     table = pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
-    table = table.rename(columns={name: end for end, name in _INTERVAL.items()})
-    table["margin_pct"] = np.where(table["kind"] == ENGINE, np.nan, margin_pct)
     undecided = table["verdict"].eq(NOT_DECIDED) & ((table["low"] > 1) | (table["high"] < 1))
     table["verdict"] = table["verdict"].mask(undecided, LIKELY)
-    further = [_not_tested(table, STEADY, "steady_ratio"), _not_tested(table, RATE, "whole_ratio")]
+    further = [_not_tested(table, known, *metrics) for metrics in ((RATE, STEADY), (STEADY, RATE))]
     if waiting is not None:
-        rates = table[table["metric"].isin([RATE, STEADY])]
-        without = with_device_ratio(rates, rates["b"], rates["a"], waiting, margin_pct)
-        further.append(_not_tested(without, WITHOUT_WAITING, "device_ratio"))
+        by_a_rate = table[table["metric"].isin([RATE, STEADY]) & table["ratio"].notna()]
+        without = ratios_without_waiting(by_a_rate["a"], by_a_rate["b"], waiting)
+        further.append(by_a_rate.assign(**{**_NOTHING, **without}, metric=WITHOUT_WAITING).dropna(subset="ratio"))
     table = pd.concat([table, *(part for part in further if len(part))], ignore_index=True)
-    return table.reindex(columns=list(SCHEMA.columns))
+    return table.reindex(columns=list(SCHEMA.columns)), explained
 
 
-def _not_tested(table: pd.DataFrame, metric: str, column: str) -> pd.DataFrame:
-    """Rows of a further metric, whose ratio of the same pairs is in this column, with its interval beside it."""
-    if column not in table:
-        return table.head(0)
-    rows = table[table["metric"].ne(metric) & table["metric"].isin([RATE, STEADY]) & table[column].notna()]
-    ends: dict[str, Any] = {"ratio": rows[column]}
-    ends |= {end: rows.get(f"{column}_{end}", np.nan) for end in ("low", "high")}
-    nothing = dict.fromkeys(("verdict", "scope"), None) | dict.fromkeys(
-        ("mean_a", "mean_b", "again_low", "again_high", "at_least", "starts_needed"), np.nan
-    )
-    return rows.assign(metric=metric, **ends, **nothing)
+def _not_tested(table: pd.DataFrame, cells: ByMetric, metric: str, other: str) -> pd.DataFrame:
+    """The pairs that were compared by a metric with their ratio by another one; no interval of the rates of whole
+    repeats, in which cells served other requests."""
+    rows = table[table["metric"].eq(metric) & table["ratio"].notna()]
+    a, b = (rows[f"sample_{side}"].to_numpy(dtype=int) for side in "ab")
+    found = compare(cells(other)[1], b, a).interval()
+    ends = {"low": found.low, "high": found.high} if other == STEADY else {}
+    return rows.assign(**{**_NOTHING, **ends}, metric=other, ratio=found.value).dropna(subset="ratio")
 
 
-# --- a knob, the model, the environment ------------------------------------------------------------------------------
+def _of_settings(cells: ByMetric, margin_pct: float, looks: Looks, metric: str) -> Iterator[pd.DataFrame]:
+    """The comparisons of each knob, the model and the environment."""
+    for column, rows, shown in compared_pairs(cells, margin_pct, looks, metric):
+        name = column.removeprefix("knob_")
+        kind = LOAD if name in Load.model_fields else name if column in _OTHERS else KNOB
+        yield _with_effect(rows, _rows(rows, shown.assign(margin_pct=margin_pct), kind, name, column), shown, name)
 
 
-def _of_knobs(cells: pd.DataFrame, margin_pct: float, looks: Looks, metric: str) -> Iterator[pd.DataFrame]:
-    knobs = knob_columns(cells)
-    for column, rows, pairs in compared_pairs(cells, margin_pct, looks, metric):
-        yield _of_knob(rows, pairs, column, [other for other in knobs if other != column])
-
-
-def _of_knob(rows: pd.DataFrame, pairs: pd.DataFrame, column: str, others: list[str]) -> pd.DataFrame:
-    name = column.removeprefix("knob_")
-    described = every_knob().get(name) or _OTHERS[name]
-    held = [
-        ", ".join(f"{other.removeprefix('knob_')}={knob_text(of[other])}" for other in others if not pd.isna(of[other]))
-        for of in records(rows)
-    ]
-    rows = rows.assign(held=held, values=rows.groupby("group")["value"].transform(", ".join))
-    a, b = (rows.iloc[pairs[side]].reset_index(drop=True) for side in ("b", "a"))
-    shown = described.shown_in
-    took_effect: Any = a[shown].convert_dtypes().ne(b[shown].convert_dtypes()) if shown else pd.NA
-    left_out = {name, *described.settles} | _FOLLOWS
-    compared = name != AT  # what differs between environments is a table of its own
-    moved = [_moved(*of, left_out) if compared else None for of in zip(a["effective"], b["effective"], strict=True)]
-    kind = LOAD if name in Load.model_fields else name if column in (MODEL, AT) else KNOB
-    return pairs.rename(columns={"baseline_rate": "mean_a", "rate": "mean_b"}).assign(
-        **{of: b[of] for of in (*ALIKE, "held", "values")},
-        **{f"{of}_{side}": cell[to] for side, cell in (("a", a), ("b", b)) for of, to in _OF_SIDES.items()},
+def _rows(rows: pd.DataFrame, shown: pd.DataFrame, kind: str, name: str, column: str = "") -> pd.DataFrame:
+    """The pairs of rows with what their comparison showed, as rows of the table."""
+    others = [knob for knob in knob_columns(rows) if knob != column]
+    rows = rows.assign(held=_held(rows, others))
+    a, b = (rows.iloc[shown[side]].reset_index(drop=True) for side in "ab")
+    return shown.assign(
+        **{of: b[of] for of in (*ALIKE, "held")},
+        **{f"{of}_{side}": cell[of] for side, cell in (("a", a), ("b", b)) for of in ("value", "bound_by")},
         kind=kind,
         name=name,
         a=a["cell_id"],
         b=b["cell_id"],
-        from_first=pairs["first"],
+        group=np.where(bool(column), shown["group"], np.nan),
         work=_work(a[list(WORK)], b[list(WORK)]),
-        took_effect=took_effect,
-        moved_with_it=pd.array(moved, "string"),
     )
 
 
-_OF_SIDES = {"value": "value", "bound_by": "bound_by"}
+def _held(rows: pd.DataFrame, others: list[str]) -> list[str]:
+    names = [other.removeprefix("knob_") for other in others]
+    values = rows[others].to_numpy(dtype=object)
+    return [
+        ", ".join(f"{name}={knob_text(value)}" for name, value in zip(names, of, strict=True) if not pd.isna(value))
+        for of in values
+    ]
+
+
+def _with_effect(rows: pd.DataFrame, table: pd.DataFrame, shown: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The comparisons of a setting with all its values, and what an engine changed with it."""
+    rows = rows.assign(values=rows.groupby("group")["value"].transform(", ".join))
+    described = every_knob().get(name) or _OTHERS[name]
+    a, b = (rows.iloc[shown[side]].reset_index(drop=True) for side in "ab")
+    at = described.shown_in
+    took_effect: Any = b[at].convert_dtypes().ne(a[at].convert_dtypes()) if at else pd.NA
+    left_out = set() if name == AT else {name, *described.settles} | _FOLLOWS
+    moved = [_moved(*of, left_out) for of in zip(a["effective"], b["effective"], strict=True)]
+    return table.assign(
+        from_first=shown["first"], values=b["values"], took_effect=took_effect, moved_with_it=pd.array(moved, "string")
+    )
 
 
 def _work(a: pd.DataFrame, b: pd.DataFrame) -> pd.Series:
@@ -188,55 +237,22 @@ def _text(setting: Any) -> str:
     return setting if isinstance(setting, str) else json.dumps(setting)
 
 
-# --- devices and engines ---------------------------------------------------------------------------------------------
+def _of_engines(cells: ByMetric, looks: Looks) -> pd.DataFrame:
+    """Pairs of engines that did equal work in one environment are compared; others have `why_not` instead."""
+    summary, samples = cells(RATE)
+    rows, found = pairs(summary, ENGINE)
+    found = found.assign(why_not=why_unequal(rows, found))
+    alike = found[found["why_not"].isna()]
+    by_rate: Comparisons = compare(samples, *(alike[f"sample_{side}"].to_numpy() for side in "ba"))
+    verdict = np.where(directions(by_rate, looks.of_plan) == NOT_DECIDED, NOT_DECIDED, CHANGES)
+    shown = alike.assign(**columns_of(by_rate, samples, alike), verdict=verdict)
+    shown = pd.concat([shown, found[found["why_not"].notna()]]).sort_index().reset_index(drop=True)
+    return _rows(rows, shown.assign(metric=RATE), ENGINE, ENGINE).assign(held=None)
 
 
-def _of_devices(cells: pd.DataFrame, metric: str, margin_pct: float, looks: Looks) -> pd.DataFrame:
-    """The faster of two devices is `b`, so sides turn round."""
-    pairs, _ = device_pairs(cells, metric, margin_pct, looks)
-    a, b = (
-        pairs[["study", "source", "engine", "model", "workload", "knobs"]].assign(gpu=pairs[f"gpu_{side}"])
-        for side in ("b", "a")
-    )
-    return pairs.assign(
-        kind=DEVICE,
-        name="gpu",
-        a=cell_ids(a),
-        b=cell_ids(b),
-        value_a=a["gpu"],
-        value_b=b["gpu"],
-        gpu=b["gpu"],
-        held=pairs["knobs"],
-        mean_a=np.exp(pairs["log_mean_b"]),
-        mean_b=np.exp(pairs["log_mean_a"]),
-        bound_by_a=pairs["bound_by_b"],
-        bound_by_b=pairs["bound_by_a"],
-    )
-
-
-def _of_engines(cells: pd.DataFrame, looks: Looks) -> pd.DataFrame:
-    """vLLM is `b`. Only pairs that did equal work in one environment are compared."""
-    engines, _ = engine_tables(cells, looks)
-    pairs = with_cell_ids(engines[engines["comparable"].eq(True)])
-    pairs = pairs.rename(columns=lambda name: name.removeprefix("improvement_"))
-    return pairs.assign(
-        kind=ENGINE,
-        name="engine",
-        engine=VLLM.name,
-        a=pairs["baseline_cell_id"],
-        b=pairs["cell_id"],
-        value_a=pairs["hf_engine"] + "/" + pairs["hf_knobs"],
-        value_b=f"{VLLM.name}/" + pairs["vllm_knobs"],
-        metric=RATE,
-        mean_a=pairs["hf_output_tokens_per_s"],
-        mean_b=pairs["vllm_output_tokens_per_s"],
-        verdict=pairs["verdict"].where(pairs["verdict"].eq(NOT_DECIDED), CHANGES),
-        work=EQUAL,
-    )
-
-
-@makes(SCHEMA)
-def make_tables(inputs: TableInputs) -> pd.DataFrame:
+@makes(SCHEMA, EXPLANATIONS)
+def make_tables(inputs: TableInputs) -> tuple[pd.DataFrame, pd.DataFrame]:
     study, cells = inputs.study, inputs.cells
-    looks = looks_at(study.starts, cells)
-    return comparisons_table(cells, study.equivalence_margin_pct, inputs.table("waiting"), looks)
+    waiting, predictions = inputs.table("waiting"), inputs.table("predictions")
+    looks, rates = looks_at(study.starts, cells), device_records(inputs.devices)
+    return comparison_tables(cells, study.equivalence_margin_pct, looks, waiting, rates, predictions)

@@ -1,6 +1,6 @@
 """Ratios of devices: by the number of sequences, beside what is predicted and the ratios of their rates."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,14 @@ from workflow_scripts.page.answers import NO, OPEN, PARTLY, YES, Answer, Bar, ti
 from workflow_scripts.page.blocks import MODEL
 from workflow_scripts.page.comparisons import FLAT, NOT_DECIDED, comparisons
 from workflow_scripts.page.kit import Plot, Reference, line, ratio
-from workflow_scripts.page.parts import claims_on
-from workflow_scripts.page.report import CELL, Report, Subject, TablePart
+from workflow_scripts.page.parts import claims_on, in_words
+from workflow_scripts.page.report import PLACE_HEADINGS, Report, Subject, TablePart
 from workflow_scripts.page.series import device_names, short_names
 from workflow_scripts.page.style import INK, MUTED, Look
 from workflow_scripts.study.setting_words import knob_axis
 from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require
 
-PAIR = {"gpu_a": "First device", "gpu_b": "Second device", **CELL}
+PAIR = {"value_b": "First device", "value_a": "Second device", **PLACE_HEADINGS, "held": "Settings"}
 PREDICTED, MEASURED_PAIR = "predicted", "{} over {}"
 _SHARES = {
     "weights_share": "Reading weights",
@@ -41,10 +41,16 @@ def along_sequences(tables: Tables) -> pd.DataFrame:
     return most.sort_values("x", kind="stable").drop_duplicates("x")
 
 
-def expected(tables: Tables) -> pd.DataFrame:
-    """What is known of each pair of devices from elsewhere: ratios of their rates, and predicted ratios."""
-    rows = tables.get("devices", "metric", "gpu_a", "gpu_b")
-    return rows[rows["metric"] == RATE]
+def explained(tables: Tables) -> pd.DataFrame:
+    """The ratios of pairs of devices, beside those of their rates and what is predicted."""
+    pairs = comparisons(tables, "device", metric=RATE)
+    return in_words(pairs).merge(tables.get("devices", "a", "b"), on=["a", "b"], how="left")
+
+
+def of_pair(tables: Tables, row: Mapping[str, Any]) -> pd.DataFrame:
+    """Those of the two devices of a comparison."""
+    rows = explained(tables)
+    return rows[rows["value_a"].eq(row["value_a"]) & rows["value_b"].eq(row["value_b"])]
 
 
 def device_ratios(tables: Tables) -> Plot:
@@ -52,10 +58,9 @@ def device_ratios(tables: Tables) -> Plot:
     rates: while weights are read, memory bandwidth decides; with many sequences, arithmetic does."""
     rows = along_sequences(tables)
     first, names = records(rows)[0], device_names(tables)
-    known = expected(tables)
-    known = known[(known["gpu_a"] == first["value_b"]) & (known["gpu_b"] == first["value_a"])]
     if len(rows) < 2:
         return _of_settings(tables)
+    known = of_pair(tables, first)
     references = [
         Reference(float(known[of].dropna().iloc[0]), f"{words} {known[of].dropna().iloc[0]:.2f}×")
         for of, words in (("bandwidth_ratio", "bandwidth"), ("flop_ratio", "arithmetic"))
@@ -65,7 +70,7 @@ def device_ratios(tables: Tables) -> Plot:
     measured = rows.assign(series="measured", y=rows["ratio"], cell_id=rows["b"])
     alike = known[known["model"].eq(first["model"]) & known["workload"].eq(first["workload"])]
     predicted = alike.dropna(subset="predicted_ratio").assign(series=PREDICTED, low=np.nan, high=np.nan)
-    predicted = predicted[predicted["engine"] == first["engine"]].assign(x=predicted["sequences"])
+    predicted = predicted[predicted["engine"] == first["engine"]]
     predicted = predicted.assign(y=predicted["predicted_ratio"]).sort_values("x")
     return line(
         pd.concat([measured, predicted])[["series", "x", "y", "low", "high", "cell_id"]],
@@ -109,17 +114,16 @@ def answers(report: Report) -> Iterator[Answer]:
     first, last = (records(rows)[end] for end in (0, -1))
     names = device_names(tables)
     a, b = (names.get(first[of], first[of]) for of in ("value_a", "value_b"))
-    known = expected(tables)
-    bandwidth = known.loc[known["gpu_a"].eq(first["value_b"]) & known["gpu_b"].eq(first["value_a"]), "bandwidth_ratio"]
+    bandwidth = of_pair(tables, first).get("bandwidth_ratio", pd.Series(dtype=float)).dropna()
     ends = [first] if len(rows) == 1 else [first, last]
     bars = tuple(Bar(of["ratio"], of["low"], of["high"], f"at {of['x']:g}", hollow=_open(of)) for of in ends)
     said = ", ".join(f"{times(of)} at {of['x']:g}" for of in ends)
     said = said.replace(f"at {first['x']:g}", f"at {first['x']:g} sequence{'s' * (first['x'] != 1)}", 1)
     gain = f"{b} over {a} {times(first)}"
-    if bandwidth.dropna().empty:
+    if bandwidth.empty:
         yield Answer(verdict_on(first, helps=True), f"{b} faster than {a}?", said, bars, gain)
         return
-    times_faster = float(bandwidth.dropna().iloc[0])
+    times_faster = float(bandwidth.iloc[0])
     within = [of["low"] <= times_faster <= of["high"] for of in ends]
     verdict = YES if all(within) else PARTLY if any(within) else NO
     if all(within) and any(_open(of) for of in ends):
@@ -186,35 +190,28 @@ SUBJECT = Subject(
             optional=True,
         ),
         TablePart(
-            "devices",
-            {
-                **PAIR,
-                "ratio": "Speed-up (95 % interval)",
-                "scope": "Interval covers",
-                "steady_ratio": "While full",
-                "device_ratio": "Without waiting for the host",
-                "predicted_ratio": "Predicted from one calibration",
-                "predicted_ratio_error_pct": "Error of this prediction",
-                "own_predicted_ratio": "Predicted, each from its own device",
-                "explanation": "Shown to be within 10 % of",
-            },
-            f"Ratios of {column(RATE).in_words} over whole repeats",
-            lambda rows: rows[rows["metric"] == RATE],
+            "comparisons",
+            {**PAIR, "metric": "Rate", "ratio": "Speed-up (95 % interval)", "scope": "Interval covers"},
+            "Ratios of devices",
+            rows=lambda tables: in_words(tables.need("comparisons").query("kind == 'device'")),
         ),
         TablePart(
             "devices",
             {
                 **PAIR,
+                "predicted_ratio": "Predicted from one calibration",
+                "own_predicted_ratio": "Predicted, each from its own device",
+                "explanation": "Shown to be within 10 % of",
                 "bandwidth_ratio": "Memory bandwidth, published",
                 "measured_bandwidth_ratio": "Memory bandwidth, measured",
                 "flop_ratio": "Matrix rate, published",
                 "measured_flop_ratio": "Matrix rate, measured",
                 "measured_cache_ratio": "Cache bandwidth, measured",
                 "kv_tokens_ratio": column("kv_cache_tokens").label,
-                **{f"{share}_b": f"{words}, predicted" for share, words in _SHARES.items()},
+                **{f"{share}_a": f"{words}, predicted" for share, words in _SHARES.items()},
             },
-            "Ratios of the devices' rates and KV caches, and shares of the time of the second device",
-            lambda rows: rows[rows["metric"] == RATE],
+            "What explains them: ratios of rates and KV caches, and shares of the time of the second device",
+            rows=explained,
         ),
         claims_on("devices"),
     ],

@@ -1,4 +1,4 @@
-"""Compare devices: the observed speed-ups, beside the ratios of what the devices can do.
+"""What explains the ratios of devices: the ratios of what the devices can do, and of what is predicted for them.
 
 Two devices are compared on the same engine, model, workload and settings. docs/tables.md documents every column.
 """
@@ -13,41 +13,17 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
-from workflow_scripts.common.columns import column
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.physics.model_facts import ModelFacts
-from workflow_scripts.questions.knobs.pairs import WHILE_FULL, shown_columns, steady_ratios
 from workflow_scripts.questions.limits.ceilings import as_measured
 from workflow_scripts.questions.predictions.table import SHARES
-from workflow_scripts.questions.waiting.table import WITHOUT_WAITING, with_device_ratio
-from workflow_scripts.statistics.comparisons import (
-    ANOTHER_RUN,
-    EQUIVALENCE_ALPHA,
-    SCOPE_MEANING,
-    Comparisons,
-    holm,
-)
-from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks, decide
+from workflow_scripts.statistics.comparisons import EQUIVALENCE_ALPHA, Comparisons, holm
 from workflow_scripts.statistics.start_spread import FloatArray
-from workflow_scripts.statistics.summary import (
-    BOUND_BY_NEEDS,
-    ENVIRONMENT,
-    RATE,
-    Row,
-    as_applied,
-    bound_by,
-    cell_ids,
-    cell_summary,
-    dtypes,
-    numbers,
-    records,
-)
+from workflow_scripts.statistics.summary import RATE, Row, numbers, records
 from workflow_scripts.tables.expected_ratios import NEAR_PCT, capability_ratios, quotient
 from workflow_scripts.tables.parsed_facts import known_facts
-from workflow_scripts.tables.table_maker import TableInputs, makes
-from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.tables.typed_tables import NUMBER, TEXT, table_schema
 
-METRICS = ("output_tokens_per_s", "total_tokens_per_s")
 # Ratios that follow from rates that were measured on the devices.
 _MEASURED_RATIOS = ("measured_bandwidth_ratio", "measured_flop_ratio", "measured_cache_ratio", "predicted_ratio")
 _ALIKE = 0.1  # with bandwidths that differ by less, a speed-up cannot be attributed to them
@@ -64,27 +40,11 @@ CANDIDATES = {
     "kv_tokens_ratio": "kv_capacity",
     "predicted_ratio": PREDICTED,
 }
-# Ratios that are held against the observed one.
-EXPECTED = ("predicted_ratio", "measured_bandwidth_ratio", "own_predicted_ratio")
-# Columns of the cells table, and how their values over the repeats are reduced, as in the table `intervals`.
-CLOCKS = {name: column(name).summary for name in ("sm_clock_mhz_median", "sm_clock_mhz_min", "power_cap_share")}
 SCHEMA = table_schema(
     "devices",
-    "Speed-up of one device over another with the same setting, beside the ratios that may explain it. "
-    "`gpu_a` is the faster one by the geometric mean over all settings.",
-    TEXT("study source", "as in `cells`"),
-    TEXT("gpu_a gpu_b", "every ratio is of `a` over `b`"),
-    TEXT("engine model workload knobs", "as in `cells`"),
-    TEXT("metric", "`output_tokens_per_s` or `total_tokens_per_s`"),
-    INTEGER("repeats_a repeats_b", "valid repeats of all starts"),
-    INTEGER("starts", "starts in common; on two GPUs the smaller number"),
-    NUMBER("ratio", "of the geometric means over the starts"),
-    NUMBER("ratio_low ratio_high", "its 95 % interval"),
-    NUMBER("ratio_again_low ratio_again_high", ANOTHER_RUN),
-    TEXT("scope", SCOPE_MEANING),
-    WHILE_FULL,
-    WITHOUT_WAITING,
-    INTEGER("sequences", "`max_concurrency_allowed` of both"),
+    "What may explain the ratio of output tokens/s of two devices. One row per comparison of kind `device`; ratios are "
+    "of `b` over `a`.",
+    TEXT("a b", "as in `comparisons`"),
     NUMBER(
         "predicted_ratio",
         "predicted from the calibration of one device, scaled to the other by the measured rates; geometric mean of"
@@ -93,11 +53,9 @@ SCHEMA = table_schema(
     NUMBER("own_predicted_ratio", "ratio of the rates predicted for each device by itself, both in the same way"),
     NUMBER(
         "predicted_ratio_low predicted_ratio_high",
-        "range of the ratios predicted from `gpu_a`, from `gpu_b` and from both; not an interval",
+        "range of the ratios predicted from `a`, from `b` and from both; not an interval",
     ),
-    NUMBER([f"{of}_error_pct" for of in EXPECTED], "this ratio over the measured one, minus 1"),
     NUMBER([f"{share}_{side}" for share in SHARES for side in "ab"], "as in `predictions`"),
-    NUMBER([f"{name}_{side}" for name in CLOCKS for side in "ab"], "as in `repeats`"),
     NUMBER("bandwidth_ratio", "of the data sheets' memory bandwidths"),
     NUMBER("flop_ratio", "of the data sheets' dense rates for the dtype; null for quantised weights"),
     NUMBER(
@@ -105,8 +63,6 @@ SCHEMA = table_schema(
     ),
     NUMBER("measured_cache_ratio", "of the measured rates of reading the weights, if they fit both caches"),
     NUMBER("kv_tokens_ratio", "of the tokens in the KV caches"),
-    NUMBER("decode_share_a decode_share_b", "`decode_s_mean / (prefill_s_mean + decode_s_mean)`, mean over repeats"),
-    TEXT("bound_by_a bound_by_b", "as in `knobs`"),
     TEXT(
         "explanation",
         "the ratios within 10 % of the whole interval: `bandwidth`, `flop`, `measured_bandwidth`, "
@@ -125,58 +81,33 @@ SCHEMA = table_schema(
 )
 
 
-def device_ratios(
-    cells: pd.DataFrame, rates: Mapping[str, DeviceRates] | None = None, predictions: pd.DataFrame | None = None
+def explanations(
+    cells: pd.DataFrame,
+    pairs: pd.DataFrame,
+    found: Comparisons,
+    rates: Mapping[str, DeviceRates],
+    predictions: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
-    """The ratios table; `rates` are the records of measured devices, `predictions` is that table."""
-    parts, comparisons = zip(*(device_pairs(cells, metric, NEAR_PCT) for metric in METRICS), strict=True)
-    pairs = pd.concat(parts, ignore_index=True)
-    if pairs.empty:
-        return pd.DataFrame(columns=list(SCHEMA.columns))
-    pairs["kv_tokens_ratio"] = numbers(pairs["kv_cache_tokens_a"]) / numbers(pairs["kv_cache_tokens_b"])
+    """What explains the ratio of each pair of cells on two devices, of which `found` is the comparison.
+
+    `rates` are the records of measured devices, `predictions` is that table.
+    """
+    named = ["cell_id", "gpu", "kv_cache_tokens", "bound_by"]
+    of_sides = [cells.iloc[pairs[side]].reset_index(drop=True) for side in "ab"]
+    sides = pd.concat([of[named].add_suffix(f"_{side}") for side, of in zip("ab", of_sides, strict=True)], axis=1)
+    rows = sides.join(of_sides[1][["model", "dtype", "quantization"]]).join(pairs[["ratio", "low", "high"]])
+    rows = rows.rename(columns={"cell_id_a": "a", "cell_id_b": "b"})
+    rows["kv_tokens_ratio"] = numbers(rows["kv_cache_tokens_b"]) / numbers(rows["kv_cache_tokens_a"])
     facts_of = cache(known_facts)  # many rows are of few models
-    rows, candidates = zip(
-        *(_with_candidates(row, rates or {}, facts_of) for row in records(_with_expectation(pairs, predictions))),
-        strict=True,
+    known, candidates = zip(
+        *(_with_candidates(row, rates, facts_of) for row in records(_with_expectation(rows, predictions))), strict=True
     )
-    # The metrics are of the same starts, so each has the whole error.
-    of_metrics = np.split(pd.DataFrame(candidates).to_numpy(dtype=float), [len(parts[0])])
-    p = np.concatenate([p_near(*of) for of in zip(comparisons, of_metrics, strict=True)])
+    p = p_near(found, pd.DataFrame(candidates).to_numpy(dtype=float))
     explained = [
-        row | explain(row["ratio"], row["ratio_low"], row["ratio_high"], of, dict(zip(of, p_of, strict=True)))
-        for row, of, p_of in zip(rows, candidates, p.tolist(), strict=True)
+        row | explain(row["ratio"], row["low"], row["high"], of, dict(zip(of, p_of, strict=True)))
+        for row, of, p_of in zip(known, candidates, p.tolist(), strict=True)
     ]
-    table = pd.DataFrame(explained)
-    errors = {f"{of}_error_pct": 100 * (table[of] / table["ratio"] - 1) for of in EXPECTED}
-    return table.assign(**errors).reindex(columns=list(SCHEMA.columns))
-
-
-def device_pairs(
-    cells: pd.DataFrame, metric: str, margin_pct: float, looks: Looks = ONE_LOOK
-) -> tuple[pd.DataFrame, Comparisons]:
-    """Cells of two devices with all else equal, side by side in columns `_a` and `_b`, the faster device first; and
-    their comparisons."""
-    observed = BOUND_BY_NEEDS | CLOCKS | {"prefill_s_mean": "mean", "decode_s_mean": "mean"}
-    observed |= dict.fromkeys(("kv_cache_tokens", "dtype", "quantization"), "first")
-    named = cells.assign(dtype=dtypes, quantization=lambda of: as_applied(of, "quantization"))
-    summary, samples = cell_summary(named, metric, observed)
-    summary["bound_by"] = bound_by(summary)
-    summary["decode_share"] = summary["decode_s_mean"] / (summary["prefill_s_mean"] + summary["decode_s_mean"])
-    alike = ["study", "source", *ENVIRONMENT, "engine", "model", "dtype", "workload", "knobs"]
-    alike += ["quantization", "max_concurrency_allowed"]
-    sides = ["gpu", "repeats", "log_mean", "sample", "kv_cache_tokens", "decode_share", "bound_by", *CLOCKS]
-    side = summary[[*alike, *sides]]
-    pairs = side.merge(side, on=alike, suffixes=("_a", "_b")).rename(columns={"max_concurrency_allowed": "sequences"})
-    pairs = pairs[pairs["gpu_a"] != pairs["gpu_b"]]
-    lead = (
-        (pairs["log_mean_a"] - pairs["log_mean_b"])
-        .groupby([pairs[name] for name in ("study", "source", "gpu_a", "gpu_b")])
-        .transform("mean")
-    )
-    pairs = pairs[(lead > 0) | ((lead == 0) & (pairs["gpu_a"] < pairs["gpu_b"]))]
-    decided = decide(samples, pairs["sample_a"].to_numpy(), pairs["sample_b"].to_numpy(), margin_pct, looks)
-    steady = steady_ratios(cells, pairs) if metric == RATE else {}
-    return pairs.assign(metric=metric, **shown_columns(decided), **steady), decided.found
+    return pd.DataFrame(explained).reindex(columns=list(SCHEMA.columns))
 
 
 def p_near(observed: Comparisons, candidates: FloatArray) -> FloatArray:
@@ -199,7 +130,7 @@ def _with_candidates(
 ) -> tuple[Row, dict[str, float]]:
     """A pair with the ratios of what its devices can do, and those that may explain the observed one; NaN if one may
     not, or is not known."""
-    a, b, method = row["gpu_a"], row["gpu_b"], row["quantization"] or None
+    a, b, method = row["gpu_b"], row["gpu_a"], row["quantization"] or None
     # Quantised weights may be multiplied in another type than the model's; then it is unknown which rate applies.
     dtype = None if method else row["dtype"]
     gpus = load_gpus()
@@ -271,25 +202,18 @@ def device_records(folder: Path) -> dict[str, DeviceRates]:
     return {name: DeviceRates.read(file) for name, file in files.items() if file.is_file()}
 
 
-@makes(SCHEMA)
-def make_tables(inputs: TableInputs) -> pd.DataFrame:
-    ratios = device_ratios(inputs.cells, device_records(inputs.devices), inputs.table("predictions"))
-    a, b = (cell_ids(ratios, f"gpu_{side}") for side in "ab")
-    return with_device_ratio(ratios, a, b, inputs.table("waiting"), inputs.study.equivalence_margin_pct)
-
-
 def _with_expectation(pairs: pd.DataFrame, predictions: pd.DataFrame | None) -> pd.DataFrame:
     """The pairs with what their ratio was predicted to be, and where their time goes."""
     rates = ["predicted", "scaled_output_tokens_per_s"]
     predicted = pd.DataFrame(columns=[*rates, *SHARES, "speed_source"], dtype=float)
     if predictions is not None:
         predicted = predictions[predictions["quantity"] == RATE].set_index("cell_id")[list(predicted)]
-    sides = {side: predicted.reindex(cell_ids(pairs, f"gpu_{side}")) for side in "ab"}
+    sides = {side: predicted.reindex(pairs[side]) for side in "ab"}
     (own_a, scaled_a), (own_b, scaled_b) = (of[rates].to_numpy(dtype=float).T for of in sides.values())
-    from_each = np.array([own_a / scaled_b, scaled_a / own_b])
+    from_each = np.array([own_b / scaled_a, scaled_b / own_a])
     # Errors of one way to predict cancel in a ratio, those of two do not.
     source_a, source_b = (of["speed_source"].fillna("").to_numpy(dtype=str) for of in sides.values())
-    own = np.where(source_a == source_b, own_a / own_b, np.nan)
+    own = np.where(source_a == source_b, own_b / own_a, np.nan)
     ratios = np.vstack([from_each, own])
     return pairs.assign(
         predicted_ratio=np.sqrt(from_each.prod(axis=0)),

@@ -8,13 +8,14 @@ from workflow_scripts.common.columns import column
 from workflow_scripts.page.answers import Answer, Bar, is_hollow, times, verdict_on
 from workflow_scripts.page.comparisons import comparisons
 from workflow_scripts.page.kit import Plot, strip
-from workflow_scripts.page.parts import claims_on
+from workflow_scripts.page.parts import claims_on, in_words
 from workflow_scripts.page.report import PLACE_HEADINGS, Report, Subject, TablePart
 from workflow_scripts.page.series import PLACES, device_looks, told_apart
 from workflow_scripts.study.setting_words import labels
-from workflow_scripts.tables.results import RATE, Tables, records
+from workflow_scripts.tables.results import RATE, Tables, records, require
 
 HF = "HuggingFace"
+NO_PAIRS = "no cells of two engines have the same device, model and workload"
 
 
 def fastest_pairs(tables: Tables) -> pd.DataFrame:
@@ -67,6 +68,15 @@ def sentence(report: Report) -> str:
     return f"The fastest vLLM cell has {times(row)} the rate of the fastest {HF} cell."
 
 
+def all_pairs(tables: Tables) -> pd.DataFrame:
+    """All pairs of cells of two engines at one place, also those that are not comparable."""
+    rows = tables.need("comparisons")
+    rows = require(rows[rows["kind"].eq("engine") & rows["metric"].eq(RATE)], NO_PAIRS)
+    words = dict(zip(tables.cells["cell_id"], labels(tables.cells, tables.knobs), strict=True))
+    engine_a = rows["value_a"].str.partition("/")[0] + ", "
+    return in_words(rows).assign(value_b=rows["b"].map(words), value_a=engine_a + rows["a"].map(words))
+
+
 SUBJECT = Subject(
     id="engines",
     title="HuggingFace against vLLM",
@@ -76,33 +86,18 @@ SUBJECT = Subject(
     answers=answers,
     tables=[
         TablePart(
-            "engines",
+            "comparisons",
             {
                 **PLACE_HEADINGS,
-                "vllm_knobs": "vLLM settings",
-                "hf_engine": "HuggingFace engine",
-                "hf_knobs": "HuggingFace settings",
-                "vllm_output_tokens_per_s": "vLLM",
-                "hf_output_tokens_per_s": "HuggingFace",
-                "improvement_ratio": "vLLM over HuggingFace (95 % interval)",
-                "verdict": "Verdict",
-                "scope": "Interval covers",
-                "reason": "Why not comparable",
-            },
-            "Every vLLM cell against every HuggingFace cell",
-        ),
-        TablePart(
-            "engine_decomposition",
-            {
-                **PLACE_HEADINGS,
-                "factor": "Step",
-                "vllm_max_num_seqs": "Sequences of vLLM",
+                "value_b": "Settings",
+                "value_a": "Compared with",
                 "ratio": "Ratio (95 % interval)",
                 "verdict": "Verdict",
-                "share_pct": "Share of the whole",
+                "scope": "Interval covers",
+                "why_not": "Why not comparable",
             },
-            "The steps from single HuggingFace requests to vLLM",
-            optional=True,
+            "Every pair of cells of two engines by output tokens/s",
+            rows=all_pairs,
         ),
         claims_on("engines"),
     ],

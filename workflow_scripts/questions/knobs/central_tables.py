@@ -13,6 +13,8 @@ from workflow_scripts.page.blocks import UNKNOWN, Block, Fold, Table, outcome_wo
 from workflow_scripts.page.report import CELL, MOST_ROWS, PLACE_HEADINGS, Report, Subject, TablePart
 from workflow_scripts.page.series import environments_in_words
 from workflow_scripts.physics.rate_ceiling import at_least
+from workflow_scripts.questions.comparisons.groups import overall
+from workflow_scripts.questions.comparisons.table import SCHEMA as COMPARISONS
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, setting_phrase, settings_in_words
 from workflow_scripts.tables.results import RAN_IN, RATE, STEADY, Tables, records, require
@@ -66,9 +68,8 @@ def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
         settings = (settings_in_words(firsts, varied) + firsts["environment"]).str.removeprefix(", ")
         named = [of | {SETTINGS: words} for of, words in zip(places, settings, strict=True)]
         of_rows = [part for _, part in rows.groupby("row")]
-        effects = tables.get("knobs", "comparison", "knob")
-        effects = effects[(effects["comparison"] == "overall") & (effects["knob"] == knob)]
-        by_cell = {row["cell_id"]: row for row in records(effects)}
+        effects = overall(tables.get("comparisons", *COMPARISONS.columns), knob)
+        by_cell = {row["b"]: row for row in records(effects)}
         by_measure: dict[str, list[Line]] = {RATE: [], STEADY: []}
         for part, names in zip(of_rows, named, strict=True):
             measure, line = _rates_of(part, names, by_cell, rates)
@@ -119,7 +120,7 @@ def _rates_of(
     # Cells of several machines are not compared with each other.
     effect: Mapping[str, Any] = of_row[0] if len(of_row) == 1 else {"metric": RATE, "fastest": ""}
     fastest = {float(value) for value in effect["fastest"].split(", ") if value}
-    mark = BEST if effect.get("fastest_decided") else PERHAPS_BEST
+    mark = BEST if effect.get("decided") else PERHAPS_BEST
     values: dict[float, str] = {}
     reasons: dict[str, list[float]] = {}
     for cell_id, outcome, reason, x in zip(*(part[of] for of in ("cell_id", "outcome", "reason", "x")), strict=True):

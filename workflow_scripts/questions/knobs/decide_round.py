@@ -21,7 +21,7 @@ import pandas as pd
 from workflow_scripts.common.command import RESULTS, STUDY, TABLES, command, option, out, positive
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json
-from workflow_scripts.questions.knobs.pairs import compared_pairs, looks_at
+from workflow_scripts.questions.comparisons.pairs import by_metric, compared_pairs, looks_at
 from workflow_scripts.statistics.comparisons import NOT_DECIDED
 from workflow_scripts.statistics.further_starts import Looks
 from workflow_scripts.statistics.summary import Row, comparable_rows, records
@@ -113,10 +113,10 @@ def open_comparisons(
     """
     started = comparable_rows(cells).groupby("cell_id")["start"].nunique()
     pairs = []
-    for column, rows, of_column in compared_pairs(cells, margin_pct, looks):
+    for column, rows, of_column in compared_pairs(by_metric(cells), margin_pct, looks):
         ids = rows["cell_id"].to_numpy()
         pairs += [
-            pair | {"knob": column.removeprefix("knob_"), "cells": (ids[pair["b"]], ids[pair["a"]])}
+            pair | {"knob": column.removeprefix("knob_"), "cells": (ids[pair["a"]], ids[pair["b"]])}
             for pair in records(of_column)
         ]
     undecided = [pair for pair in pairs if pair["verdict"] == NOT_DECIDED]

@@ -47,6 +47,7 @@ def server_ratios(cells: pd.DataFrame) -> pd.DataFrame:
     found = compare(samples, *(pairs[f"sample_{side}"].to_numpy(dtype=int) for side in "ab"))
     table = pairs.assign(verdict=directions(found), **found.columns())
     names = {"cell_a": "a", "cell_b": "b", "server_b": "server", "knob_users": "users"}
+    names |= {"low": "ratio_low", "high": "ratio_high"}
     return table.rename(columns=names).sort_values("users", kind="stable").reindex(columns=list(SCHEMA.columns))
 
 

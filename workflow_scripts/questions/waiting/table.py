@@ -13,14 +13,14 @@ import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import get_gpu, load_gpus
 from workflow_scripts.questions.limits.ceilings import Rates, rates_of
-from workflow_scripts.statistics.comparisons import CONFIDENCE, log_margin, mean_errors
+from workflow_scripts.statistics.comparisons import CONFIDENCE, mean_errors
 from workflow_scripts.statistics.errors import Error, added, half_width
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
 from workflow_scripts.statistics.summary import as_applied, comparable_rows, dtypes, numbers, summarise
 from workflow_scripts.tables.imported_cells import IMPORTED
 from workflow_scripts.tables.parsed_facts import REPEAT, known_facts, read_parsed
 from workflow_scripts.tables.table_maker import TableInputs, makes
-from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, table_schema
 
 # Prompts are computed at this share of the measured rate of large matrix products: steps of more than 3,000 tokens ran
 # at 0.84 to 0.98 of it on an H200 and an H100, the lower end where the power limit lowered the clocks.
@@ -77,15 +77,6 @@ SCHEMA = table_schema(
         "samples. If much larger than `waiting_share`, the host also limits decode steps",
     ),
 )
-
-# Columns of `with_device_ratio`.
-WITHOUT_WAITING = {
-    **NUMBER("device_ratio device_ratio_low device_ratio_high", "ratio of the rates without waiting (`waiting`)"),
-    **FLAG(
-        "only_waiting",
-        "rates differ by more than the margin, and the interval of `device_ratio` lies within it: the host differs",
-    ),
-}
 
 
 def waiting(cells: pd.DataFrame, parsed: Path, devices: Path) -> pd.DataFrame:
@@ -212,27 +203,18 @@ def half_without_waiting(a: Errors, b: Errors, devices_differ: BoolArray | bool)
     return half_width(added(Error(*a), Error(*b), Error(occasions, np.full(occasions.shape, OCCASION_DF))), CONFIDENCE)
 
 
-def with_device_ratio(
-    pairs: pd.DataFrame, a: pd.Series, b: pd.Series, table: pd.DataFrame, margin_pct: float
-) -> pd.DataFrame:
-    """The pairs, which have the `ratio` of cells `a` over cells `b` (ids), with the columns `WITHOUT_WAITING`."""
+def ratios_without_waiting(a: "pd.Series[str]", b: "pd.Series[str]", table: pd.DataFrame) -> pd.DataFrame:
+    """For each pair of cells (ids) the `ratio` of the rates of `b` over `a` without waiting, with `low` and `high`; NaN
+    if a cell has no such rate, or the two do other work. `table` is the table `waiting`."""
     cells = means_without_waiting(table)
     of_a, of_b = (cells.reindex(side) for side in (a, b))
-    # Cells with other requests do other work.
     same_work = np.isclose(of_a["tokens"], of_b["tokens"])
-    of_device = np.where(same_work, numbers(of_a["mean"]) - numbers(of_b["mean"]), np.nan)
+    log_ratio = np.where(same_work, numbers(of_b["mean"]) - numbers(of_a["mean"]), np.nan)
     apart = (of_a["gpu"].array.fillna("") != of_b["gpu"].array.fillna("")).astype(bool)
     errors_a, errors_b = ((numbers(of["squared"]), numbers(of["df"])) for of in (of_a, of_b))
     half = half_without_waiting(errors_a, errors_b, np.asarray(apart))
-    log_ratio, margin = np.log(numbers(pairs["ratio"])), log_margin(margin_pct)
-    only_waiting = pd.Series(
-        (abs(log_ratio) > margin) & (abs(of_device) + half <= margin), pairs.index, dtype="boolean"
-    )
-    ends = {"device_ratio": 0.0, "device_ratio_low": -half, "device_ratio_high": half}
-    return pairs.assign(
-        **{name: np.exp(of_device + end) for name, end in ends.items()},
-        only_waiting=only_waiting.mask(np.isnan(of_device + half)),
-    )
+    ends = {"ratio": log_ratio, "low": log_ratio - half, "high": log_ratio + half}
+    return pd.DataFrame({name: np.exp(of) for name, of in ends.items()}, index=a.index)
 
 
 @makes(SCHEMA)

@@ -10,6 +10,7 @@ from workflow_scripts.questions.claims.evidence import COMPUTED, CONTRADICTED, N
 from workflow_scripts.questions.claims.on_rates import flat
 from workflow_scripts.questions.claims.study_tables import StudyTables
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
+from workflow_scripts.statistics.summary import PLACE, RATE
 
 SEQS_TABLE = "paged_attention_lab_max_num_seqs.csv"
 SLOW = [{"gpu": "H200", "max_num_seqs": n, "throughput_tok_s": 100, "approximate": False} for n in (1, 256)]
@@ -20,15 +21,16 @@ WAITING = {"running_peak": 16.0, "waiting_peak": 184.0}
 EMPTY_SLOTS = {"block_size": 16, "wasted_slots_per_sequence": 15.1}
 
 
-def effect(low=math.nan, high=math.nan, **columns):
-    known = {"engine": "vllm", "comparison": "overall", "verdict": NOT_DECIDED, "ratio": (low + high) / 2}
-    return known | {"ratio_low": low, "ratio_high": high} | columns
+def effect(low=math.nan, high=math.nan, *, values, **columns):
+    """The comparison of the first of these values with the last one."""
+    known = {"kind": "knob", "engine": "vllm", "metric": RATE, "verdict": NOT_DECIDED, "group": 0, "from_first": True}
+    known |= {"ratio": 1.0 if math.isnan(low) else (low + high) / 2, "low": low, "high": high, "values": values}
+    return known | {"value_a": values.split(", ")[0], "value_b": values.split(", ")[-1]} | columns
 
 
 ONE = cell({"block_size": 16})
-SEQS = {"knob": "max_num_seqs", "value": "256", "baseline": "1"}
-BLOCKS = {"knob": "block_size", "value": "32", "baseline": "16"}
-PAIR = BLOCKS | {"comparison": "pair", "values": "16, 32, 64"}
+SEQS, BLOCKS = {"name": "max_num_seqs"}, {"name": "block_size"}
+PAIR = BLOCKS | {"value_b": "32", "values": "16, 32, 64"}
 
 
 @pytest.mark.parametrize(
@@ -45,16 +47,16 @@ PAIR = BLOCKS | {"comparison": "pair", "values": "16, 32, 64"}
         # Pairs of the claimed values decide where others were measured too. Of 8, 16 and 32 no GPU takes 8.
         (effect(0.95, 1.07, **PAIR), SUPPORTED),
         (effect(0.95, 1.12, **PAIR), NOT_DECIDED),
-        (effect(0.99, 1.01, **PAIR | {"baseline": "64"}), NOT_TESTABLE),  # beyond the claim
+        (effect(0.99, 1.01, **PAIR | {"value_a": "64"}), NOT_TESTABLE),  # beyond the claim
         (effect(**PAIR), NOT_DECIDED),
         (effect(1.03, 1.05, **PAIR, verdict=CHANGES), CONTRADICTED),
         (effect(0.8, 1.3, values="16, 32, 64", **BLOCKS), NOT_TESTABLE),
     ],
 )
 def test_flatness_is_decided_within_the_claimed_range_or_by_pairs_of_the_claimed_values(found, said):
-    of = tables(cells=[ONE], knobs=[{"cell_id": ONE[0]["cell_id"]} | found])
+    of = tables(cells=[ONE], comparisons=[{"a": "first", "b": ONE[0]["cell_id"]} | found])
     of_knob = {"max_num_seqs": "throughput-flat-over-max-num-seqs", "block_size": "throughput-flat-over-block-size"}
-    assert verdict(flat(claim(of_knob[found["knob"]]), of)) == said
+    assert verdict(flat(claim(of_knob[found["name"]]), of)) == said
 
 
 def test_a_rate_whose_lengths_are_open_is_told_with_the_mix_that_it_needs(tmp_path):
@@ -141,24 +143,26 @@ def pools(users, length=512, output=50, peak=36.0, prompt=77):
     return of_cells(*cells, max_model_len_effective=length, running_peak=peak, **tokens)
 
 
-def improvement(ratio, **columns):
-    row = {"comparable": True, "hf_kind": "batch 1", "hf_engine": "hf-static", "hf_knobs": "static-batch1"}
-    row |= {"vllm_knobs": "bs16-seqs1", "vllm_max_num_seqs": 1, "vllm_output_tokens_per_s": 100.0}
-    row |= {"hf_output_tokens_per_s": 10.0, "improvement_ratio": ratio}
-    return row | {"improvement_ratio_low": ratio * 0.99, "improvement_ratio_high": ratio * 1.01} | columns
+def improvement(ratio, vllm, hf, **columns):
+    row = {"kind": "engine", "engine": "vllm", "metric": RATE, "verdict": CHANGES, "mean_a": 10.0, "mean_b": 100.0}
+    ends = {"a": hf[0]["cell_id"], "b": vllm[0]["cell_id"], "low": ratio * 0.99, "high": ratio * 1.01}
+    return row | {name: vllm[0][name] for name in PLACE} | {"ratio": ratio} | ends | columns
 
 
-def fastest(ratio, **columns):
+def fastest(ratio, batch=1, low=None, **place):
     """Two comparisons of engines, of which that of the faster cells counts."""
-    row = improvement(ratio, **columns)
-    slower = {"vllm_output_tokens_per_s": 50.0, "improvement_ratio_low": 1.0, "improvement_ratio_high": 1.1}
-    return tables(engines=[row | slower, row])
+    vllm, slower = (cell({"max_num_seqs": seqs}, **place) for seqs in (256, 128))
+    hf = cell({"batch_size": batch}, engine="hf-static", **place)
+    rows = [improvement(ratio, vllm, hf, **({"low": low} if low else {}))]
+    rows.append(improvement(ratio, slower, hf, mean_b=50.0, low=1.0, high=1.1))
+    return tables(cells=[vllm, slower, hf], comparisons=rows)
 
 
 def single(model, output, ratio):
     """A single request with so many output tokens, and how much faster vLLM answered it."""
-    alone = {"block_size": 16, "max_num_seqs": 1}, {"model": model, "output_tokens": 64 * output}
-    return of_cells(alone, others={"engines": [improvement(ratio, model=model)]})
+    place = {"model": model, "output_tokens": 64 * output}
+    alone, hf = cell({"max_num_seqs": 1}, **place), cell({"batch_size": 1}, engine="hf-static", **place)
+    return tables(cells=[alone, hf], comparisons=[improvement(ratio, alone, hf)])
 
 
 def served(rate, slower):
@@ -227,10 +231,10 @@ def stages(ratio, slower):
     for turn, (knob, of_knob, tpot) in enumerate((("tensor", 1.5, 0.01), ("pipeline", 1.5 * ratio, 0.01 * slower))):
         name = f"{knob}_parallel_size"
         cells.append(({name: 2}, {"tpot_s_p50": around(tpot, 0.001, turn)}))
-        of_pair = {"knob": name, "comparison": "pair", "value": "2", "baseline": "1", "held": "", "ratio": of_knob}
+        of_pair = {"name": name, "values": "1, 2", "held": "", "ratio": of_knob}
         cell_id = of_cells(cells[-1]).cells[0].cell_id
-        rows.append({"cell_id": cell_id} | effect(of_knob * 0.99, of_knob * 1.01, **of_pair))
-    return of_cells(*cells, others={"knobs": rows})
+        rows.append({"a": "one", "b": cell_id} | effect(of_knob * 0.99, of_knob * 1.01, **of_pair))
+    return of_cells(*cells, others={"comparisons": rows})
 
 
 @pytest.mark.parametrize(
@@ -249,12 +253,12 @@ def stages(ratio, slower):
         ("concurrency-gained-by-paging", lambda: pools(36.0, prompt=24), NOT_TESTABLE),  # a tenth of 512 slots
         ("thirty-to-a-hundred-times-faster", lambda: fastest(40), SUPPORTED),
         ("thirty-to-a-hundred-times-faster", lambda: fastest(29), CONTRADICTED),
-        ("thirty-to-a-hundred-times-faster", lambda: fastest(51, improvement_ratio_low=25.7), NOT_DECIDED),
+        ("thirty-to-a-hundred-times-faster", lambda: fastest(51, low=25.7), NOT_DECIDED),
         # The source compares with a loop of single requests.
-        ("thirty-to-a-hundred-times-faster", lambda: fastest(6, hf_kind="static batch"), NOT_TESTABLE),
-        ("engines-on-one-a100", lambda: fastest(6.5, gpu="a100-sxm-80gb", hf_kind="static batch"), SUPPORTED),
-        ("engines-on-one-a100", lambda: fastest(0.9, gpu="a100-sxm-80gb", hf_kind="static batch"), CONTRADICTED),
-        ("engines-on-one-a100", lambda: fastest(6.5, gpu="a100-pcie-40gb", hf_kind="static batch"), NOT_TESTABLE),
+        ("thirty-to-a-hundred-times-faster", lambda: fastest(6, batch=16), NOT_TESTABLE),
+        ("engines-on-one-a100", lambda: fastest(6.5, gpu="a100-sxm-80gb", batch=16), SUPPORTED),
+        ("engines-on-one-a100", lambda: fastest(0.9, gpu="a100-sxm-80gb", batch=16), CONTRADICTED),
+        ("engines-on-one-a100", lambda: fastest(6.5, gpu="a100-pcie-40gb", batch=16), NOT_TESTABLE),
         # A single request of the small model, with 50 tokens.
         ("faster-for-a-single-request", lambda: single("smollm-135m", 50, 1.5), SUPPORTED),
         ("faster-for-a-single-request", lambda: single("smollm-135m", 50, 0.5), CONTRADICTED),

@@ -80,12 +80,13 @@ def test_nothing_that_was_measured_on_a_cpu_decides():
         cell({"block_size": 32}, (99.0,), prefix_cache_hits=800.0, max_model_len_effective=512, **place),
     ]
     of_cpu = place | {"cell_id": cells[1][0]["cell_id"], "engine": "vllm"}
-    effect = of_cpu | {"knob": "max_num_seqs", "comparison": "overall", "values": "1, 256", "value": "256"}
-    ratio = of_cpu | {"gpu_a": "cpu-all", "gpu_b": "cpu-1core", "metric": "output_tokens_per_s", "ratio": 2.95}
+    compared = place | {"engine": "vllm", "metric": "output_tokens_per_s", "verdict": "flat", "a": "first"}
+    effect = {"name": "max_num_seqs", "values": "1, 256", "value_a": "1", "value_b": "256", "ratio": 1.01, "group": 0}
+    ratio = {"kind": "device", "value_b": "cpu-all", "value_a": "cpu-1core", "ratio": 2.95, "b": "fast"}
     of = tables(
         cells=cells,
-        knobs=[effect | {"baseline": "1", "verdict": "flat"}],
-        devices=[ratio | {"knobs": "bs32"}],
+        comparisons=[compared | effect | {"b": of_cpu["cell_id"]}, compared | ratio],
+        devices=[{"a": "first", "b": "fast"}],
         fragmentation=[{"cell_id": of_cpu["cell_id"], "layout": "contiguous_max_model_len", "waste_pct": 80.0}],
     )
     found = claims_table(STUDY, of).set_index("claim_id")
@@ -169,7 +170,8 @@ def test_what_an_interval_says_of_a_stated_range(stated, tolerance, low, high, s
     ],
 )
 def test_a_measurement_decides_only_under_the_stated_conditions(about, place, conditions, bears):
-    row = tables(knobs=[{"cell_id": "fast", "baseline_cell_id": "slow"} | place]).rows("knobs")[0]
+    effect = {"name": "users", "metric": "output_tokens_per_s", "verdict": "flat", "from_first": True}
+    [row] = tables(comparisons=[effect | {"a": "slow", "b": "fast"} | place]).effects("users")
     found = measured(Claim.model_validate(ONE | about), row, "It is.", CONTRADICTED, **conditions)
     assert (found.bears, found.says) == (bears, CONTRADICTED if bears else None)
     assert found.label == place.get("source", MEASURED)

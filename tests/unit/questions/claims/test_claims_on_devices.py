@@ -44,9 +44,11 @@ def test_names_of_several_cards_leave_a_ratio_open_where_the_cards_disagree():
 
 
 def ratio(value, explanation, **columns):
-    names = {"gpu_a": "h200", "gpu_b": "l40s", "metric": "output_tokens_per_s", "engine": "vllm", "knobs": "bs16"}
-    numbers = {"ratio": value, "ratio_low": value * 0.99, "ratio_high": value * 1.01}
-    return names | numbers | {"explanation": explanation} | columns
+    """Tables of one comparison of two devices; `columns` are others of it, or of what explains it."""
+    pair = {"kind": "device", "value_b": "h200", "value_a": "l40s", "a": "slow", "b": "fast"}
+    pair |= {"metric": "output_tokens_per_s", "verdict": "changes"}
+    pair |= {"ratio": value, "low": value * 0.99, "high": value * 1.01} | columns
+    return tables(comparisons=[pair], devices=[{"a": "slow", "b": "fast", "explanation": explanation} | columns])
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,7 @@ def ratio(value, explanation, **columns):
         (5.5, "flop", {}, CONTRADICTED),
         (5.5, "none", {}, CONTRADICTED),
         (4.0, "bandwidth", {}, CONTRADICTED),  # another ratio than the published one
-        (4.0, "bandwidth", {"ratio_high": 5.6}, NOT_DECIDED),
+        (4.0, "bandwidth", {"high": 5.6}, NOT_DECIDED),
         (5.5, "none", {"compatible_with": "measured_bandwidth, flop"}, NOT_DECIDED),
         (5.5, "none", {"compatible_with": "flop"}, CONTRADICTED),
         (5.5, "bandwidth, predicted", {}, SUPPORTED),
@@ -66,21 +68,20 @@ def ratio(value, explanation, **columns):
         (5.5, "predicted", {}, CONTRADICTED),
         (5.5, "flop", {"cannot_show": "cached weights"}, NOT_TESTABLE),
         (5.5, None, {}, NOT_TESTABLE),
-        (5.5, "none", {"ratio_low": math.nan, "ratio_high": math.nan}, NOT_TESTABLE),
+        (5.5, "none", {"low": math.nan, "high": math.nan}, NOT_TESTABLE),
     ],
 )
 def test_a_measured_ratio_must_be_the_published_one_and_follow_bandwidth(value, explanation, columns, verdict):
-    rows = [ratio(value, explanation, **columns)]
-    measured = evidence("h200-over-l40s", tables(devices=rows), throughput_ratio=5.5)[-1]
+    measured = evidence("h200-over-l40s", ratio(value, explanation, **columns), throughput_ratio=5.5)[-1]
     assert measured.says == (None if verdict == NOT_TESTABLE else verdict)
-    assert measured.ids == ("h200/vllm/llama-3.1-8b-instruct/chat/bs16", "l40s/vllm/llama-3.1-8b-instruct/chat/bs16")
+    assert measured.ids == ("fast", "slow")
 
 
-@pytest.mark.parametrize("columns", [{"gpu_a": "h100-sxm"}, {"gpu_b": "cpu-all"}, {"model": "opt-125m"}])
+@pytest.mark.parametrize("columns", [{"value_b": "h100-sxm"}, {"value_a": "cpu-all"}, {"model": "opt-125m"}])
 def test_other_pairs_of_devices_are_only_seen_here(columns):
-    found = evidence("h200-over-l40s", tables(devices=[ratio(5.5, "bandwidth", **columns)]))[-1]
+    found = evidence("h200-over-l40s", ratio(5.5, "bandwidth", **columns))[-1]
     assert (found.bears, found.says) == (False, None)
-    of_totals = tables(devices=[ratio(5.5, "bandwidth", metric="total_tokens_per_s")])
+    of_totals = ratio(5.5, "bandwidth", metric="total_tokens_per_s")
     assert len(evidence("h200-over-l40s", of_totals)) == 2
 
 

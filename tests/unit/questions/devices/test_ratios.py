@@ -13,17 +13,24 @@ from tests.unit.questions.synthetic_cells import NOT_COUNTED, OTHER_PLACES, arou
 from workflow_scripts.catalog.gpus_and_models import get_gpu
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.device.device_rates import DeviceRates
-from workflow_scripts.questions.devices.table import SCHEMA, device_ratios, device_records, explain
+from workflow_scripts.questions.comparisons.table import SCHEMA as COMPARISONS
+from workflow_scripts.questions.comparisons.table import comparison_tables
+from workflow_scripts.questions.devices.table import SCHEMA, device_records, explain
 from workflow_scripts.questions.limits.ceilings import as_measured
 from workflow_scripts.questions.predictions.table import SCHEMA as PREDICTIONS
 
-
-def ratios(*cells, rates=None, metric="output_tokens_per_s"):
-    found = SCHEMA.validate(device_ratios(starts_table(*cells), rates))
-    return found[found["metric"] == metric].reset_index(drop=True)
-
-
 SEQS = {"max_num_seqs": 16}
+
+
+def ratios(*cells, metric="output_tokens_per_s", **known):
+    """The comparisons of devices, with what explains those of the output rate."""
+    return of_rows(starts_table(*cells), metric, **known)
+
+
+def of_rows(rows, metric="output_tokens_per_s", **known):
+    compared, explained = comparison_tables(rows, 2.0, **known)
+    found = COMPARISONS.validate(compared).query("kind == 'device' and metric == @metric")
+    return found.merge(SCHEMA.validate(explained), on=["a", "b"], how="left")
 
 
 # --- which cells are compared
@@ -34,7 +41,9 @@ def test_devices_are_compared_on_the_same_settings_alone_the_faster_over_all_of_
         *(cell({"max_num_seqs": n}, around(rate)) for n, rate in ((1, 100), (4, 400), (16, 100))),
         *(cell({"max_num_seqs": n}, around(rate), gpu="l40s") for n, rate in ((1, 110), (16, 50), (64, 3200))),
     )
-    assert found[["gpu_a", "gpu_b", "knobs"]].values.tolist() == [["h200", "l40s", "seqs1"], ["h200", "l40s", "seqs16"]]
+    assert found[["value_b", "value_a", "held"]].values.tolist() == [
+        ["h200", "l40s", f"max_num_seqs={seqs}"] for seqs in (1, 16)
+    ]
     assert found["ratio"].tolist() == pytest.approx([100 / 110, 2])
 
 
@@ -48,11 +57,11 @@ def test_cells_that_differ_in_more_than_the_device_are_not(other):
 
 def test_every_pair_of_devices_the_faster_one_first():
     found = ratios(*(cell(SEQS, around(rate), gpu=gpu) for gpu, rate in (("l40s", 1), ("h200", 3), ("h100-sxm", 2))))
-    pairs = sorted(found[["gpu_a", "gpu_b"]].values.tolist())
+    pairs = sorted(found[["value_b", "value_a"]].values.tolist())
     assert pairs == [["h100-sxm", "l40s"], ["h200", "h100-sxm"], ["h200", "l40s"]]
     equal = only(ratios(cell(SEQS, around(10), gpu="l40s"), cell(SEQS, around(10), gpu="h200")))
-    assert (equal["gpu_a"], equal["gpu_b"], equal["ratio"]) == ("h200", "l40s", 1)  # as in the alphabet
-    assert device_ratios(starts_table(cell(SEQS))).columns.tolist() == list(SCHEMA.columns)
+    assert (equal["value_b"], equal["value_a"], equal["ratio"]) == ("h200", "l40s", 1)  # as in the alphabet
+    assert ratios(cell(SEQS)).empty
 
 
 # --- the numbers
@@ -66,12 +75,12 @@ def test_observed_ratio_with_its_interval_within_rounds_for_both_metrics():
     for metric, (a, b) in rates.items():
         found = only(ratios(*cells, metric=metric))
         assert found["ratio"] == pytest.approx(stats.gmean(a) / stats.gmean(b))
-        ends = np.log([found["ratio_high"] / found["ratio"], found["ratio"] / found["ratio_low"]])
+        ends = np.log([found["high"] / found["ratio"], found["ratio"] / found["low"]])
         assert ends == pytest.approx([ends.mean()] * 2)
         # Two GPUs differ in rounds. One cell of each does not tell rounds from starts.
         low, high = stats.ttest_ind(np.log(a), np.log(b)).confidence_interval(0.95)
         assert 0.3 * (high - low) < ends.sum() < 1.5 * (high - low)
-        assert (found["repeats_a"], found["repeats_b"], found["starts"]) == (3, 3, 3)
+        assert found["starts"] == 3
         assert found["scope"] == "between starts on this device"
 
 
@@ -79,9 +88,10 @@ def test_the_ratio_while_both_are_full_beside_that_of_whole_repeats():
     cells = (cell(SEQS, around(r), gpu=gpu, steady_output_tokens_per_s=around(s)) for r, s, gpu in (
         (114, 103, "h200"), (100, 100, "h100-sxm"),
     ))  # fmt: skip
-    found = only(ratios(*cells))
-    assert found[["ratio", "steady_ratio"]].tolist() == pytest.approx([1.14, 1.03])
-    assert 1 < found["steady_ratio_low"] < 1.03 < found["steady_ratio_high"] < 1.05
+    rows = starts_table(*cells)
+    whole, full = only(of_rows(rows)), only(of_rows(rows, "steady_output_tokens_per_s"))
+    assert (whole["ratio"], full["ratio"]) == pytest.approx((1.14, 1.03))
+    assert 1 < full["low"] < 1.03 < full["high"] < 1.05
 
 
 def test_ratios_of_the_data_sheets_beside_it():
@@ -112,8 +122,8 @@ def test_without_an_interval_nothing_is_shown_to_explain_a_measured_ratio():
 
 def test_quantised_weights_and_unknown_names_have_no_flop_ratio():
     awq = {"quantization": "awq"}
-    found = ratios(cell(awq), cell(awq, gpu="l40s"), cell(SEQS), cell(SEQS, gpu="l40s")).set_index("knobs")
-    expected = {"quantawq": math.nan, "seqs16": 989.5 / 362.05}
+    found = ratios(cell(awq), cell(awq, gpu="l40s"), cell(SEQS), cell(SEQS, gpu="l40s")).set_index("held")
+    expected = {"quantization=awq": math.nan, "max_num_seqs=16": 989.5 / 362.05}
     assert found["flop_ratio"].to_dict() == pytest.approx(expected, nan_ok=True)
     assert found["bandwidth_ratio"].notna().all()
     strange = only(ratios(cell(SEQS, model="mine"), cell(SEQS, gpu="l40s", model="mine")))
@@ -136,14 +146,6 @@ def test_measured_rates_beside_it():
     assert math.isnan(one["measured_bandwidth_ratio"])
 
 
-def test_shares_of_decoding_are_means_over_repeats():
-    fast = cell(SEQS, around(2), prefill_s_mean=[1.0, 2.0, 3.0], decode_s_mean=[5.0, 6.0, 7.0])
-    slow = cell(SEQS, around(1), gpu="l40s", prefill_s_mean=0.1, decode_s_mean=0.3)
-    found = only(ratios(fast, slow))
-    assert (found["decode_share_a"], found["decode_share_b"]) == pytest.approx((6 / 8, 0.75))
-    assert math.isnan(only(ratios(fast, cell(SEQS, around(1), gpu="l40s", decode_s_mean=0.3)))["decode_share_b"])
-
-
 @pytest.mark.parametrize(
     ("of_a", "of_b", "explanation"), [(0, 0, "none"), (3, 0, "kv_capacity"), (0, 3, "kv_capacity")]
 )
@@ -152,7 +154,7 @@ def test_capacity_explains_only_where_it_bound(of_a, of_b, explanation):
     b = cell(SEQS, around(1), gpu="l40s", kv_cache_tokens=1000, preemptions=of_b, running_peak=16)
     found = only(ratios(a, b))
     assert (found["kv_tokens_ratio"], found["explanation"]) == (2, explanation)
-    assert found[["bound_by_a", "bound_by_b"]].tolist() == ["kv_blocks" if n else "sequences" for n in (of_a, of_b)]
+    assert found[["bound_by_a", "bound_by_b"]].tolist() == ["kv_blocks" if n else "sequences" for n in (of_b, of_a)]
 
 
 # --- measured rates of devices
@@ -201,7 +203,7 @@ def of_processors(folder, ratio, one, both):
         (folder / f"{gpu}.json").write_text(json.dumps(record(**rates)))
     cpu = {"model": "tiny-llama-57m", "processor": "Intel Xeon: avx2"}
     pair = cell(SEQS, around(ratio), gpu="cpu-all", **cpu), cell(SEQS, around(1), gpu="cpu-1core", **cpu)
-    return device_ratios(starts_table(*pair), device_records(folder)).iloc[0]
+    return only(ratios(*pair, rates=device_records(folder)))
 
 
 # An Intel Xeon with 480 MiB: ratios of 1.41 to 1.61 where memory gives 2.00 and matrix products 1.94.
@@ -225,7 +227,7 @@ def test_a_processor_whose_cache_holds_the_model_cannot_show_what_memory_does(
     is_cached = why == "cached weights"
     changes = [{"read_bytes_per_s_by_size": of} if is_cached else of for of in (one, both)]
     row = of_processors(tmp_path, ratio, *changes)
-    assert (row["explanation"], row["cannot_show"]) == (explanation, why)
+    assert [None if pd.isna(row[name]) else row[name] for name in ("explanation", "cannot_show")] == [explanation, why]
     assert row["measured_cache_ratio"] == pytest.approx(cache_ratio, nan_ok=True)
     assert row["measured_bandwidth_ratio"] == 2 or not is_cached
 
@@ -292,7 +294,7 @@ def predicted(*rows, sources=("calibrated", "calibrated")):
 
 
 def expected(predictions):
-    return device_ratios(CELLS, predictions=predictions).iloc[0]
+    return only(of_rows(CELLS, predictions=predictions))
 
 
 def test_the_predicted_ratio_is_from_the_calibration_of_one_device_at_a_time():
@@ -300,7 +302,7 @@ def test_the_predicted_ratio_is_from_the_calibration_of_one_device_at_a_time():
     assert row["predicted_ratio"] == pytest.approx(math.sqrt(180 / 100 * 200 / 120))
     assert row["own_predicted_ratio"] == pytest.approx(180 / 120)
     assert row[["predicted_ratio_low", "predicted_ratio_high"]].tolist() == pytest.approx([180 / 120, 180 / 100])
-    assert row[["weights_share_a", "weights_share_b"]].tolist() == [0.4, 0.6]
+    assert row[["weights_share_b", "weights_share_a"]].tolist() == [0.4, 0.6]
     without_a_second = expected(predicted((180, None), (120, None)))
     assert without_a_second["own_predicted_ratio"] == pytest.approx(1.5)
     assert without_a_second[["predicted_ratio", "predicted_ratio_low"]].isna().all()
@@ -312,13 +314,7 @@ def test_the_predicted_ratio_is_from_the_calibration_of_one_device_at_a_time():
 def test_the_predicted_ratio_explains_like_any_other(scale, explanation, support):
     """Measured are 2 (1.9 to 2.1) of h200 over l40s, with bandwidths of 5.56 and FLOP rates of 2.73."""
     of_each = ((200, "h200"), (100, "l40s"))
-    rows = starts_table(*(cell({"max_num_seqs": 64}, around(rate, 0.01), gpu=gpu) for rate, gpu in of_each))
-    row = device_ratios(rows, predictions=predicted((100 * scale, 100 * scale), (100, 100))).iloc[0]
+    cells = (cell({"max_num_seqs": 64}, around(rate, 0.01), gpu=gpu) for rate, gpu in of_each)
+    row = only(ratios(*cells, predictions=predicted((100 * scale, 100 * scale), (100, 100))))
     assert row["predicted_ratio"] == pytest.approx(scale)
     assert (row["explanation"], row["support"]) == (explanation, support)
-
-
-def test_clocks_and_sequences_are_those_of_the_cells():
-    row = expected(None)
-    assert row[["sequences", "power_cap_share_a", "sm_clock_mhz_min_a"]].tolist() == pytest.approx([64, 0.6, 1140])
-    assert row[["power_cap_share_b", "predicted_ratio"]].isna().all()

@@ -12,8 +12,7 @@ from scipy import stats
 from tests.unit.questions.made import made
 from tests.unit.questions.synthetic_cells import OTHER_PLACES, around, cell, only, starts_table
 from tests.unit.study.test_serve_command import DUMMY, HUB
-from workflow_scripts.questions.comparisons.table import comparisons_table
-from workflow_scripts.questions.knobs.table import knob_effects
+from workflow_scripts.questions.comparisons.table import LIKELY, comparison_tables
 from workflow_scripts.questions.recommendations.table import SCHEMA, pareto_front, recommendations
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
 from workflow_scripts.study.study_file import load_study
@@ -36,7 +35,7 @@ def config(seqs, rate, tpot=0.01, *, ttft=0.1, p99=1.5, **options):
 
 def recommended(*cells, role=None, margin_pct=2.0, models=MODELS, looks=ONE_LOOK, tpot=None):
     table = starts_table(*cells)
-    comparisons = comparisons_table(table, margin_pct, looks=looks)
+    comparisons = comparison_tables(table, margin_pct, looks=looks)[0]
     found = SCHEMA.validate(recommendations(table, comparisons, margin_pct, models, tpot, looks))
     return found[found["role"] == role].reset_index(drop=True) if role else found
 
@@ -116,13 +115,14 @@ def test_configurations_that_are_not_shown_to_be_slower_are_ties():
 
 @pytest.mark.parametrize("knobs", [{}, {"block_size": 32}])
 def test_a_tie_is_a_test_that_is_not_passed(knobs):
-    """Of settings that differ in one knob it is the test of the table of effects."""
+    """Of settings that differ in one knob it is the test of the table of comparisons."""
     best = config(4, around(100, 0.01))
     for distance, is_tie in ((0.015, True), (0.035, False)):
         other = config(1, around(100 * math.exp(-math.log(1.02) - distance), 0.01)[::-1], knobs=knobs)
         found = only(recommended(best, other, role="best_throughput"))
         assert (found["knobs"], found["eligible"], pd.notna(found["ties"])) == ("seqs4", 2, is_tie)
-        [effect] = knob_effects(starts_table(best, other), 2.0)["verdict"].unique() if not knobs else [None]
+        effects = comparison_tables(starts_table(best, other), 2.0)[0].query("metric == 'output_tokens_per_s'")
+        [effect] = effects["verdict"].replace(LIKELY, "not decided").unique() if not knobs else [None]
         assert effect == (None if knobs else "not decided" if is_tie else "changes")
 
 
@@ -232,7 +232,7 @@ def test_a_setting_that_missed_a_fast_round_is_ranked_without_the_rounds():
     slow_rounds = starts_table(config(4, [100.0, 100.0]))
     others = starts_table(config(8, [90.0, 90.0, 135.0]), config(16, [80.0, 80.0, 120.0]))
     both = pd.concat([slow_rounds, others], ignore_index=True)
-    found = recommendations(both, comparisons_table(both, 2.0), 2.0, MODELS)
+    found = recommendations(both, comparison_tables(both, 2.0)[0], 2.0, MODELS)
     assert found["knobs"][0] == "seqs4"
 
 
@@ -298,7 +298,7 @@ def test_the_table_has_commands_for_the_published_or_the_prepared_model(tmp_path
     options = {"model": "tiny-llama-57m", "gpu": "cpu-all"} if study == "demo" else {}
     cells = starts_table(config(1, 10, 0.01, **options), config(4, 10.01, 0.1, **options))
     write_measurements(cells, tmp_path)
-    write_table(comparisons_table(cells, load_study(file).equivalence_margin_pct), tmp_path / "comparisons.parquet")
+    write_table(comparison_tables(cells, load_study(file).equivalence_margin_pct)[0], tmp_path / "comparisons.parquet")
     table = made(file, tmp_path, "recommendations", results=tmp_path / "results").set_index("role")
     smallest = table.loc["smallest_within_margin"]
     assert (smallest["knobs"], smallest["margin_pct"]) == ("seqs1", load_study(file).equivalence_margin_pct)

@@ -18,8 +18,8 @@ from workflow_scripts.questions.waiting.table import (
     _prompt_costs,
     divided,
     estimate_error,
+    ratios_without_waiting,
     waiting,
-    with_device_ratio,
 )
 
 LLAMA = "llama-3.1-8b-instruct"
@@ -95,14 +95,13 @@ def test_the_data_sheet_stands_in_for_rates_that_were_not_measured(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ratio", "rate", "varies", "error", "gpu", "only_waiting"),
+    ("rate", "varies", "error", "gpu"),
     [
-        *[(1.1, 101, 1e-4, 0, "h200", True), (1.1, 109, 1e-4, 0, "h200", False), (1.01, 101, 1e-4, 0, "h200", False)],
-        *[(1.1, 101, 0.02, 0, "h200", False), (1.1, 101, 1e-4, 0, "h100-sxm", False)],
-        (1.1, 101, 1e-4, 0.02, "h200", False),
+        *[(101, 1e-4, 0, "h200"), (109, 1e-4, 0, "h200"), (101, 0.02, 0, "h200"), (101, 1e-4, 0, "h100-sxm")],
+        (101, 1e-4, 0.02, "h200"),
     ],
 )
-def test_rates_that_differ_only_by_waiting(ratio, rate, varies, error, gpu, only_waiting, tmp_path):
+def test_the_ratio_of_two_rates_without_waiting(rate, varies, error, gpu, tmp_path):
     starts = pd.DataFrame({"start": [1, 2, 3], "repeat": 1, "of_start": np.exp(varies * np.array([1.0, -1.0, 0.0]))})
     rates = pd.DataFrame({"cell_id": ["a", "b", "c"], "output_tokens_per_device_s": [rate, 100, 100]})
     rates = rates.assign(device_s=[100 / rate, 1, 2], gpu=["h200", gpu, "h200"]).merge(starts, how="cross")
@@ -111,18 +110,16 @@ def test_rates_that_differ_only_by_waiting(ratio, rate, varies, error, gpu, only
     without_gpus = waiting(table(cell({"max_num_seqs": 4}, gpu="cpu-all")), tmp_path, tmp_path)
     assert without_gpus.empty
     rates = SCHEMA.validate(without_gpus.merge(rates, how="right"))
-    pairs = pd.DataFrame({"ratio": [ratio] * 3})
     others = pd.Series(["b", "not known", "c"])  # the last did twice the work
-    found = with_device_ratio(pairs, pd.Series(["a"] * 3), others, rates, 2.0)
-    assert found["device_ratio"][0] == pytest.approx(rate / 100)
+    found = ratios_without_waiting(others, pd.Series(["a"] * 3), rates)
+    assert found["ratio"][0] == pytest.approx(rate / 100)
     # Two GPUs have occasions of their own.
-    half = math.log(found["device_ratio_high"][0] / found["device_ratio"][0])
+    half = math.log(found["high"][0] / found["ratio"][0])
     if gpu != "h200":
         assert half == pytest.approx(stats.norm.ppf(0.975) * 2**0.5 * OCCASION_SD, rel=0.1)
     else:
         assert half < 0.006 if max(varies, error) < 0.01 else 0.01 < half < 0.1
-    assert found["only_waiting"][0] == only_waiting
-    assert found.loc[1:, ["device_ratio", "only_waiting"]].isna().all(axis=None)
+    assert found.loc[1:].isna().all(axis=None)
 
 
 @dataclass

@@ -1,0 +1,207 @@
+"""Which cells of a study differ in one thing alone, and what each pair of them shows.
+
+`pairs` is the one place where pairs of cells are formed. What differs is a column of the cells: a knob, the model, the
+environment, the device or the engine.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from workflow_scripts.catalog.environments import DEFAULT
+from workflow_scripts.engines.hf.knobs import HF_CONTINUOUS, HF_STATIC
+from workflow_scripts.engines.registry import every_knob, metrics_of_columns, without_environment
+from workflow_scripts.engines.vllm.knobs import VLLM
+from workflow_scripts.statistics.comparisons import Comparisons
+from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks, decide
+from workflow_scripts.statistics.samples import Samples
+from workflow_scripts.statistics.start_spread import mean_of
+from workflow_scripts.statistics.summary import (
+    BOUND_BY_NEEDS,
+    ENVIRONMENT,
+    PLACE,
+    RATE,
+    as_applied,
+    bound_by,
+    cell_summary,
+    comparable_rows,
+    dtypes,
+    knob_columns,
+    knob_text,
+)
+from workflow_scripts.study.study import Starts
+from workflow_scripts.workloads.arrivals import Load
+
+STEADY = "steady_output_tokens_per_s"
+# What a repeat served; two cells of which one had other requests did unequal work.
+WORK = ("num_requests", "prompt_tokens", "output_tokens")
+ALIKE = ("study", "source", "gpu", "engine", "model", "workload")
+# Of a knob with more values, each is compared with the first and with its neighbours: pairs grow with their square.
+MOST_VALUES = 16
+# What cells may differ in, beside a knob.
+MODEL, AT, GPU, ENGINE = "model", "environment", "gpu", "engine"
+# What cells on two devices share, and the engines that are compared; of two the later one is `b`.
+_ON_DEVICES = ["study", "source", *ENVIRONMENT, "engine", "model", "dtype", "workload", "knobs", "quantization"]
+_ENGINES = (HF_STATIC.name, HF_CONTINUOUS.name, VLLM.name)
+
+# One row per cell that has a metric, and its samples, by the metric.
+ByMetric = Callable[[str], tuple[pd.DataFrame, Samples]]
+
+
+def looks_at(starts: Starts, cells: pd.DataFrame) -> Looks:
+    """The looks at a study: at the starts that it asks for, and at those that it asked for when it had fewer.
+
+    A plan that measured none of the counted starts was no look at them.
+    """
+    planned = comparable_rows(cells)["planned_starts"].dropna()
+    return Looks(starts.at_least, starts.at_most, len(set(planned) - {starts.in_words}))
+
+
+def by_metric(cells: pd.DataFrame) -> ByMetric:
+    """The cells that may be compared by each metric, a column of `cells`, summed up once."""
+    return cache(partial(_summed_up, cells))
+
+
+def _summed_up(cells: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, Samples]:
+    # Counts differ between repeats; everything else that an engine shows of a knob is a setting.
+    counted = metrics_of_columns()
+    shown_in = {knob.shown_in for knob in every_knob().values() if knob.shown_in}
+    observed = {column: "mean" if column in counted else "first" for column in ("effective", *sorted(shown_in))}
+    first = (*WORK, STEADY, "kv_cache_tokens", "dtype", "quantization", "engine_version")
+    several = {f"{name}_values": cells[name] for name in WORK}
+    observed |= BOUND_BY_NEEDS | dict.fromkeys(first, "first") | dict.fromkeys(several, "nunique")
+    named = cells.assign(dtype=dtypes, quantization=lambda of: as_applied(of, "quantization"), **several)
+    summary, samples = cell_summary(named, metric, observed)
+    return summary.assign(bound_by=bound_by(summary)), samples
+
+
+def pairs(summary: pd.DataFrame, differ_in: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The cells in groups that differ in nothing but one column, and all pairs of one group.
+
+    Cells are in the order of `group` and of the column, whose text is `value`. Pairs are row numbers `a` and `b`, with
+    the numbers of their samples; `first` marks those with the first of their group. Of two devices `b` is the faster
+    one over all that both measured.
+    """
+    rows = grouped(summary, differ_in)
+    numbered = rows[["group", "sample"]].assign(row=np.arange(len(rows)), first=~rows["group"].duplicated())
+    sides = [(numbered, numbered)]
+    if differ_in == ENGINE:
+        sides = list(combinations((numbered[rows["engine"] == name] for name in _ENGINES), 2))
+    found = pd.concat(
+        [a.merge(b.drop(columns="first"), on="group", suffixes=("_a", "_b")) for a, b in sides], ignore_index=True
+    )
+    if differ_in != ENGINE:
+        found = found[found["row_a"] < found["row_b"]]
+        few = found["group"].map(rows["group"].value_counts()) <= MOST_VALUES
+        found = found[few | found["first"] | (found["row_b"] == found["row_a"] + 1)]
+    found = found.rename(columns={"row_a": "a", "row_b": "b"}).reset_index(drop=True)
+    return rows, _faster_last(rows, found) if differ_in == GPU else found
+
+
+def _faster_last(rows: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
+    a, b = (rows.iloc[found[side]].reset_index(drop=True) for side in "ab")
+    devices = [a["study"], a["source"], a["gpu"], b["gpu"].rename("other")]
+    falls = (b["log_mean"] - a["log_mean"]).groupby(devices).transform("mean") <= 0
+    turned = {"a": found["b"], "b": found["a"], "sample_a": found["sample_b"], "sample_b": found["sample_a"]}
+    return found.assign(**{name: of.where(falls, found[name]) for name, of in turned.items()})
+
+
+def grouped(summary: pd.DataFrame, differ_in: str) -> pd.DataFrame:
+    """Cells that differ from other cells only in one column, ordered by `group` and its value. Cells that leave a knob
+    to the engine are the first, `default`, if others set it; not of a switch, which is on or off, and not of a load."""
+    if differ_in == ENGINE:
+        rows = summary[summary["engine"].isin(_ENGINES)]
+        rows = rows.assign(value=rows["engine"] + "/" + rows["knobs"])
+        return _numbered(rows, list(PLACE), [])
+    if differ_in == GPU:
+        return _numbered(summary.assign(value=summary["gpu"]), [*_ON_DEVICES, "max_concurrency_allowed"], ["gpu"])
+    rows = by_environment(summary) if differ_in == AT else summary
+    alike = [name for name in (*ALIKE, *ENVIRONMENT, *knob_columns(summary)) if name != differ_in]
+    given = rows[differ_in].notna()
+    is_switch = pd.api.types.is_bool_dtype(rows.loc[given, differ_in].infer_objects())
+    if not is_switch and differ_in.removeprefix("knob_") not in Load.model_fields:
+        given = given.groupby([rows[name] for name in alike], dropna=False, sort=False).transform("any")
+    rows = rows[given]
+    value = [knob_text(value) if pd.notna(value) else DEFAULT for value in rows[differ_in]]
+    return _numbered(rows.assign(value=value), alike, [differ_in])
+
+
+def _numbered(rows: pd.DataFrame, alike: list[str], by: list[str]) -> pd.DataFrame:
+    rows = rows.assign(group=rows.groupby(alike, dropna=False, sort=False).ngroup())
+    rows = rows.sort_values(["group", *by], na_position="first", kind="stable")
+    return rows[rows["group"].duplicated(keep=False)].reset_index(drop=True)
+
+
+def by_environment(cells: pd.DataFrame) -> pd.DataFrame:
+    """One row per cell, with the environment as a knob: the plain name of the engine, and no lock.
+
+    Environments are ordered as the study names them, after the default one.
+
+    >>> cells = pd.DataFrame({"cell_id": list("abc"), "engine": ["vllm@b-1", "vllm@a-2", "vllm"]})
+    >>> by_environment(cells).sort_values("environment")["environment"].tolist()
+    ['default', 'b-1', 'a-2']
+    """
+    cells = cells.drop_duplicates("cell_id")
+    names = [name.partition("@")[2] or DEFAULT for name in cells["engine"]]
+    order = [name for name in dict.fromkeys([DEFAULT, *names]) if name in set(names)]
+    engine = cells["engine"].map(without_environment)
+    return cells.assign(environment=pd.Categorical(names, order, ordered=True), engine=engine, lock_sha256="")
+
+
+def compared_pairs(
+    cells: ByMetric, margin_pct: float, looks: Looks = ONE_LOOK, metric: str = RATE
+) -> list[tuple[str, pd.DataFrame, pd.DataFrame]]:
+    """For each column that was varied, of a knob, the model or the environment: its cells and their `pairs`, with what
+    the comparison of each shows.
+
+    Verdicts allow for all pairs of a knob. Cells whose requests differ are compared by the steady rate instead of
+    the output rate, if all of the group have one.
+    """
+    summary, _ = cells(metric)
+    found = {column: pairs(summary, column) for column in (*knob_columns(summary), MODEL, AT)}
+    found = {column: (rows, of) for column, (rows, of) in found.items() if len(of)}
+    if not found:
+        return []
+    of_columns = [
+        of.assign(column=column, metric=of["group"].map(_metric(rows)) if metric == RATE else metric)
+        for column, (rows, of) in found.items()
+    ]
+    # Of the pairs, of which there may be half a million, no further copies are kept.
+    decided = pd.concat(
+        shown_by(cells(str(name))[1], of_column, margin_pct, looks)
+        for (_, name), of_column in pd.concat(of_columns, ignore_index=True).groupby(["column", "metric"])
+    ).sort_index()
+    parts = decided.groupby("column")
+    return [(column, rows, parts.get_group(column).reset_index(drop=True)) for column, (rows, _) in found.items()]
+
+
+def _metric(rows: pd.DataFrame) -> pd.Series:
+    """The rate by which each group is compared: the steady one if its cells had other requests and all have it."""
+    groups = rows.groupby("group")
+    differs = (groups[list(WORK)].nunique() > 1).any(axis=1)
+    steady = groups[STEADY].count() == groups.size()
+    return (differs & steady).map({True: STEADY, False: RATE})
+
+
+def shown_by(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: Looks) -> pd.DataFrame:
+    """The pairs with what they show, which are all that one error is for."""
+    a, b = (pairs[name].to_numpy() for name in ("sample_a", "sample_b"))
+    decided = decide(samples, b, a, margin_pct, looks)
+    return pairs.assign(
+        **columns_of(decided.found, samples, pairs),
+        **{"verdict": decided.verdict, "starts_needed": decided.needed},
+        # A study with a fixed number of starts gets no further ones.
+        starts_needed_at_least=decided.least if looks.at_least < looks.at_most else np.nan,
+    )
+
+
+def columns_of(found: Comparisons, samples: Samples, pairs: pd.DataFrame) -> dict[str, npt.NDArray[Any]]:
+    """The means of pairs, their ratios with intervals, and the least size of each, NaN if 1 is not excluded."""
+    at_least = found.at_least()
+    means = {f"mean_{side}": np.exp(mean_of(samples.log[pairs[f"sample_{side}"].to_numpy()])) for side in "ab"}
+    return means | found.columns() | {"at_least": np.where(at_least > 1, at_least, np.nan)}
