@@ -354,7 +354,7 @@ def _lines(
     STUDY,
     option("--site", type=own_or_of_checkout, default=str(SITE), help="the site file (%(default)s)"),
     option("--cell", help="gpu/engine/model/workload/knobs; without it, one line for each kind of job"),
-    option("--cells-per-job", type=positive, help="cells that share an allocation (default: of slurm/config.yaml)"),
+    option("--cells-per-job", type=positive, help="cells of the largest job (default: by slurm/config.yaml)"),
     option("--plan", type=Path, help="plan.csv of the study, for shorter time limits"),
     ATTEMPT,
 )
@@ -378,9 +378,9 @@ def main(args: Namespace) -> None:
 
 
 def _of_profile() -> int:
-    """The number of cells that share a job, of the profile `slurm`."""
+    """The most cells of a job by the profile `slurm`: half as many more than it says (rules/batches.smk)."""
     settings = read_yaml(own_or_of_checkout("slurm/config.yaml"), InputError)["set-scatter"]
-    return int(next(of.partition("=")[2] for of in settings if of.startswith("cells_per_job=")))
+    return 3 * int(next(of.partition("=")[2] for of in settings if of.startswith("cells_per_job="))) // 2
 
 
 def note_wrong_node(folder: Path, reason: str) -> None:
