@@ -25,11 +25,6 @@ include: "rules/present.smk"
 include: "rules/deploy.smk"
 
 
-def is_measured():
-    """Whether this call measures, or finds everything measured; not in the processes of jobs."""
-    return workflow.is_main_process and any(job.rule.name == "measure" for job in workflow.dag.jobs)
-
-
 onsuccess:
     if is_measured():
         shell('python -m workflow_scripts status --study "$STUDY" --results "$RESULTS" --brief')

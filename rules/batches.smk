@@ -148,3 +148,15 @@ def device_records():
 def not_listed(gpu):
     """What parsing depends on besides the lists of measured starts: evidence that came here by other means."""
     return pending().not_listed_sha256(gpu, STUDY.starts.at_least, PARTIAL)
+
+
+def names_of(files):
+    """Manifests and lists as they are named below their folder; before a decision Snakemake does not know the files."""
+    measured = PATHS.measured("").parent
+    known = (Path(one) for one in files if Path(one).is_relative_to(measured))
+    return [path.relative_to(measured).with_suffix("") for path in known]
+
+
+def is_measured():
+    """Whether this call measures, or finds everything measured; not in the processes of jobs."""
+    return workflow.is_main_process and any(job.rule.name == "measure" for job in workflow.dag.jobs)

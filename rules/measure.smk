@@ -50,13 +50,6 @@ rule measure:
         " 2>&1 | tee {log:q}"
 
 
-def names_of(files):
-    """Manifests and lists as they are named below their folder; before a decision Snakemake does not know the files."""
-    measured = PATHS.measured("").parent
-    known = (Path(one) for one in files if Path(one).is_relative_to(measured))
-    return [path.relative_to(measured).with_suffix("") for path in known]
-
-
 rule end_round:
     """List what a round has measured on a device; the next round begins when its list is there."""
     input:
