@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.present.synthetic import SCRIPT
 from workflow_scripts.page.style import COLOURS
+from workflow_scripts.study.outcome import WHAT_TO_DO
 from workflow_scripts.tables.measurements import read_measurements
 
 pytestmark = pytest.mark.needs_tool("chromium")
@@ -54,7 +55,8 @@ def test_every_table_is_saved_as_csv(tab, report, tmp_path):
     caption = "Cells that failed or did not run, by reason"
     table = f"[...document.querySelectorAll('#cells figure')].find((f) => f.textContent.includes('{caption}'))"
     headings, *cells = rows_of(tab.download(f"{table}.querySelector('.save button')", tmp_path))
-    assert headings[:3] == ["Outcome", "Reason", "Cells"]
+    assert headings[:4] == ["Outcome", "Reason", "What you do", "Cells"]
+    assert WHAT_TO_DO["timeout"] in [row[2] for row in cells if row[0] == "timeout"]
     assert any(SCRIPT in row[1] for row in cells)
 
 

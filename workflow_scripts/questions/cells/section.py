@@ -14,6 +14,7 @@ from workflow_scripts.page.kit import Plot, bar
 from workflow_scripts.page.report import MOST_ROWS, Report, Subject
 from workflow_scripts.page.style import INK
 from workflow_scripts.study.grid import COORDINATES
+from workflow_scripts.study.outcome import WHAT_TO_DO
 from workflow_scripts.tables.results import RATE, Tables, records
 
 NO_FAULT = ("ok", "infeasible")
@@ -76,9 +77,11 @@ def reasons(report: Report) -> Iterator[Block]:
     troubled = report.grid[report.grid["outcome"] != "ok"]
     if len(troubled):
         words = troubled.assign(
-            outcome=troubled["outcome"].map(outcome_words), reason=troubled["reason"].fillna("not run yet")
+            outcome=troubled["outcome"].map(outcome_words),
+            reason=troubled["reason"].fillna("not run yet"),
+            to_do=troubled["outcome"].map(WHAT_TO_DO).fillna("the next call measures it"),
         )
-        columns = {"outcome": "Outcome", "reason": "Reason"}
+        columns = {"outcome": "Outcome", "reason": "Reason", "to_do": "What you do"}
         yield _counted(report, words, columns, "Cells that failed or did not run, by reason", "reasons")
 
 
