@@ -80,22 +80,6 @@ rule prepare:
         sorted({prepared_workload(cell) for cell in CELLS}.union(*map(prepared_models, CELLS))),
 
 
-rule fetch_sharegpt:
-    """Fetch the ShareGPT file of the study and check its checksum; no other target runs this."""
-    log:
-        PATHS.root / "logs/fetch_sharegpt.log",
-    shell:
-        'python -m workflow_scripts fetch-sharegpt --study "$STUDY" 2> >(tee {log:q} >&2)'
-
-
-rule check_study:
-    """Check whether the installed engines accept the study's settings; needs no GPU; no other target runs this."""
-    log:
-        PATHS.root / "logs/check_study.log",
-    shell:
-        'python -m workflow_scripts check-engines --study "$STUDY" 2> >(tee {log:q} >&2)'
-
-
 rule prepare_device:
     """Measure the rates at which a device copies, reads and multiplies, for the ceilings of its cells."""
     output:

@@ -5,7 +5,7 @@
 Needs no GPU, weights or network. Each distinct setting goes through vLLM's own argument parser and config classes, with
 the model's configuration from config/models/; other engines say what they refuse when they start. Before that, the
 installed versions are compared with those that the pipeline can measure. It takes about 15 s for each kind of device
-and environment, nearly all of it for imports, so only `snakemake check_study` does it, not a dry run. It prints one
+and environment, nearly all of it for imports, so only this command does it, not a dry run. It prints one
 line per fault: sweep, settings, and the reason in vLLM's words. A cell predicted to end as `infeasible` is a result,
 not a fault; it is listed as a note. Cells in another environment are checked by its own Python, if it is installed.
 """
