@@ -156,7 +156,8 @@ def sentence(report: Report) -> str:
 
 def _expected_sentence(tables: Tables) -> str:
     """Without measurements: what is expected of the two devices whose bandwidths differ the most."""
-    rows = tables.get("expected_ratios", "bandwidth_ratio").dropna(subset=["bandwidth_ratio", "predicted_low"])
+    wanted = ["bandwidth_ratio", "predicted_low"]
+    rows = tables.get("expected_ratios", *wanted).dropna(subset=wanted)
     row = records(require(rows, "no two devices are measured or predicted").nlargest(1, "bandwidth_ratio"))[0]
     names = device_names(tables)
     pair = " over ".join(names.get(row[of], row[of]) for of in "ab")
