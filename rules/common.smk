@@ -4,7 +4,7 @@ import re
 import sys
 import time
 from functools import cache
-from itertools import count, islice
+from itertools import count, islice, takewhile
 from pathlib import Path
 from shlex import quote
 
@@ -127,6 +127,8 @@ def environments_of(cell_id):
 @cache
 def current_attempt(environment, kind):
     attempts = PATHS.environments(environment, kind)
+    if not workflow.is_main_process:  # inside a job, the record that it was given
+        return [*takewhile(Path.exists, attempts)][-1]
     return next(path for path in attempts if not path.exists() or read_json(path)["fault"] is None)
 
 
