@@ -16,6 +16,7 @@ from workflow_scripts.engines.engine import Engine, EngineSetup
 from workflow_scripts.engines.registry import BUILT_IN, VARIABLE, get_engine, make_engine, modules_that_predict
 from workflow_scripts.measure import cell as cell_command
 from workflow_scripts.parse import cell_tables
+from workflow_scripts.predict import plan as plan_command
 from workflow_scripts.predict.check_study import check_cells
 from workflow_scripts.predict.predictions import predict_cells
 from workflow_scripts.prepare import model as model_command
@@ -80,7 +81,8 @@ def test_an_engine_of_ones_own_is_measured_from_study_file_to_tables(study_file,
     parsed, tables = tmp_path / "parsed", tmp_path / "tables"
     of_gpu = ["--cells", str(paths.root / "cells"), "--gpu", "cpu-1core", "--out", str(parsed / "cpu-1core")]
     assert cell_tables.main(of_gpu) == 0
-    made = ["cells", "intervals", "waiting", "comparisons"]
+    assert plan_command.main([*of_study, *results, "--quiet"]) == 0
+    made = ["cells", "intervals", "waiting", "predictions", "comparisons"]
     assert make_tables([*of_study, *results, "--parsed", str(parsed), "--out", str(tables), "--only", *made]) == 0
 
     table = read_measurements(tables)

@@ -35,7 +35,7 @@ OF_SERVER = {
 # What sources print of servers, in their words.
 SIDE_BY_SIDE = {"output_tokens_per_s": "tok/s (output)", "requests_per_s": "Requests/s"}
 SIDE_BY_SIDE |= {"ttft_s_p50": column("ttft_s_p50").axis, "ttft_s_p99": column("ttft_s_p99").axis}
-SIDE_BY_SIDE |= {"itl_s_p50": column("itl_s_p50").axis, "running_peak": "Largest batch", "memory_pct": "GPU memory (%)"}
+SIDE_BY_SIDE |= {"itl_s_p50": column("itl_s_p50").axis, "running_peak": "Largest batch", "memory_pct": "GPU memory, %"}
 UNTRIED = "The project has never run TGI: its entry in config/endpoints.yaml follows TGI's documentation."
 # Knobs that say what the load is and which server gets it.
 _NO_SETTINGS = {f"knob_{name}" for name in (*LOADS, "ramp_to_per_s", "endpoint")}
