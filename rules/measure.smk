@@ -39,13 +39,13 @@ rule measure:
         ' --study "$STUDY"'
         ' --results "$RESULTS"'
         " --gpus {wildcards.gpus:q}"
-        " --round {wildcards.round}"
-        " --batch {wildcards.batch}"
+        " --round {wildcards.round:q}"
+        " --batch {wildcards.batch:q}"
         " {params.plan:q}"
         " --attempt {resources.attempt}"
         " --attempts {params.attempts}"
         " --rerun {params.rerun:q}"
-        " --tries {params.tries}"
+        " --tries {params.tries:q}"
         " --out {output:q}"
         " 2>&1 | tee {log:q}"
 
@@ -64,7 +64,7 @@ rule end_round:
         complete=[],
     shell:
         "python -m workflow_scripts list-ended"
-        " {params.complete}"
+        " {params.complete:q}"
         " --measured {params.measured:q}"
         " --names {params.names:q}"
         " --out {output:q}"
