@@ -513,7 +513,8 @@ def test_cells_are_measured_in_rounds_and_those_that_are_not_decided_once_more(t
     measure(starts=2)
     twice = [(n, n, place) for n in (1, 2) for place in (1, 2)]
     assert starts() == twice
-    assert re.search(r"^total +0$", measure("--dry-run", starts=2), re.MULTILINE)
+    nothing = re.compile(r"^total +0$|^Nothing to be done", re.MULTILINE)
+    assert nothing.search(measure("--dry-run", starts=2))
     # Rates that one further start of each would decide, whatever this machine did.
     paths = StudyPaths(results, "small")
     for cell_dir, walls in zip(
@@ -532,7 +533,7 @@ def test_cells_are_measured_in_rounds_and_those_that_are_not_decided_once_more(t
     assert (third.ended, len(third.starts), len(third.undecided)) == (None, 2, 1)
     assert fourth.ended is not None
     assert last_plan(paths, 2) == fourth
-    assert re.search(r"^total +0$", measure("--dry-run", **as_needed), re.MULTILINE)
+    assert nothing.search(measure("--dry-run", **as_needed))
     # The plan of the fourth round is there, but it was decided on another margin.
     assert re.search(r"^decide +1$", measure("--dry-run", **as_needed | {"equivalence_margin_pct": 30.0}), re.M)
 
