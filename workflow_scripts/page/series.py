@@ -45,12 +45,15 @@ def short_names(devices: Sequence[str]) -> dict[str, str]:
         device if cards.count(card) > 1 or not any(map(str.isdigit, card)) else card
         for device, card in zip(devices, cards, strict=True)
     ]
-    short = [
-        name.upper() if len(name) <= MOST_LETTERS and " " not in name else shortened(name, MOST_LETTERS)
-        for name in alone
-    ]
+    short = [_short(*name.partition(" (")) for name in alone]
     names = short if len({*short}) == len(short) else list(devices)
     return dict(zip(devices, names, strict=True))
+
+
+def _short(name: str, opens: str, kind: str) -> str:
+    """A name in few letters; that a device is simulated is never cut."""
+    plain = len(name) <= MOST_LETTERS and " " not in name
+    return (name.upper() if plain and not opens else shortened(name, MOST_LETTERS)) + opens + kind
 
 
 @dataclass(frozen=True)
