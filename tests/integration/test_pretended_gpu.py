@@ -85,7 +85,7 @@ def test_what_nvml_tells_of_a_cell_reaches_the_page(tmp_path, environment, monke
     assert row["energy_j_per_output_token"] == pytest.approx(row["energy_j"] / (8 * 96))
 
     html = page_of(study, root)
-    assert "(simulated)" in html.partition('id="summary"')[2].partition("<section")[0]
+    assert "pretended-gpu (simulated)" in html.partition('id="summary"')[2].partition("<section")[0]
     assert "slowed GPU" not in html  # a power cap is no fault
 
 
