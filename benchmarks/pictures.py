@@ -2,8 +2,7 @@
 
     make pictures                (or: python -m benchmarks.pictures [--page results/two_gpus/report.html])
 
-Writes docs/images/report.png, explore.png, cell.png, blocks.png and limits.png, and the first screen in dark
-(report-dark.png) and on a phone (report-narrow.png).
+Writes docs/images/report.png, explore.png, cell.png, blocks.png and limits.png.
 """
 
 import argparse
@@ -18,7 +17,7 @@ from tests.browser import Tab, browser
 from workflow_scripts.common.command import run_command
 
 IMAGES = Path("docs/images")
-WIDTH, NARROW, HEIGHT = 1280, 400, 800
+WIDTH, HEIGHT = 1280, 800
 DIALOG = "document.querySelector('dialog input[type=range]')"
 # 32 requests of different lengths, up to 16 at once.
 CELL = "h200/vllm/llama-3.1-8b-instruct/chat/bs16-seqs16-len4096-util0.9"
@@ -26,9 +25,7 @@ TITLE = "[...document.querySelectorAll('dialog h3')].find((title) => title.textC
 
 # Each picture: the address, when it is drawn, and what to do first.
 VIEWS: Mapping[str, tuple[str, str, str]] = {
-    **dict.fromkeys(
-        ("report", "report-dark", "report-narrow"), ("", "document.querySelector('#tab-report')", "scrollTo(0, 0)")
-    ),
+    "report": ("", "document.querySelector('#tab-report')", "scrollTo(0, 0)"),
     "explore": ("#view=explore", "document.querySelector('#view-explore table')", "scrollTo(0, 0)"),
     "cell": (f"#view=explore&cell={CELL}", DIALOG, TITLE.format("Timeline")),
     "blocks": (f"#view=explore&cell={CELL}", DIALOG, TITLE.format("Block map")),
@@ -38,9 +35,8 @@ VIEWS: Mapping[str, tuple[str, str, str]] = {
 
 def take(tab: Tab, page: Path, images: Path) -> None:
     for name, (address, drawn, first) in VIEWS.items():
-        width = NARROW if name.endswith("narrow") else WIDTH
-        tab.open(page, address, width=width, dark=name.endswith("dark"))
-        tab.call("Emulation.setDeviceMetricsOverride", width=width, height=HEIGHT, deviceScaleFactor=1, mobile=False)
+        tab.open(page, address, width=WIDTH)
+        tab.call("Emulation.setDeviceMetricsOverride", width=WIDTH, height=HEIGHT, deviceScaleFactor=1, mobile=False)
         tab.wait(drawn)
         tab.evaluate(first)
         tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")

@@ -26,10 +26,10 @@ HEAD = """<!-- Written by `kvsweep columns --write-index` from the schemas of th
 
 # Tables
 
-Every table lies in `results/{study}/tables/` as Parquet, which keeps the types, and as CSV; `kvsweep tables` writes
-them. Names end in their unit; `_pct` is per cent, a share lies between 0 and 1. `_p50`, `_p90` and `_p99` are
-percentiles. An unknown value is null, never zero. `source` is `measured`, `imported` (measured elsewhere), `predicted`,
-`published` or `simulated`. A table that a study does not need has no rows.
+Every table lies in `results/{study}/tables/` as Parquet and CSV; `kvsweep tables` writes them. Names end in their unit;
+`_pct` is per cent, a share lies between 0 and 1. `_p50`, `_p90` and `_p99` are percentiles. An unknown value is null,
+never zero. `source` is `measured`, `imported` (measured elsewhere), `predicted`, `published` or `simulated`. A table
+that a study does not need has no rows.
 
 `kvsweep columns TABLE` prints what each column means, and so does `results.meanings("TABLE")` in Python. Not listed
 there, unless described otherwise: `{x}_low` and `{x}_high`, the 95 % interval of `{x}`; and `{x}_again_low` and
@@ -104,8 +104,11 @@ def _section(schema: pa.DataFrameSchema, first: Mapping[tuple[str, str], str]) -
 
 
 def index() -> str:
-    """The tables with what a row of each is, without their columns."""
-    return "\n".join([HEAD, *(f"## {schema.name}\n\n{schema.description}\n" for schema in schemas())])
+    """The tables with the first sentence of what each holds, without their columns."""
+    firsts = (re.split(r"(?<=\.)\s", str(schema.description), maxsplit=1)[0] for schema in schemas())
+    return "\n".join(
+        [HEAD, *(f"## {schema.name}\n\n{first}\n" for schema, first in zip(schemas(), firsts, strict=True))]
+    )
 
 
 @command(
