@@ -16,8 +16,7 @@ import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
-from dataclasses import replace
+from contextlib import closing
 from itertools import accumulate, chain, groupby
 from operator import itemgetter
 from pathlib import Path
@@ -43,9 +42,7 @@ from workflow_scripts.study.calibrations import (
     Pass,
     at_half_depth,
     calibrated_definition,
-    calibration_of,
     calibrations_of,
-    left_to_sessions,
     points_for,
     sustained_tokens,
 )
@@ -61,16 +58,10 @@ from workflow_scripts.workloads.request import Request
 ROUNDS = 5
 DEPTHS = ("num_hidden_layers", "n_layer")
 START_LIMIT_S = 600.0
-# How many settings an engine may refuse before its calibration is given up.
-MAY_REFUSE = 2
 
 
 class CalibrationRunError(RuntimeError):
     """The engine could not be calibrated; the message says why."""
-
-
-class RefusedError(CalibrationRunError):
-    """The engine cannot run with the settings of the cell."""
 
 
 class CalibrationRun:
@@ -78,16 +69,13 @@ class CalibrationRun:
 
     def __init__(self, study: Study, calibration: Calibration, paths: StudyPaths) -> None:
         """Raises a StudyError if the model was not prepared."""
-        self._study, self._paths, self._out = study, paths, paths.calibration(calibration.name)
+        self._rates, self._out = paths.device(calibration.cell.gpu), paths.calibration(calibration.name)
         self._starts: list[CalibrationStart] = []
         self._device: dict[str, Any] = {}
-        self._failure, self._may_refuse = "", MAY_REFUSE
-        self._use(calibration)
-
-    def _use(self, calibration: Calibration) -> None:
+        self._failure = ""
         self.calibration, self.gpu = calibration, load_gpus()[calibration.cell.gpu]
-        self._definition = calibrated_definition(self._study, calibration.cell)
-        self._model_dir = self._paths.model(calibration.cell.model, model_key(self._definition.model))
+        self._definition = calibrated_definition(study, calibration.cell)
+        self._model_dir = paths.model(calibration.cell.model, model_key(self._definition.model))
         if not (config := self._model_dir / "config.json").exists():
             raise StudyError(f"{config} is not there; `snakemake calibrate` prepares and measures")
         self._points = points_for(calibration.sequences, calibration.tokens, self.gpu.kind, self._sustained())
@@ -104,31 +92,24 @@ class CalibrationRun:
             return 0
         return sustained_tokens(facts, (used or 0.9) * memory_bytes)
 
-    def measure_start(self, number: int = 0, limit_s: float | None = None, session: Session | None = None) -> None:
-        """Start the engine for the start of this number, or use that of a `session`, pass over the points, and write
-        the record, even if the engine breaks; one that broke before is not started again. `limit_s`: for the passes of
-        all starts. Raises as `calibrate` does."""
+    def measure_start(self, number: int = 0, limit_s: float | None = None) -> None:
+        """Start the engine for the start of this number, pass over the points, and write the record, even if the engine
+        breaks; one that broke before is not started again. `limit_s`: for the passes of all starts. Raises as
+        `calibrate` does."""
         if self._failure:
             return
         if self.gpu.kind != "cpu" and number and len(self._starts[0].passes) >= 2 * len(self._points):
             print(f"{self.calibration.name} got through all points twice and needs no second start", flush=True)
             return
-        scratch, others = self._out.with_suffix(".partial"), self.calibration.others
+        scratch = self._out.with_suffix(".partial")
         try:
             shutil.rmtree(scratch, ignore_errors=True)
-            self._serve(number, limit_s or CALIBRATION_S[self.gpu.kind], scratch, session)
-        except RefusedError as e:
-            if others and self._may_refuse and not session and not self._starts:
-                print(f"{self.calibration.cell.id}: {e}; the settings of another cell are tried", flush=True)
-                self._may_refuse -= 1
-                self._use(replace(calibration_of(self._study, others), starts=self.calibration.starts))
-                return self.measure_start(number, limit_s)
-            self._failure = str(e)
+            self._serve(number, limit_s or CALIBRATION_S[self.gpu.kind], scratch)
         except (CalibrationRunError, ModelFactsError, NoEnvironmentError) as e:
             self._failure = str(e)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        definition, rates = self._definition, self._paths.device(self.gpu.name)
+        definition = self._definition
         CalibrationRecord(
             gpu=definition.gpu,
             engine=definition.engine,
@@ -143,14 +124,14 @@ class CalibrationRun:
             measured_at=now_in_utc(),
             starts=self._starts,
             failure=self._failure or None,
-            rates=DeviceRates.read(rates).model_copy(update={"samples": {}}) if rates.exists() else None,
+            rates=DeviceRates.read(self._rates).model_copy(update={"samples": {}}) if self._rates.exists() else None,
             **self._device,
         ).write(self._out, indent=None)
         print(f"{sum(len(start.passes) for start in self._starts)} passes", self._failure, flush=True)
 
-    def _serve(self, number: int, limit_s: float, scratch: Path, session: Session | None) -> None:
-        """Add a start. The device's fields are from the first one. Raises RefusedError if the engine cannot run with
-        the settings, CalibrationRunError for another failure of it, and what `measure_start` says."""
+    def _serve(self, number: int, limit_s: float, scratch: Path) -> None:
+        """Add a start. The device's fields are from the first one. Raises CalibrationRunError if the engine fails or
+        cannot run with the settings, and what `measure_start` says."""
         whole, share = self.calibration.starts[number]
         print(f"calibrating {self.calibration.name}, {'all' if whole else 'half of the'} layers", flush=True)
         model_dir, definition = self._model_dir, self._definition
@@ -176,15 +157,14 @@ class CalibrationRun:
             passes_s=share * limit_s,
             start_limit_s=START_LIMIT_S,
         )
-        with nullcontext(session) if session else closing(Session(job)) as serving:
-            _, measured = serving.serve(job, START_LIMIT_S + 2 * share * limit_s)
+        with closing(Session(job)) as session:
+            _, measured = session.serve(job, START_LIMIT_S + 2 * share * limit_s)
             if measured is None:
                 raise CalibrationRunError(f"the engine broke:\n{end_of_log(job.evidence)}")
             if measured.wrong_device:
                 raise WrongDeviceError(measured.reason or "the wrong device")
             if measured.outcome != "ok":
-                fault = RefusedError if measured.outcome == "infeasible" else CalibrationRunError
-                raise fault(f"{measured.outcome}: {measured.reason}")
+                raise CalibrationRunError(f"{measured.outcome}: {measured.reason}")
             served = self._passes(measured, job.evidence, passes)
         took, load = measured.effective, {"device": measured.device, "host_load": measured.host_load}
         self._device = self._device or {**load, "dtype": took.get("dtype")}
@@ -292,12 +272,8 @@ def main(args: Namespace) -> int:
     check_known(args.gpu, {cell.gpu for cell in cells}, f"study {study.name!r}, --gpu")
     paths = StudyPaths(args.results, study.name)
     calibrations = calibrations_of(study, [cell for cell in cells if cell.gpu in args.gpu])
-    later = [wanted.name for wanted in left_to_sessions(study, args.gpu, paths).values()]
-    for name in later:
-        print(f"{name}: the first session of its cells calibrates it")
     try:
-        runs = [CalibrationRun(study, wanted, paths) for name, wanted in calibrations.items() if name not in later]
-        calibrate(runs, args.seconds)
+        calibrate([CalibrationRun(study, wanted, paths) for wanted in calibrations.values()], args.seconds)
     except (WrongDeviceError, ForkServerError) as e:
         for gpu in args.gpu if isinstance(e, WrongDeviceError) else ():
             note_wrong_node(paths.wrong_nodes(gpu), str(e))

@@ -21,7 +21,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from functools import cache, partial
 from itertools import count, takewhile
 from pathlib import Path
@@ -46,18 +46,15 @@ from workflow_scripts.common.command import (
 )
 from workflow_scripts.common.files import last_line, read_end, read_json
 from workflow_scripts.common.wording import listed
-from workflow_scripts.device.device_check import WrongDeviceError
 from workflow_scripts.device.device_lock import boot_id, device_lock
 from workflow_scripts.device.host_load import suspension
 from workflow_scripts.engines.engine import SCRATCH
 from workflow_scripts.engines.installation import missing_packages
 from workflow_scripts.engines.registry import get_engine
-from workflow_scripts.measure.calibration_run import CalibrationRun
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.provenance import now_in_utc, provenance_of
 from workflow_scripts.measure.session import MEASURED, Job, NoEnvironmentError, Session, end_of_log
 from workflow_scripts.statistics.repeats import best_repeats
-from workflow_scripts.study.calibrations import due_in_session
 from workflow_scripts.study.definition import (
     Definition,
     cell_definition,
@@ -176,7 +173,7 @@ class _Series:
         return status
 
 
-def measure_series(left: list[_Series], study: Study, paths: StudyPaths, with_logs: bool) -> int:
+def measure_series(left: list[_Series], study: Study, with_logs: bool) -> int:
     """Measure series in one start of their engine, or in a new one after a cell that ended it, and write the folder of
     each as soon as it has ended; return the highest exit status of one. The status is 3 on the wrong device, where the
     remaining ones are not tried, and 1 if an attempt other than the last reached the time limit. Raises ForkServerError
@@ -184,7 +181,6 @@ def measure_series(left: list[_Series], study: Study, paths: StudyPaths, with_lo
     log in its folder."""
     first, status = left[0], 0
     definition = first.job.definition
-    due = due_in_session(study, definition, paths)
     # Asked once the engine is up, because its environment may be installed for it.
     provenance = cache(partial(provenance_of, definition))
     with device_lock(load_gpus()[definition.gpu], definition.knobs.ranks) as idle_before_s:
@@ -192,12 +188,6 @@ def measure_series(left: list[_Series], study: Study, paths: StudyPaths, with_lo
         while left and status != WRONG_DEVICE:
             several, name = len(left) > 1, secrets.token_hex(4)
             with closing(Session(*(one.job for one in left))) as session:
-                if due:
-                    run, due = CalibrationRun(study, due, paths), None  # tried once, also on a wrong device
-                    with suppress(WrongDeviceError):  # the session of the cells finds it again
-                        run.measure_start(session=session)
-                    if not session.goes_on:
-                        continue
                 for place in count(1):
                     one = left.pop(0)
                     if with_logs and one is not first:
@@ -264,7 +254,7 @@ def main(args: Namespace) -> int:
                 else:
                     attempt = Attempt(args.attempt, args.attempts)
                     series.append(_Series(study, cell, definition, start, paths, attempt))
-            return measure_series(series, study, paths, args.with_logs) if series else 0
+            return measure_series(series, study, args.with_logs) if series else 0
     except (ForkServerError, OSError) as e:
         if isinstance(e, OSError):  # such as a full disk
             print(file=sys.stderr)  # the log may have had no room for the end of its last line

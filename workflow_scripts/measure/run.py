@@ -72,15 +72,14 @@ class _Measured(Measured):
 
 
 class _Session:
-    """The engine of a session, which starts with the first job, and how it was warmed up. `owed_s`: phases that the
-    next job has in its record. `log_bytes`: at the end of the start."""
+    """The engine of a session, which starts with the first job, and how it was warmed up. `log_bytes`: at the end of
+    the start."""
 
     def __init__(self) -> None:
         self.host_cores = sorted(os.sched_getaffinity(0))
         self.engine: Engine | None = None
         self.device: Device = {}
         self.effective: Effective = {}
-        self.owed_s: dict[str, float] = {}
         self.log_bytes = 0
         self.warmup: WarmUp | None = None
 
@@ -107,7 +106,7 @@ class _Session:
 
     def goes_on_after(self, job: Job) -> bool:
         """Measure a job; return whether the engine is up and waits for the next one."""
-        measured, self.owed_s, definition = _Measured(phases_s=self.owed_s), {}, job.definition
+        measured, definition = _Measured(), job.definition
         gpu, ranks = load_gpus()[definition.gpu], definition.knobs.ranks
         elsewhere = definition.endpoint.base_url if definition.endpoint else None
         try:
@@ -126,8 +125,6 @@ class _Session:
             measured.outcome, measured.reason, measured.wrong_device = "invalid", str(e), True
         if not measured.goes_on:
             shutil.rmtree(job.session / SCRATCH, ignore_errors=True)
-        elif job.passes:  # the first cell has the start of its engine in its record, also after a calibration
-            self.owed_s["start"] = measured.phases_s.pop("start")
         measured.keep(job.evidence)
         return measured.goes_on
 

@@ -89,11 +89,10 @@ class Session:
         return self._child is not None
 
     def serve(self, job: Job, limit_s: float) -> tuple[int | None, Measured | None]:
-        """Serve the job of the next cell, or of a calibration before the first one. Return the exit status of the
-        process, 0 if it goes on, None if it was killed after `limit_s`; and what it observed, None if it broke. Raises
-        as `forkserver.begin` and `Child.wait` do, and NoEnvironmentError if an environment other than the default one
-        cannot be installed or started."""
-        self._left = [one for one in self._left if one.evidence != job.evidence]
+        """Serve the next of the jobs. Return the exit status of the process, 0 if it goes on, None if it was killed
+        after `limit_s`; and what it observed, None if it broke. Raises as `forkserver.begin` and `Child.wait` do, and
+        NoEnvironmentError if an environment other than the default one cannot be installed or started."""
+        self._left = self._left[1:]
         users = [getattr(one.definition.knobs, "users", None) for one in self._jobs]
         of_session = {
             "warmup": [*dict.fromkeys(one.workload.with_name(WARMUP) for one in self._jobs)],

@@ -6,7 +6,7 @@ a `CalibrationRecord`; `predict.step_fit` fits the costs of steps to it. docs/pl
 """
 
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -21,17 +21,8 @@ from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.engines.vllm.knobs import why_block_size_is_refused
 from workflow_scripts.physics.model_facts import ModelFacts
-from workflow_scripts.study.definition import (
-    Definition,
-    cell_definition,
-    definition_sha256,
-    resolved_models,
-    session_key,
-    without_load,
-)
-from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.outcome import is_outcome_of
-from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.definition import Definition, cell_definition, resolved_models, without_load
+from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.study import Study
 from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.workload_kinds import SyntheticWorkload
@@ -87,7 +78,7 @@ class Pass(Record):
 
 class CalibrationStart(Record):
     """All passes of an engine that was started once, with the model's number of layers. `phases_s`: what the start, the
-    passes and the stop took; a cell has those that are missing, if its session began with the calibration."""
+    passes and the stop took, as far as it is known."""
 
     layers: int
     effective: Effective
@@ -132,15 +123,12 @@ def variant(knobs: Knobs) -> str:
 @dataclass(frozen=True)
 class Calibration:
     """A calibration to measure: its place in the grid, and the cell whose settings the engine starts with. It has to
-    cover up to `sequences` sequences, and up to `tokens` tokens of a single one. `others` are the cells with other
-    settings, which the engine may take if it refuses these. One with a single start needs none of its own: the first
-    session of its cells serves it."""
+    cover up to `sequences` sequences, and up to `tokens` tokens of a single one."""
 
     cell: Cell
     variant: str
     sequences: int
     tokens: int
-    others: tuple[Cell, ...] = ()
     starts: tuple[PlannedStart, ...] = ON_CPU
 
     @property
@@ -188,8 +176,7 @@ def calibration_of(study: Study, group: Sequence[Cell]) -> Calibration:
         return min(allowed, longest or allowed)
 
     first = max(group, key=lambda cell: (is_accepted(cell), cell.knobs.max_concurrency, context(cell)))
-    others = tuple(cell for cell in group if cell.knobs != first.knobs)
-    return Calibration(first, variant(first.knobs), max(map(sequences, group)), max(map(context, group)), others)
+    return Calibration(first, variant(first.knobs), max(map(sequences, group)), max(map(context, group)))
 
 
 def calibrated_definition(study: Study, cell: Cell) -> Definition:
@@ -198,30 +185,6 @@ def calibrated_definition(study: Study, cell: Cell) -> Definition:
     definition = cell_definition(study, cell, resolved_models(study))
     workload = definition.workload.model_copy(update={"sampling": None, "keep_answers": False})
     return definition.model_copy(update={"knobs": without_load(cell.knobs), "workload": workload, "slo": None})
-
-
-def left_to_sessions(study: Study, gpus: Collection[str], paths: StudyPaths) -> dict[str, Calibration]:
-    """The calibrations of devices that cost no start of their own, by `session_key`: the first session with these
-    settings begins with it. It has a single start and no record, and there is a cell with these settings that has no
-    outcome."""
-    cells, models = [cell for cell in expand(study) if cell.gpu in gpus], resolved_models(study)
-    definitions = ((cell, cell_definition(study, cell, models)) for cell in cells)
-    to_measure = {
-        session_key(definition)
-        for cell, definition in definitions
-        if not is_outcome_of(paths.outcome(cell), definition_sha256(definition))
-    }
-    calibrations = calibrations_of(study, cells).items()
-    left = [one for name, one in calibrations if len(one.starts) == 1 and not paths.calibration(name).exists()]
-    keys = [session_key(calibrated_definition(study, wanted.cell)) for wanted in left]
-    return {key: wanted for key, wanted in zip(keys, left, strict=True) if key in to_measure}
-
-
-def due_in_session(study: Study, definition: Definition, paths: StudyPaths) -> Calibration | None:
-    """The calibration that a session with the settings of this cell serves first; None if there is none, or if nothing
-    calibrated its device."""
-    of_device = (paths.calibrations / definition.gpu).glob("*/*/*.json")
-    return left_to_sessions(study, [definition.gpu], paths).get(session_key(definition)) if any(of_device) else None
 
 
 def points_for(sequences: int, tokens: int, kind: str, sustained: int = 0) -> list[list[Lengths]]:

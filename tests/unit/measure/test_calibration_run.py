@@ -2,16 +2,13 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.unit.made_studies import end_cell
 from tests.unit.predict.planned import study, sweep
 from workflow_scripts.catalog.gpus_and_models import get_model
-from workflow_scripts.common.files import write_json
 from workflow_scripts.device.device_check import WrongDeviceError
 from workflow_scripts.measure import calibration_run
 from workflow_scripts.measure.calibration_run import (
@@ -21,16 +18,13 @@ from workflow_scripts.measure.calibration_run import (
     order,
     shallower,
 )
-from workflow_scripts.measure.session import Job
 from workflow_scripts.study.calibrations import (
     CalibrationRecord,
     Pass,
     calibrated_definition,
     calibrations_of,
-    due_in_session,
-    left_to_sessions,
 )
-from workflow_scripts.study.definition import cell_definition, model_key, resolved_models
+from workflow_scripts.study.definition import model_key, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Measured
 from workflow_scripts.study.paths import StudyPaths
@@ -56,49 +50,6 @@ def test_settings_of_single_layers_are_cut_with_the_layers():
 def test_a_model_that_does_not_say_how_deep_it_is_is_not_calibrated(config):
     with pytest.raises(CalibrationRunError, match="one of num_hidden_layers, n_layer"):
         shallower(config)
-
-
-class Serving:
-    """Stands for sessions, and notes the jobs that they serve."""
-
-    goes_on = True
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, measured: Callable[[list[Job]], Measured]) -> None:
-        self.jobs: list[Job] = []
-        self.measured = measured
-        monkeypatch.setattr(calibration_run, "Session", lambda *_: self)
-        monkeypatch.setattr(CalibrationRun, "_passes", lambda *_: [])
-
-    def serve(self, job: Job, _: float) -> tuple[int, Measured]:
-        self.jobs.append(job)
-        return 0, self.measured(self.jobs)
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.mark.parametrize("refused", [1, 3])
-def test_a_refused_cell_gives_way_to_another_one(refused, tmp_path, monkeypatch):
-    planned = study(tmp_path, sweeps=[sweep(knobs={"block_size": [16, 32, 64, 128]})])
-    paths = StudyPaths(tmp_path, planned.name)
-    (wanted,) = calibrations_of(planned, expand(planned)).values()
-    put_model(planned, wanted.cell.model, paths)
-    refusal = {"outcome": "infeasible", "reason": "no backend"}
-    serving = Serving(monkeypatch, lambda jobs: Measured(**refusal if len(jobs) <= refused else {"outcome": "ok"}))
-
-    def asked() -> list[int]:
-        return [job.definition.knobs.set_values()["block_size"] for job in serving.jobs]
-
-    calibrated = CalibrationRun(planned, wanted, paths)
-    calibrated.measure_start(0)
-    record = CalibrationRecord.read(paths.calibration(wanted.name))
-    if refused == 1:
-        assert (asked(), record.failure, record.knobs["block_size"]) == ([16, 32], None, 32)
-        calibrated.measure_start(1)
-        assert asked() == [16, 32, 32]
-        assert [start.layers for start in CalibrationRecord.read(paths.calibration(wanted.name)).starts] == [32, 16]
-    else:
-        assert (asked(), record.failure, record.starts) == ([16, 32, 64], "infeasible: no backend", [])
 
 
 @pytest.mark.parametrize("points", [1, 4, 18])
@@ -134,63 +85,13 @@ def test_a_gpu_needs_half_of_the_layers_only_if_the_model_did_not_get_through_al
     put_model(planned, wanted.cell.model, StudyPaths(tmp_path, planned.name))
     run = CalibrationRun(planned, wanted, StudyPaths(tmp_path, planned.name))
     made = Pass(point=0, requests=[], start_s=0.0, end_s=1.0, step_ends_s=[], ttft_s=[])
-    Serving(monkeypatch, lambda _: Measured(outcome="ok"))
+    session = SimpleNamespace(serve=lambda *_: (0, Measured(outcome="ok")), close=lambda: None)
+    monkeypatch.setattr(calibration_run, "Session", lambda _: session)
     monkeypatch.setattr(CalibrationRun, "_passes", lambda self, *_: [made] * (2 * len(self._points) - missing))
     monkeypatch.setattr(calibration_run, "device_lock", nullcontext)
     calibrate([run])
     record = CalibrationRecord.read(StudyPaths(tmp_path, planned.name).calibration(wanted.name))
     assert [start.layers for start in record.starts] == layers
-
-
-class Variants:
-    """A study of a server with two rates, sequences and types of KV cache, of which the second needs no start."""
-
-    def __init__(self, folder: Path, **changes: object) -> None:
-        knobs = {"request_rate_per_s": [1.0, 2.0], "max_num_seqs": [8, 16], "kv_cache_dtype": ["auto", "fp8"]}
-        self.study = study(folder, sweeps=[sweep(gpu="h200", engine="vllm-serve", knobs=knobs)], **changes)
-        self.paths, self.cells = StudyPaths(folder, self.study.name), expand(self.study)
-        self.first, self.variant = calibrations_of(self.study, self.cells).values()
-        put_model(self.study, self.variant.cell.model, self.paths)
-
-    def due(self) -> set[str]:
-        """The cells whose session begins with a calibration."""
-        models = resolved_models(self.study)
-        definitions = ((cell.id, cell_definition(self.study, cell, models)) for cell in self.cells)
-        return {cell for cell, definition in definitions if due_in_session(self.study, definition, self.paths)}
-
-    def left(self) -> list[str]:
-        return [wanted.name for wanted in left_to_sessions(self.study, ["h200"], self.paths).values()]
-
-
-def test_a_variant_is_calibrated_in_the_first_session_of_its_cells_once_its_device_is(tmp_path, monkeypatch):
-    of = Variants(tmp_path)
-    assert (of.first.cell.knobs.kv_cache_dtype, of.variant.cell.knobs.kv_cache_dtype) == ("auto", "fp8")
-    assert of.left() == [of.variant.name]
-    assert of.due() == set()
-    write_json(of.paths.calibration(of.first.name), {})
-    # At both rates, which share a start, with most sequences.
-    share = [c for c in of.cells if (c.knobs.kv_cache_dtype, c.knobs.max_num_seqs) == ("fp8", 16)]
-    assert of.due() == {cell.id for cell in share}
-    refuses = False
-    phases_s = {"measure": 18.0}
-    outcomes = {False: Measured(outcome="ok", phases_s=phases_s), True: Measured(outcome="infeasible")}
-    serving = Serving(monkeypatch, lambda _: outcomes[refuses])
-    for refuses in (False, True):  # no other settings are tried in a session
-        CalibrationRun(of.study, of.variant, of.paths).measure_start(session=serving)
-        record = CalibrationRecord.read(of.paths.calibration(of.variant.name))
-        assert [start.phases_s for start in record.starts] == ([] if refuses else [phases_s])
-        assert (record.failure is None) != refuses
-    assert len(serving.jobs) == 2
-    assert (of.due(), of.left()) == (set(), [])
-
-
-def test_what_no_session_will_calibrate_is_calibrated_before(tmp_path):
-    of = Variants(tmp_path)
-    share = [c for c in of.cells if (c.knobs.kv_cache_dtype, c.knobs.max_num_seqs) == ("fp8", 16)]
-    end_cell(of.study, of.paths, share[0])
-    assert of.left() == [of.variant.name]  # the other rate has yet to be measured
-    end_cell(of.study, of.paths, share[1])
-    assert of.left() == []
 
 
 def test_cells_that_search_the_highest_load_are_calibrated_without_a_search(tmp_path):

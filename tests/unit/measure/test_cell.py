@@ -120,18 +120,6 @@ def let_measure(monkeypatch: pytest.MonkeyPatch, *records: dict[str, Any]) -> No
     monkeypatch.setattr(session, "begin", measured)
 
 
-def test_a_calibration_that_ends_its_session_is_not_tried_in_the_next_one(tmp_path, monkeypatch):
-    """On a wrong device it leaves no record, so it would be due for ever."""
-    cell, paths = prepared(tmp_path)
-    tried: list[object] = []
-    monkeypatch.setattr(command, "due_in_session", lambda *_: "a calibration")
-    run = SimpleNamespace(measure_start=lambda session: tried.append(session))
-    monkeypatch.setattr(command, "CalibrationRun", lambda *_: run)
-    let_measure(monkeypatch, {"outcome": "ok"})
-    assert call(tmp_path, cell) == 0
-    assert (len(tried), Outcome.read(paths.outcome(cell)).outcome) == (1, "ok")
-
-
 def test_a_full_disk_leaves_a_last_line_and_no_half_evidence(tmp_path, monkeypatch, capsys):
     demo_cell, paths = prepared(tmp_path)
 

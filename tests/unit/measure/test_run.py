@@ -156,28 +156,6 @@ def test_one_start_serves_jobs_in_turn_after_one_warm_up_for_all_of_them(tmp_pat
     assert log[since:].decode().splitlines() == noted[4:]
 
 
-@pytest.mark.parametrize("refused", [False, True])
-def test_the_start_is_in_the_record_of_the_first_cell_unless_a_calibration_ended_the_session(
-    tmp_path, monkeypatch, refused
-):
-    class Calibrated(Unstoppable):
-        def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
-            if refused:
-                raise ValueError("no kernel")
-            return super().run(requests)
-
-    told = {"evidence": tmp_path / "cell", "start_limit_s": 9.0}
-    cell = job_of(tmp_path, monkeypatch, Calibrated).model_copy(update=told)
-    cell.write(cell.evidence / "job.json")
-    told = {"evidence": tmp_path / "before", "passes": [[0], [0]], "following": cell.evidence / "job.json"}
-    calibration = cell.model_copy(update=told)
-    calibration.evidence.mkdir()
-    run.measure(calibration)
-    phases = {file.parent.name: {*read_json(file)["phases_s"]} for file in tmp_path.glob("*/measured.json")}
-    alone, before = {"before": {"start", "measure", "stop"}}, {"before": {"measure"}}
-    assert phases == (alone if refused else before | {"cell": {"start", "warmup", "measure", "stop"}})
-
-
 def test_a_job_that_fails_ends_the_session(tmp_path, monkeypatch):
     class Refusing(Unstoppable):
         def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
