@@ -116,7 +116,7 @@ def evidence(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
         shutil.copytree(cell, copy, copy_function=os.link, dirs_exist_ok=True)
     calls = of.calls()
     gpu = cell.relative_to(of.root / "cells").parts[0]
-    last = rnd.choice(("knobs", "fragmentation", "waiting", "devices", "intervals", "page", "status"))
+    last = rnd.choice(("knobs", "fragmentation", "devices", "intervals", "page", "status"))
     return [calls[gpu], of.tables_call("cells"), calls.get(last) or of.tables_call(last)]
 
 
@@ -191,7 +191,7 @@ def tables(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     put(path, mutations.damaged(path.read_bytes(), rnd) if rnd.random() < 0.4 else _other_table(path, rnd))
     is_parsed = of.tables not in path.parents
     of_tables = ("knobs", "devices", "engines", "intervals", "recommendations")
-    names = ("fragmentation", "waiting") if is_parsed else of_tables
+    names = ("fragmentation",) if is_parsed else of_tables
     name, calls = rnd.choice(("page", rnd.choice(names))), of.calls()
     # The page reads every table, and the others few.
     return [*([of.tables_call("cells")] if is_parsed else []), calls.get(name) or of.tables_call(name)]
@@ -228,7 +228,7 @@ def records(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
         return [of.tables_call("memory")]
     if how == 1:
         changed(rnd.choice(sorted(of.root.glob("prepared/devices/*.json"))), mutations.json_file, rnd)
-        return [of.tables_call(rnd.choice(("cells", "devices", "waiting")))]
+        return [of.tables_call(rnd.choice(("cells", "devices", "intervals")))]
     if how == 2:
         job = {"job": "7", "cluster": "c", "state": "COMPLETED", "nodes": "n1", "queued_s": 1.5, "elapsed_s": 60}
         job |= {"memory_bytes": 5, "energy_j": None}

@@ -11,7 +11,6 @@ _MAKERS = {
     "questions.cells.table": ("cells", "starts", "repeats", "limits"),
     "tables.cell_intervals": ("intervals",),
     "tables.expected_ratios": ("expected_ratios",),
-    "questions.waiting.table": ("waiting",),
     "questions.memory.fragmentation": ("fragmentation",),
     "questions.memory.capacity": ("memory",),
     "questions.predictions.table": ("predictions", "blocks"),

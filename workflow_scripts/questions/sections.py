@@ -20,13 +20,12 @@ from workflow_scripts.questions.serving import section as servers_under_load
 from workflow_scripts.questions.table_docs import schemas
 from workflow_scripts.questions.trust import glossary, take_away, what_ran, where_measured
 from workflow_scripts.questions.trust import section as how_sure
-from workflow_scripts.questions.waiting import section as host_waiting
 
 schemas()  # imports every module that makes a table, so that each table is checked when a section reads it
 
 # The sections of the page, then what it folds at its end.
 _SECTIONS = (
-    *(sequence_limit, device_ratios, environments_compared, latency, servers_under_load, hardware_limits, host_waiting),
+    *(sequence_limit, device_ratios, environments_compared, latency, servers_under_load, hardware_limits),
     *(energy, vllm_against_hf, prefix_caching, kv_block_size, memory_pressure, other_settings, speculation),
     *(predicted_and_measured, how_sure),
 )

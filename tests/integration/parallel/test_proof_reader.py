@@ -129,7 +129,7 @@ def test_tables_state_one_value_of_a_cell_and_one_interval_of_a_pair(folder, tab
         assert told == pytest.approx(ends.to_numpy(float), rel=1e-9, nan_ok=True)
     assert len(compared)
     assert not tables["comparisons"].duplicated(["a", "b", "metric"]).any()
-    pairs = tables["comparisons"].query("ratio.notna() and metric != 'output_tokens_per_device_s'")
+    pairs = tables["comparisons"].query("ratio.notna()")
     a, b = (values.reindex(pd.MultiIndex.from_frame(pairs[[side, "metric"]])).to_numpy() for side in "ab")
     assert pairs["ratio"].to_numpy(float) == pytest.approx(b / a, rel=1e-9)
 
@@ -154,28 +154,13 @@ def test_numbers_of_a_row_that_follow_from_each_other_do(folder, tables):
     assert alone["queue_s_p50"].to_numpy() == pytest.approx(alone["ttft_s_p50"].to_numpy(), rel=0.03)
 
 
-def test_the_parts_of_a_repeat_are_its_time(folder, tables, page):
-    waits = tables["waiting"]
-    parts = waits[["device_s", "launch_s", "arrival_s", "other_s"]]
-    assert parts.notna().all(axis=1).equals(parts.notna().any(axis=1))
-    known = waits[parts.notna().all(axis=1)]
-    assert parts.loc[known.index].sum(axis=1).to_numpy() == pytest.approx(known["wall_s"].to_numpy(), rel=1e-9)
-    assert len(known) or folder.name not in STUDIES
-    shown = [(of, rows) for of, rows in page.tables if of.startswith("Shares of the time")]
-    for row in [dict(zip(rows[0], row, strict=True)) for _, rows in shown for row in rows[1:]]:
-        told = [
-            float(row[of]) for of in row if of.startswith(("GPU works", "Launches", "First", "Other")) if row[of] != "–"
-        ]
-        assert told == [] or sum(told) == pytest.approx(100, abs=0.05)
-
-
 def test_rows_of_a_place_are_in_the_order_of_their_settings(folder, tables, page):
     knobs = [of for of in tables["cells"] if of.startswith("knob_")]
     place = tables["cells"].set_index("cell_id")[["gpu", "engine", "model", "workload"]].agg("/".join, axis=1)
     order = tables["cells"].sort_values(knobs, na_position="first")["cell_id"].tolist()
     for (caption, _), cells in zip(page.tables, page.cells, strict=True):
         for a, b in pairwise([of for of in cells[1:] if of in order]):
-            by_value = caption.startswith(("Cells closest", "Shares of the time")) or folder.name not in STUDIES
+            by_value = caption.startswith("Cells closest") or folder.name not in STUDIES
             assert by_value or place[a] != place[b] or order.index(a) < order.index(b), (caption, a, b)
 
 

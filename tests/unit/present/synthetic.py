@@ -299,17 +299,6 @@ def serving_tables(cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     return table.reindex(columns=columns_of("serving")), summary.reindex(columns=columns_of("serving_summary"))
 
 
-def waiting_table(cells: pd.DataFrame) -> pd.DataFrame:
-    """The table `waiting`: vLLM waits for a tenth of the time; of HuggingFace only the driver tells."""
-    rows = cells[(cells["outcome"] == "ok") & cells["engine"].isin(["vllm", "hf-static"])].reset_index(drop=True)
-    told, wall_s = rows["engine"].eq("vllm"), rows["wall_s"].astype(float)
-    parts = {"device_s": 0.9, "launch_s": 0.06, "arrival_s": 0.03, "other_s": 0.01, "waiting_share": 0.1 / wall_s}
-    divided = {name: (share * wall_s).where(told) for name, share in parts.items()}
-    divided["output_tokens_per_device_s"] = rows["output_tokens"].astype(float) / divided["device_s"]
-    table = rows.assign(**divided, device_error=0.001, prompt_steps=9, driver_idle_share=np.where(told, 0.1, 0.5))
-    return table.reindex(columns=columns_of("waiting"))
-
-
 def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     def write(**of: pd.DataFrame) -> None:
         for name, table in of.items():
@@ -320,15 +309,15 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     serving, summary = serving_tables(cells)
     write(intervals=cell_intervals(cells), serving=serving, serving_summary=summary)
     write(limits=limits_table(cells))
-    write(waiting=waiting_table(cells), fragmentation=waste_table(cells), memory=capacity_table(cells))
+    write(fragmentation=waste_table(cells), memory=capacity_table(cells))
     # A flat line that someone published for the first device.
     place = ("vllm", str(cells["model"].iloc[0]), next(iter(SPEED)))
     published = {(*place, seqs): (1e5, 0.5) for seqs in (1.0, 4.0, 16.0, 64.0, 256.0)}
     write(
         predictions=predictions_table(cells, cell_intervals(cells), plan_table(cells), published), claims=claims_table()
     )
-    of_host, predictions = waiting_table(cells), read_table(tables / "predictions.parquet")
-    comparisons, devices = comparison_tables(cells, 2.0, waiting=of_host, predictions=predictions)
+    predictions = read_table(tables / "predictions.parquet")
+    comparisons, devices = comparison_tables(cells, 2.0, predictions=predictions)
     write(comparisons=comparisons, devices=devices)
     write(recommendations=recommendations(cells, comparisons, 2.0, {}).assign(command=f"vllm serve {SCRIPT}"))
 

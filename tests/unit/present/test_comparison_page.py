@@ -27,7 +27,7 @@ def page_of(tmp_path):
 
 
 def test_the_page_has_every_row_that_the_command_prints(page_of):
-    chance = random.Random(1)
+    chance = random.Random(2)
     a, b = random_digest(chance), random_digest(chance)
     page = page_of(a, b, "--occasions-vary", "1")
     found = comparison(a, b, 1)

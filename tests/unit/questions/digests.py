@@ -69,7 +69,6 @@ def random_digest(chance: random.Random) -> Digest:
             environment=often(ENVIRONMENT, *({**ENVIRONMENT, **of} for of in others)),
             effective=chance.choice([engine, {"max_num_seqs": 32, "enforce_eager": False, "share": 0.9}, {}]),
             ceilings=often({"datasheet": 500.0}, {"datasheet": 510.5, "measured": 300.0}, {}),
-            device_rate=chance.choice([None, *(mean(rate) for rate in (200.0, 201.0, 300.0))]),
         )
         for name in range(30)
         if chance.random() < 0.9

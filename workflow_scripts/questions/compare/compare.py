@@ -215,9 +215,6 @@ def _in_words(what: str) -> str:
 
 def _verdict(cell: CellRatio, result: Comparison) -> str:
     words = cell.verdict
-    if cell.only_waiting:
-        without = (number(of) for of in (cell.device_ratio, cell.device_low, cell.device_high) if of is not None)
-        words += "; only waiting for the host ({} without, {} to {})".format(*without)
     if pct := result.others_pct.get(cell.cell):
         words += f"; others used up to {pct:.0f} % of the CPU"
     return words

@@ -6,7 +6,6 @@ docs/report.md explains the result.
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
 from statistics import median
 
 import numpy as np
@@ -18,11 +17,9 @@ from workflow_scripts.common.wording import number
 from workflow_scripts.device.device_record import NOISY_PCT
 from workflow_scripts.questions.compare.comparability import why_not
 from workflow_scripts.questions.compare.digest import Digest, DigestCell, Found, Mean
-from workflow_scripts.questions.waiting.table import half_without_waiting
-from workflow_scripts.statistics.comparisons import CHANGES, FASTER, FLAT, NOT_DECIDED, SLOWER, log_margin, verdicts
+from workflow_scripts.statistics.comparisons import CHANGES, FASTER, FLAT, NOT_DECIDED, SLOWER, verdicts
 from workflow_scripts.statistics.errors import Error, added
 from workflow_scripts.statistics.occasions import Means, compare_occasions, worse
-from workflow_scripts.statistics.summary import RATE
 from workflow_scripts.tables.differences import Difference, Different, by_itself, counted, differences
 
 MISSING = "missing"
@@ -35,8 +32,6 @@ class CellRatio(Record):
     """A cell that both measured: the ratio of B over A, and what it shows.
 
     `worse`: whether B is shown to be worse by more than the margin, by a one-sided test.
-    `device_ratio`: the ratio of the output rates without waiting for the host, with its interval; None if not known.
-    `only_waiting`: the rates differ by more than the margin, and that interval lies within it.
     """
 
     cell: str
@@ -49,10 +44,6 @@ class CellRatio(Record):
     scope: str | None
     verdict: str
     worse: bool
-    device_ratio: float | None
-    device_low: float | None
-    device_high: float | None
-    only_waiting: bool
 
     @property
     def size(self) -> float:
@@ -217,16 +208,7 @@ def _ratios(
         return []
     a, b = means_of([mean] for _, _, mean, _ in rows), means_of([mean] for *_, mean in rows)
     names = [(cell.id, mean.measure) for cell, _, mean, _ in rows]
-    of_device = [_without_waiting(x.device_rate, y.device_rate) if of.measure == RATE else None for x, y, of, _ in rows]
-    return cell_ratios(names, a, b, margin_pct, vary_pct, of_device=of_device)
-
-
-def _without_waiting(a: Mean | None, b: Mean | None) -> tuple[float, float] | None:
-    """The logarithm of the ratio of `b` over `a`, and half the width of its interval; NaN if that is not known."""
-    if a is None or b is None:
-        return None
-    errors_a, errors_b = (tuple(np.array([mean.squared_error, mean.df], dtype=float)[:, None]) for mean in (a, b))
-    return b.log_mean - a.log_mean, float(half_without_waiting(errors_a, errors_b, True)[0])
+    return cell_ratios(names, a, b, margin_pct, vary_pct)
 
 
 def cell_ratios(
@@ -235,15 +217,11 @@ def cell_ratios(
     b: Means,
     margin_pct: float,
     vary_pct: float | None,
-    of_device: Sequence[tuple[float, float] | None] = (),
 ) -> list[CellRatio]:
-    """The ratios of `b` over `a`, given the cell and the measure of each.
-
-    `of_device` are the logarithms of ratios without waiting for the host, with half the widths of their intervals.
-    """
+    """The ratios of `b` over `a`, given the cell and the measure of each."""
     comparisons = compare_occasions(a, b, vary_pct, np.array([on_cpu(cell) for cell, _ in names]))
     ratio, low, high = comparisons.interval()
-    verdict, margin = verdicts(comparisons, margin_pct), log_margin(margin_pct)
+    verdict = verdicts(comparisons, margin_pct)
     is_worse = worse(comparisons, np.array([bool(column(measure).more) for _, measure in names]), margin_pct)
     return [
         CellRatio(
@@ -257,12 +235,8 @@ def cell_ratios(
             scope=comparisons.scope[i],
             verdict=str(verdict[i]),
             worse=bool(is_worse[i]),
-            device_ratio=device and math.exp(device[0]),
-            device_low=device and _finite(np.exp(device[0] - device[1])),
-            device_high=device and _finite(np.exp(device[0] + device[1])),
-            only_waiting=device is not None and abs(device[0]) + device[1] <= margin < abs(math.log(ratio[i])),
         )
-        for i, ((cell, measure), device) in enumerate(zip_longest(names, of_device))
+        for i, (cell, measure) in enumerate(names)
     ]
 
 

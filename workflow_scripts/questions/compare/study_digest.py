@@ -17,8 +17,6 @@ from workflow_scripts.questions.comparisons.pairs import ENGINE, STEADY
 from workflow_scripts.questions.comparisons.table import DEVICE, LIKELY
 from workflow_scripts.questions.comparisons.table import SCHEMA as COMPARISONS
 from workflow_scripts.questions.limits.table import SCHEMA as LIMITS
-from workflow_scripts.questions.waiting.table import SCHEMA as WAITING
-from workflow_scripts.questions.waiting.table import means_without_waiting
 from workflow_scripts.statistics.comparisons import NOT_DECIDED, mean_errors
 from workflow_scripts.statistics.summary import RATE, cell_summary, comparable_rows, knob_columns, records
 from workflow_scripts.study.definition import cell_definition, resolved_models
@@ -47,7 +45,6 @@ def digest_of(study: Study, cells: pd.DataFrame, table: Table) -> Digest:
     grid = cells.drop_duplicates("cell_id").set_index("cell_id")
     words = labels(grid, knob_columns(cells))
     means, ceilings = _means(cells), _ceilings(table(LIMITS.name))
-    device_rates = _of_device(table(WAITING.name))
     digest_cells = []
     for cell in expand(study):
         if (rows := by_cell.get(cell.id)) is None:
@@ -72,7 +69,6 @@ def digest_of(study: Study, cells: pd.DataFrame, table: Table) -> Digest:
                 effective={} if pd.isna(effective) else json.loads(effective),
                 means=means.get(cell.id, []),
                 ceilings=ceilings.get(cell.id, {}),
-                device_rate=device_rates.get(cell.id),
                 start_s=_finite(rows.groupby("start")["start_s"].first().mean()),
                 others_pct=_finite(rows[["cpu_steal_pct", "cpu_others_pct"]].max().max()),
                 label=words[cell.id],
@@ -97,20 +93,6 @@ def _means(cells: pd.DataFrame) -> dict[str, list[Mean]]:
             mean = Mean(measure=measure, log_mean=_rounded(log_mean), squared_error=_finite(squared), df=_finite(df))
             means[row["cell_id"]].append(mean)
     return means
-
-
-def _of_device(waiting: pd.DataFrame) -> dict[str, Mean]:
-    """The means of the rates without waiting, of the cells that have one."""
-    rows = means_without_waiting(waiting).dropna(subset="mean").reset_index()
-    return {
-        row["cell_id"]: Mean(
-            measure="output_tokens_per_device_s",
-            log_mean=_rounded(row["mean"]),
-            squared_error=_finite(row["squared"]),
-            df=_finite(row["df"]),
-        )
-        for row in records(rows)
-    }
 
 
 def _ceilings(limits: pd.DataFrame) -> dict[str, dict[str, float]]:

@@ -48,7 +48,7 @@ def against_all(baselines: Sequence[Digest], now: Digest, results: Sequence[Comp
 
     `results` compare each of the earlier runs, in the same order, with the present one.
     """
-    if len(baselines) == 1:  # also says whether only the waiting for the host changed
+    if len(baselines) == 1:
         return results[0].cells
     earlier: dict[tuple[str, str], list[Mean]] = {}
     for baseline, result in zip(baselines, results, strict=True):

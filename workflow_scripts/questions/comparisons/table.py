@@ -34,7 +34,6 @@ from workflow_scripts.questions.devices.table import SCHEMA as EXPLANATIONS
 from workflow_scripts.questions.devices.table import device_records, explanations
 from workflow_scripts.questions.engines.equal_work import why_unequal
 from workflow_scripts.questions.serving.table import is_served
-from workflow_scripts.questions.waiting.table import ratios_without_waiting
 from workflow_scripts.statistics.comparisons import (
     ANOTHER_RUN,
     CHANGES,
@@ -56,8 +55,6 @@ LIKELY = "likely"
 EQUAL, DIFFERS = "equal", "differs"
 # Of devices, and of servers by the load that they get; their throughput follows from it.
 TOTAL, LATENCIES = "total_tokens_per_s", ("ttft_s_p50", "tpot_s_p50", "e2e_s_p50")
-# The rate without waiting for the host, as in the table `waiting`.
-WITHOUT_WAITING = "output_tokens_per_device_s"
 
 SCHEMA = table_schema(
     "comparisons",
@@ -72,7 +69,7 @@ SCHEMA = table_schema(
     TEXT("values", "of a knob: all values of the group, in order"),
     TEXT("study source gpu engine model workload", "of `b`; shared by both but for what differs"),
     TEXT("held", "the other knobs, e.g. `block_size=32`; null for engines"),
-    TEXT("metric", f"column of `repeats`; `{WITHOUT_WAITING}`: the output rate without waiting for the host"),
+    TEXT("metric", "column of `repeats`"),
     NUMBER("mean_a mean_b", "of the metric, geometric means over the starts"),
     NUMBER("ratio low high", "with its 95 % interval, on this occasion"),
     NUMBER("again_low again_high", ANOTHER_RUN),
@@ -113,13 +110,12 @@ def comparison_tables(
     cells: pd.DataFrame,
     margin_pct: float,
     looks: Looks = ONE_LOOK,
-    waiting: pd.DataFrame | None = None,
     rates: Mapping[str, DeviceRates] | None = None,
     predictions: pd.DataFrame | None = None,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The table of comparisons, and that of what explains the ratios of devices.
 
-    `margin_pct` is the study's margin, `waiting` and `predictions` are those tables, `rates` those of measured devices.
+    `margin_pct` is the study's margin, `predictions` is that table, `rates` those of measured devices.
     """
     known = by_metric(cells)
     parts = list(_of_settings(known, margin_pct, looks, RATE))
@@ -140,10 +136,6 @@ def comparison_tables(
     undecided = table["verdict"].eq(NOT_DECIDED) & ((table["low"] > 1) | (table["high"] < 1))
     table["verdict"] = table["verdict"].mask(undecided, LIKELY)
     further = [_not_tested(table, known, *metrics) for metrics in ((RATE, STEADY), (STEADY, RATE))]
-    if waiting is not None:
-        by_a_rate = table[table["metric"].isin([RATE, STEADY]) & table["ratio"].notna()]
-        without = ratios_without_waiting(by_a_rate["a"], by_a_rate["b"], waiting)
-        further.append(by_a_rate.assign(**{**_NOTHING, **without}, metric=WITHOUT_WAITING).dropna(subset="ratio"))
     table = pd.concat([table, *(part for part in further if len(part))], ignore_index=True)
     return table.reindex(columns=list(SCHEMA.columns)), explained
 
@@ -253,6 +245,5 @@ def _of_engines(cells: ByMetric, looks: Looks) -> pd.DataFrame:
 @makes(SCHEMA, EXPLANATIONS)
 def make_tables(inputs: TableInputs) -> tuple[pd.DataFrame, pd.DataFrame]:
     study, cells = inputs.study, inputs.cells
-    waiting, predictions = inputs.table("waiting"), inputs.table("predictions")
     looks, rates = looks_at(study.starts, cells), device_records(inputs.devices)
-    return comparison_tables(cells, study.equivalence_margin_pct, looks, waiting, rates, predictions)
+    return comparison_tables(cells, study.equivalence_margin_pct, looks, rates, inputs.table("predictions"))

@@ -6,14 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from tests.unit.questions.digests import CONTENT, ENVIRONMENT, cell, digest, mean, pair, random_digest
 from workflow_scripts.common.columns import column
 from workflow_scripts.questions.compare import compare
 from workflow_scripts.questions.compare.comparison import Comparison, comparison, in_order
 from workflow_scripts.questions.compare.digest import Digest, DigestCell
-from workflow_scripts.questions.waiting.table import OCCASION_SD
 from workflow_scripts.statistics.comparisons import verdicts
 from workflow_scripts.statistics.occasions import Means, compare_occasions
 
@@ -62,30 +60,6 @@ def test_a_change_is_false_in_at_most_5_percent_of_comparisons_of_equal_cells():
     found = verdicts(compare_occasions(occasion(), occasion(), 5), 2.0)
     assert (found == "changes").any(axis=-1).mean() <= 0.05
     assert not (found == "flat").any()
-
-
-@pytest.mark.parametrize(
-    ("rate", "device_rate", "device_ratio", "only_waiting"),
-    [(110, 505.0, 1.01, True), (110, 600.0, 1.2, False), (101, 505.0, 1.01, False), (110, None, None, False)],
-)
-@pytest.mark.parametrize("error_pct", [0.01, 3.0, None])
-def test_a_change_that_is_only_waiting_for_the_host_is_named(rate, device_rate, device_ratio, only_waiting, error_pct):
-    of_a, of_b = (of and mean(of, error_pct, measure="output_tokens_per_device_s") for of in (500.0, device_rate))
-    a, b = cell("bs32", mean(100), device_rate=of_a), cell("bs32", mean(rate), device_rate=of_b)
-    found = comparison(digest(a, settings={"equivalence_margin_pct": 5.0}), digest(b))
-    (of_rate,) = found.cells
-    only_waiting &= error_pct == 0.01  # else the rate without waiting may differ by more than the margin too
-    assert (of_rate.device_ratio, of_rate.only_waiting) == (pytest.approx(device_ratio), only_waiting)
-    if device_rate and error_pct == 0.01:
-        # The variance of occasions is known as one with OCCASION_DF degrees of freedom.
-        half = math.log(of_rate.device_high / device_ratio)
-        assert half == pytest.approx(math.log(device_ratio / of_rate.device_low))
-        assert half == pytest.approx(stats.norm.ppf(0.975) * math.sqrt(2) * OCCASION_SD, rel=0.05)
-    else:
-        assert (of_rate.device_low is None) == (device_rate is None or error_pct is None)
-    assert ("only waiting" in compare.markdown(found)) == only_waiting
-    latency = [changed(of, means=[mean(rate, measure="ttft_s_p50")]) for of, rate in ((a, 1), (b, 2))]
-    assert comparison(*map(digest, latency)).cells[0].device_ratio is None
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from workflow_scripts.questions.knobs.decide_round import (
     open_comparisons,
 )
 from workflow_scripts.questions.predictions.table import SCHEMA as PREDICTIONS
-from workflow_scripts.questions.waiting.table import SCHEMA as WAITING
 from workflow_scripts.statistics.further_starts import Looks
 from workflow_scripts.study.rounds import CellStart, RoundPlan
 from workflow_scripts.tables.measurements import write_measurements
@@ -112,8 +111,7 @@ def test_the_effects_of_a_study_share_its_error_over_its_rounds(three, tmp_path,
     noise = np.array([[0.02, -0.02, 0.0], [-0.02, 0.0, 0.02]])
     table = starts_table(*(cell({"max_num_seqs": n}, 100 * np.exp(of)) for n, of in zip((1, 4), noise, strict=True)))
     write_measurements(table, tmp_path)
-    for schema in (WAITING, PREDICTIONS):
-        write_table(pd.DataFrame(columns=list(schema.columns)), tmp_path / f"{schema.name}.parquet")
+    write_table(pd.DataFrame(columns=list(PREDICTIONS.columns)), tmp_path / "predictions.parquet")
     effects = made(study.file, tmp_path, "comparisons")
     assert (set(effects["verdict"]), set(effects["margin_pct"])) == ({verdict}, {5.0})
 
