@@ -152,7 +152,7 @@ def not_listed(gpu):
 
 def names_of(files):
     """Manifests and lists as they are named below their folder; before a decision Snakemake does not know the files."""
-    measured = PATHS.measured("").parent
+    measured = PATHS.measured
     known = (Path(one) for one in files if Path(one).is_relative_to(measured))
     return [path.relative_to(measured).with_suffix("") for path in known]
 

@@ -59,30 +59,14 @@ rule end_round:
     log:
         PATHS.root / "logs/end_round/{gpu}/{round}.log",
     params:
-        measured=PATHS.measured("").parent,
+        measured=PATHS.measured,
         names=lambda wildcards, input: names_of(input),
-        complete=[],
     shell:
         "python -m workflow_scripts list-ended"
-        " {params.complete:q}"
         " --measured {params.measured:q}"
         " --names {params.names:q}"
         " --out {output:q}"
         " > {log:q} 2>&1"
-
-
-# All starts of a device's cells; fails if one was lost, and the next call measures it.
-use rule end_round as complete with:
-    input:
-        lambda wildcards: [PATHS.round_list(wildcards.gpu, number) for number in rounds()],
-    output:
-        PATHS.measured("{gpu}"),
-    log:
-        PATHS.root / "logs/complete/{gpu}.log",
-    params:
-        measured=PATHS.measured("").parent,
-        names=lambda wildcards, input: names_of(input),
-        complete="--complete",
 
 
 checkpoint decide:

@@ -18,9 +18,9 @@ if RUNS:
 
 
 rule parse:
-    """Read the evidence of one GPU's cells."""
+    """Read the evidence of one GPU's cells; fails if a start was lost, and the next call measures it."""
     input:
-        [] if PARTIAL else PATHS.measured("{gpu}"),
+        measured=lambda wildcards: ([] if PARTIAL else [PATHS.round_list(wildcards.gpu, number) for number in rounds()]),
     output:
         [PATHS.parsed("{gpu}") / name for name in PARSED],
     log:
@@ -36,6 +36,7 @@ rule parse:
         "mkdir -p {params.cells:q} && nice -n 19 python -m workflow_scripts parse-cells"
         " --cells {params.cells:q}"
         " --gpu {wildcards.gpu:q}"
+        " --measured {input.measured:q}"
         " --processes {threads}"
         " --out {params.out:q}"
         " > {log:q} 2>&1"

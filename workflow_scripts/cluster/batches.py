@@ -2,7 +2,7 @@
 
     kvsweep list-ended --measured results/demo/measured --names h200/round-1/x1b-0a1b2c3d --out round-1.json
 
-merges manifests, or such lists with `--complete`, which fails if a start of one has no outcome.
+merges manifests into the list of a round.
 
 The sessions of a round are the leaves of a binary tree, in a random order of the round's own. A batch is a part of
 this tree, so its cells are a random part of the round. Its name says which part, and has a hash of the starts and
@@ -12,7 +12,6 @@ call: the largest parts with no more pending starts than a job should have.
 """
 
 import hashlib
-import sys
 from argparse import Namespace
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -181,17 +180,10 @@ def new_name(round_: Round, batch: Batch, taken: Collection[str]) -> Batch:
     "list-ended",
     option("--measured", type=Path, required=True, help="the folder of manifests"),
     option("--names", nargs="*", default=[], help="manifests in it, without .json"),
-    option("--complete", action="store_true", help="fail if a start has no outcome"),
     out("the JSON file to write"),
 )
-def main(args: Namespace) -> int:
+def main(args: Namespace) -> None:
     merged: dict[str, object] = {}
     for name in args.names:
         merged |= read_json(args.measured / f"{name}.json")
-    missing = [folder for folder, listed in merged.items() if listed is None]
-    if missing and args.complete:
-        print(f"{len(missing)} starts have no outcome, and the next call tries them again:", file=sys.stderr)
-        print("\n".join(f"    {folder}/measure.log" for folder in missing), file=sys.stderr)
-        return 1
     write_json(args.out, merged)
-    return 0

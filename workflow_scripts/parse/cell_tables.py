@@ -24,7 +24,7 @@ from pydantic import Field, StrictFloat, StrictInt
 
 from workflow_scripts.common.command import PROCESSES, command, option, out
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import read_jsonl, write_bytes
+from workflow_scripts.common.files import read_json, read_jsonl, write_bytes
 from workflow_scripts.common.parquet import to_parquet
 from workflow_scripts.common.records import mapping_of, validated
 from workflow_scripts.common.wording import listed
@@ -307,9 +307,13 @@ def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> int:
     option("--cells", type=Path, required=True, help="folder of all cells, results/{study}/cells"),
     option("--gpu", required=True, help="the GPU's folder below it"),
     out("folder for the tables"),
+    option("--measured", type=Path, nargs="*", default=[], metavar="LIST", help="of rounds; fail if a start was lost"),
     PROCESSES,
 )
 def main(args: Namespace) -> None:
+    if lost := [start for rounds in args.measured for start, outcome in read_json(rounds).items() if not outcome]:
+        logs = "\n".join(f"    {start}/measure.log" for start in lost)
+        raise InputError(f"{len(lost)} starts have no outcome, and the next call tries them again:\n{logs}")
     if not args.cells.is_dir():
         raise InputError(f"{args.cells}: there is no such folder of cells")
     count = parse_cells(args.cells, args.gpu, args.out, args.processes)

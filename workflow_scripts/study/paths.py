@@ -82,7 +82,7 @@ class StudyPaths:
         # Runs that were measured elsewhere, one record per run; it exists once some were imported.
         self.imported = root / "imported.jsonl"
         # What jobs have measured: manifests of batches, and lists of what they name.
-        self._measured = root / "measured"
+        self.measured = root / "measured"
         # The predictions for every cell, what knobs can change, and what the study costs.
         self.plan = root / "plan"
         self.capacity = self.plan / "capacity.jsonl"
@@ -158,18 +158,14 @@ class StudyPaths:
 
     def manifest(self, gpus: str, number: int | str, batch: str) -> Path:
         """What a job measured: a batch of a round, of devices that are joined by `+`."""
-        return self._measured / gpus / f"round-{number}" / f"{batch}.json"
+        return self.measured / gpus / f"round-{number}" / f"{batch}.json"
 
     def manifests(self) -> list[Path]:
-        return sorted(self._measured.glob("*/round-*/*.json"))
+        return sorted(self.measured.glob("*/round-*/*.json"))
 
     def round_list(self, gpu: str, number: int | str) -> Path:
         """The starts of a device's cells that a round has measured."""
-        return self._measured / gpu / f"round-{number}.json"
-
-    def measured(self, gpu: str) -> Path:
-        """All starts of a device's cells, none of which is missing."""
-        return self._measured / f"{gpu}.json"
+        return self.measured / gpu / f"round-{number}.json"
 
     def round_plan(self, gpus: str, number: int | str) -> Path:
         """What was decided before a round: which cells on these devices it measures again, or why there is none."""

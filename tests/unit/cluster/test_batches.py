@@ -11,6 +11,7 @@ from workflow_scripts.cluster.batches import Batch, Cells, Round, main
 from workflow_scripts.cluster.pending import Pending, Wanted, manifest_of
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json, write_json
+from workflow_scripts.parse.cell_tables import main as parse_cells
 from workflow_scripts.study.rounds import CellStart, in_random_order
 
 WORKLOADS = {"chat": fixed(), "short": fixed(num_prompts=2)}
@@ -184,18 +185,19 @@ def test_a_record_of_another_definition_is_no_outcome_and_is_named(called):
     assert str(called.paths.outcome(cell)) in note
 
 
-def test_lists_name_all_starts_and_one_without_outcome_makes_them_incomplete(called, capsys, tmp_path):
+def test_lists_name_all_starts_and_one_without_outcome_is_not_parsed(called, capsys, tmp_path):
     lost = called.on("h200")[0]
     called.measure(called.wanted(here=called.on("h200")), [lost])
-    measured = called.paths.measured("h200").parent
+    measured = called.paths.measured
     listed = [path.relative_to(measured).with_suffix("").as_posix() for path in called.paths.manifests()]
     words = ["--measured", str(measured), "--names", *listed, "--out", str(tmp_path / "list.json")]
     assert main(words) == 0
     content = read_json(tmp_path / "list.json")
     assert sorted(content) == sorted(called.on("h200"))
     assert [cell for cell, one in content.items() if one is None] == [lost]
-    assert main(["--complete", *words]) == 1
-    assert capsys.readouterr().err.splitlines()[1:] == [f"    {lost}/measure.log"]
+    lists = ["--measured", str(tmp_path / "list.json")]
+    assert parse_cells(["--cells", str(tmp_path), "--gpu", "h200", *lists, "--out", str(tmp_path)]) == 2
+    assert f"    {lost}/measure.log\n" in capsys.readouterr().err
 
 
 def test_a_round_that_was_decided_on_has_its_starts_alone(called):
