@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
 from rich.table import Table
 
 from workflow_scripts.common.checkout import CHECKOUT
@@ -25,11 +26,12 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
 from workflow_scripts.common.wording import number
 from workflow_scripts.questions.compare.compare import markdown, print_comparison, wide_terminal
-from workflow_scripts.questions.compare.comparison import FLAT_AGAINST_CHANGES, OPPOSITE, Comparison, comparison
+from workflow_scripts.questions.compare.comparison import Comparison, comparison
 from workflow_scripts.questions.compare.digest import read_digest
-from workflow_scripts.statistics.comparisons import CHANGES, NOT_DECIDED
+from workflow_scripts.statistics.comparisons import CHANGES, FLAT
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.typed_tables import read_table
 
 DEMO = CHECKOUT / "config" / "studies" / "demo.yaml"
 
@@ -42,25 +44,32 @@ class Goal(NamedTuple):
     is_reached: bool
 
 
-def goals(found: Comparison) -> Iterator[Goal]:
+def pairs_of(runs: Sequence[StudyPaths]) -> pd.DataFrame:
+    """The tested comparisons of two runs: `inside`, whether the second run's ratio lies in the interval of further runs
+    of the first one (null without one), and `contradicts`: `flat`, `direction` or null."""
+    first, second = (read_table(paths.tables / "comparisons.parquet") for paths in runs)
+    rows = first[first["from_first"].ne(False)].merge(second, on=["kind", "name", "a", "b", "metric"])
+    rows = rows.dropna(subset=["verdict_x", "verdict_y"])
+    ends = rows[["again_low_x", "again_high_x"]].notna().all(axis=1)
+    inside = rows["ratio_y"].between(rows["again_low_x"], rows["again_high_x"]).astype("boolean").mask(~ends)
+    changes, flat = ([rows[f"verdict_{run}"].eq(of) for run in "xy"] for of in (CHANGES, FLAT))
+    turned = changes[0] & changes[1] & (rows["ratio_x"].gt(1) != rows["ratio_y"].gt(1))
+    one_flat = (changes[0] & flat[1]) | (flat[0] & changes[1])
+    contradicts = pd.Series(None, index=rows.index, dtype="string").mask(one_flat, "flat").mask(turned, "direction")
+    return rows.assign(inside=inside, contradicts=contradicts)
+
+
+def goals(found: Comparison, pairs: pd.DataFrame) -> Iterator[Goal]:
     """The results that another run must reproduce; a goal without any data is not reached."""
-    inside = [pair.inside for pair in found.pairs if pair.inside is not None]
-    yield _share("ratios of the second run inside the first run's interval", sum(inside), len(inside), 0.93)
+    inside = pairs["inside"].dropna()
+    yield _share("ratios of the second run inside the first run's interval", int(inside.sum()), len(inside), 0.93)
     agree = sum(cell.verdict != CHANGES for cell in found.cells)
     yield _share("rates that agree within what their scope promises", agree, len(found.cells), 0.90)
-    contradictions = [pair.contradiction for pair in found.pairs]
-    yield _none(
-        "comparisons that are flat in one run and change in the other", contradictions.count(FLAT_AGAINST_CHANGES)
-    )
-    yield _none("comparisons that change in opposite directions", contradictions.count(OPPOSITE))
-    # A headline is one of these statements; which of them the first screen shows is a choice of the report.
-    yield _none(
-        "statements that the other run contradicts, headlines included", len(list(filter(None, contradictions)))
-    )
-    for run, sides in (("first", [pair.a for pair in found.pairs]), ("second", [pair.b for pair in found.pairs])):
-        tested = [side.verdict for side in sides if side.verdict is not None]
-        decided = sum(verdict != NOT_DECIDED for verdict in tested)
-        yield _share(f"tested comparisons that the {run} run decided", decided, len(tested), 0.60)
+    yield _none("comparisons that are flat in one run and change in the other", pairs["contradicts"].eq("flat").sum())
+    yield _none("comparisons that change in opposite directions", pairs["contradicts"].eq("direction").sum())
+    for run, side in (("first", "x"), ("second", "y")):
+        decided = int(pairs[f"verdict_{side}"].isin([CHANGES, FLAT]).sum())
+        yield _share(f"tested comparisons that the {run} run decided", decided, len(pairs), 0.60)
 
 
 def _share(words: str, count: int, of: int, least: float) -> Goal:
@@ -72,26 +81,24 @@ def _none(words: str, count: int) -> Goal:
     return Goal(f"{words}: none", str(count), count == 0)
 
 
-def tested(found: Comparison) -> Table:
-    """Every comparison that has a verdict in a run; `decided` counts these."""
-    pairs = [pair for pair in found.pairs if (pair.a.verdict, pair.b.verdict) != (None, None)]
-    title = f"Tested comparisons: {len(pairs)} of {len(found.pairs)}, the others have no test"
+def tested(pairs: pd.DataFrame) -> Table:
+    """Every tested comparison; `decided` counts these."""
     headings = ("of", "cell", "over", "first run", "verdict", "second run", "verdict")
-    table = Table(*headings, title=title, title_justify="left", box=None, pad_edge=False)
-    for pair in sorted(pairs, key=lambda pair: (pair.kind, pair.name, pair.baseline, pair.cell)):
-        runs = [(number(run.ratio), run.verdict or "none") for run in (pair.a, pair.b)]
-        table.add_row(pair.name, pair.cell, pair.baseline, *runs[0], *runs[1])
+    table = Table(*headings, title=f"Tested comparisons: {len(pairs)}", title_justify="left", box=None, pad_edge=False)
+    for row in pairs.sort_values(["kind", "name", "a", "b"]).to_dict("records"):
+        runs = [(number(row[f"ratio_{run}"]), row[f"verdict_{run}"]) for run in "xy"]
+        table.add_row(row["name"], row["b"], row["a"], *runs[0], *runs[1])
     return table
 
 
-def print_agreement(found: Comparison) -> bool:
+def print_agreement(found: Comparison, pairs: pd.DataFrame) -> bool:
     """Print the comparison and the goals; return whether all goals are reached."""
     print_comparison(found)
     console = wide_terminal()
     console.print()
-    console.print(tested(found))
+    console.print(tested(pairs))
     table = Table("goal", "found", "reached", box=None, pad_edge=False)
-    reached = list(goals(found))
+    reached = list(goals(found, pairs))
     for goal in reached:
         table.add_row(goal.words, goal.found, "yes" if goal.is_reached else "NO")
     console.print()
@@ -117,7 +124,7 @@ def ended_at(results: Path, name: str) -> float | None:
     return report.stat().st_mtime if report.exists() else None
 
 
-def agreement(study: Path, first: Path, second: Path, pause_s: float) -> Comparison:
+def agreement(study: Path, first: Path, second: Path, pause_s: float) -> tuple[Comparison, pd.DataFrame]:
     """Measure the runs that do not exist yet, and compare them."""
     name = load_study(study).name
     if ended_at(first, name) is None:
@@ -129,7 +136,8 @@ def agreement(study: Path, first: Path, second: Path, pause_s: float) -> Compari
                 print(f"The second run begins in {left / 60:.0f} minutes.", flush=True)
                 time.sleep(left)
         measure(study, second)
-    return comparison(read_digest(StudyPaths(first, name).root), read_digest(StudyPaths(second, name).root))
+    runs = [StudyPaths(results, name) for results in (first, second)]
+    return comparison(*(read_digest(paths.root) for paths in runs)), pairs_of(runs)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -144,12 +152,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         (given or args.out / name).resolve() for given, name in ((args.first, "first"), (args.second, "second"))
     )
     try:
-        found = agreement(args.study.resolve(), first, second, 60 * args.pause_min)
+        found, pairs = agreement(args.study.resolve(), first, second, 60 * args.pause_min)
     except InputError as e:
         print(f"bench-agreement: {e}", file=sys.stderr)
         return BAD_INPUT
     write_text(args.out / "agreement.md", markdown(found))
-    return 0 if print_agreement(found) else 1
+    return 0 if print_agreement(found, pairs) else 1
 
 
 if __name__ == "__main__":

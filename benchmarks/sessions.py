@@ -16,7 +16,7 @@ from statistics import median
 import yaml
 from rich.table import Table
 
-from benchmarks.agreement import ended_at, measure
+from benchmarks.agreement import ended_at, measure, pairs_of
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import BAD_INPUT, run_command
 from workflow_scripts.common.faults import InputError
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         alone_s, shared_s = map(device_s, runs)
         found = comparison(*(read_digest(paths.root) for paths in runs))
         ratios = [cell.ratio for cell in found.cells if cell.ratio]
-        contradictions = sum(pair.contradiction is not None for pair in found.pairs)
+        contradictions = int(pairs_of(runs)["contradicts"].notna().sum())
         reached &= shared_s <= GOAL_RATIO * alone_s and not contradictions
         changed = sum(cell.verdict == CHANGES for cell in found.cells)
         table.add_row(

@@ -64,18 +64,6 @@ def test_it_says_what_was_asked_and_with_what_it_was_measured(results, digest):
     assert {tuple(cell.ceilings) for cell in digest.cells if cell.means} == {("datasheet",)}
 
 
-def test_the_studys_own_comparisons_are_there(results, digest):
-    effects = pd.read_parquet(results.root / "tables" / "comparisons.parquet")
-    pairs = effects.query("from_first == True and verdict.notna() and metric == 'output_tokens_per_s'")
-    found = [pair for pair in digest.pairs if pair.kind == "setting"]
-    assert [pair.cell for pair in found] == list(pairs["b"])
-    assert [pair.baseline for pair in found] == list(pairs["a"])
-    assert [pair.found.verdict for pair in found] == list(pairs["verdict"].replace("likely", "not decided"))
-    others = {(pair.kind, pair.found.verdict) for pair in digest.pairs if pair.kind != "setting"}
-    assert {kind for kind, _ in others} == {"device", "engine"}
-    assert others <= {("device", None), *(("engine", verdict) for verdict in ("changes", "not decided"))}
-
-
 def test_a_start_by_an_earlier_definition_says_nothing_of_how_a_cell_was_measured(tmp_path):
     study = load_study(write_study(tmp_path))
     cells = cells_table(study)

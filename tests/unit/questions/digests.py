@@ -4,7 +4,7 @@ import math
 import random
 from typing import Any
 
-from workflow_scripts.questions.compare.digest import Digest, DigestCell, Found, Mean, Pair
+from workflow_scripts.questions.compare.digest import Digest, DigestCell, Mean
 
 CONTENT = {
     "model": {"name": "tiny", "dtype": "bfloat16", "load_format": "dummy"},
@@ -27,16 +27,9 @@ def cell(name: str, *means: Mean, **changes: Any) -> DigestCell:
     return DigestCell(**(fields | {"effective": {}, "means": list(means), "ceilings": {}} | changes))
 
 
-def pair(ratio: float, low: float | None, high: float | None, verdict: str | None, **changes: Any) -> Pair:
-    """A comparison of the cells `bs32` and `bs16`."""
-    found = Found(ratio=ratio, low=low, high=high, verdict=verdict, scope=changes.pop("scope", None))
-    fields: dict[str, Any] = {"kind": "setting", "name": "block_size", "cell": cell("bs32").id}
-    return Pair(**(fields | {"baseline": cell("bs16").id, "found": found} | changes))
-
-
 def digest(*cells: DigestCell, **changes: Any) -> Digest:
     """A study of these cells."""
-    fields: dict[str, Any] = {"study": "try", "cells": list(cells), "pairs": []}
+    fields: dict[str, Any] = {"study": "try", "cells": list(cells)}
     return Digest(**(fields | {"settings": {"repeats": 3, "equivalence_margin_pct": 2.0}} | changes))
 
 
@@ -74,19 +67,5 @@ def random_digest(chance: random.Random) -> Digest:
         if chance.random() < 0.9
     ]
 
-    def some_pair() -> Pair:
-        one, other = chance.sample(cells, 2)
-        ratio, half = math.exp(chance.gauss(0, 0.2)), math.exp(abs(chance.gauss(0.1, 0.1)))
-        return pair(
-            ratio,
-            *often((ratio / half, ratio * half), (None, None)),
-            chance.choice(["flat", "changes", "not decided", "faster", "slower", None]),
-            scope=chance.choice(["between starts on this device", None]),
-            kind=chance.choice(["setting", "device", "engine"]),
-            cell=one.id,
-            baseline=other.id,
-        )
-
-    pairs = {(p.kind, p.cell, p.baseline): p for p in (some_pair() for _ in range(300))}
     known = {"repeats": chance.choice([3, 5]), "equivalence_margin_pct": 2.0, "slo": {"ttft_s": chance.random()}}
-    return digest(*cells, settings=known, pairs=list(pairs.values()))
+    return digest(*cells, settings=known)

@@ -11,7 +11,7 @@ With `--fail-if-worse` the last run is the present one, those before it are earl
 code is 1 only if something became worse: a rate or latency beside the mean of the earlier runs, KV tokens, or a cell
 that is not `ok` any more.
 
-Exit codes: 0: nothing changed; 1: a cell changed or has another outcome, or a comparison in B contradicts the one in A;
+Exit codes: 0: nothing changed; 1: a cell changed or has another outcome;
 2: bad input, or no cell can be compared; 3: a fault of the infrastructure.
 """
 
@@ -57,7 +57,7 @@ from workflow_scripts.tables.differences import Different, value_text
 
 CHANGED = 1
 # Parts of the comparison, which are sections of its page.
-CELLS, PAIRS, DIFFERENT, NOT_COMPARED = "Cells", "Comparisons within each run", "What differs", "Not compared"
+CELLS, DIFFERENT, NOT_COMPARED = "Cells", "What differs", "Not compared"
 # What may change a cell's result besides the settings of the study.
 ENVIRONMENT = {
     "device_name": "device",
@@ -122,19 +122,6 @@ def summary(result: Comparison) -> Iterator[str]:
     if result.only_a or result.only_b:
         yield f"Only in A: {plural(len(result.only_a), 'cell')}; only in B: {len(result.only_b)}."
     yield from starts_in_words(result)
-    if result.pairs:
-        contradictory = sum(pair.contradiction is not None for pair in result.pairs)
-        yield (
-            f"Comparisons of two cells that both runs made: {len(result.pairs)}. Contradictions: {contradictory}. "
-            "Their intervals hold 95 % of further runs with as many starts, so they are wider than the reports'. "
-            f"B's ratio lies inside A's interval in {_share(p.inside for p in result.pairs)}, and A's ratio inside B's "
-            f"interval in {_share(p.a_inside for p in result.pairs)}."
-        )
-
-
-def _share(inside: Iterable[bool | None]) -> str:
-    known = [each for each in inside if each is not None]
-    return f"{sum(known)} of {len(known)}"
 
 
 def starts_in_words(result: Comparison) -> Iterator[str]:
@@ -149,26 +136,9 @@ def sections(result: Comparison) -> list[Section]:
     for c in sorted(result.cells, key=lambda c: (c.verdict != CHANGES, -c.size)):
         values = (number(column(c.measure).scaled(value)) for value in (c.a, c.b))
         of_measures[c.measure].append((names[c.cell], ratio_text(c), _verdict(c, result), *values, c.scope or ""))
-    agrees = {True: "inside {}'s interval", False: "outside {}'s interval", None: "{} has no interval"}
-    pairs = [
-        (
-            *(names[p.cell], names[p.baseline], ratio_text(p.a), p.a.verdict or "", ratio_text(p.b), p.b.verdict or ""),
-            p.contradiction or f"B {agrees[p.inside].format('A')}; A {agrees[p.a_inside].format('B')}",
-        )
-        for p in sorted(result.pairs, key=lambda p: (p.contradiction is None, False not in (p.inside, p.a_inside)))
-    ]
     outcomes = [(all_names[o.cell], o.a, o.b, o.reason or "") for o in result.outcomes]
     refused = [(all_names[r.cell], "; ".join(r.why)) for r in result.refused]
     of_cell = ("cell", "B/A (95 % interval)", "verdict", "A", "B", "interval covers")
-    of_pair = (
-        "cell",
-        "over",
-        "A (95 % of further runs)",
-        "verdict",
-        "B (95 % of further runs)",
-        "verdict",
-        "agreement",
-    )
     of_place = ("device and engine", "measure", "cells", "median B/A", "range")
     tables = [
         Section(
@@ -184,7 +154,6 @@ def sections(result: Comparison) -> list[Section]:
         ),
         Section(NOT_COMPARED, "Other outcomes", ("cell", "A", "B", "reason"), outcomes),
         Section(NOT_COMPARED, "Not compared", ("cell", "why"), refused),
-        Section(PAIRS, "Comparisons that both studies made, contradictions first", of_pair, pairs),
         Section(
             DIFFERENT, "What else differs between A and B", ("what", "A", "B", "cells"), _differing(result.differences)
         ),

@@ -1,4 +1,4 @@
-"""Compare two studies by their digests: cell by cell, and by each study's comparisons of its own cells.
+"""Compare two studies by their digests, cell by cell.
 
 docs/report.md explains the result.
 """
@@ -16,16 +16,13 @@ from workflow_scripts.common.records import Record
 from workflow_scripts.common.wording import number
 from workflow_scripts.device.device_record import NOISY_PCT
 from workflow_scripts.questions.compare.comparability import why_not
-from workflow_scripts.questions.compare.digest import Digest, DigestCell, Found, Mean
-from workflow_scripts.statistics.comparisons import CHANGES, FASTER, FLAT, NOT_DECIDED, SLOWER, verdicts
+from workflow_scripts.questions.compare.digest import Digest, DigestCell, Mean
+from workflow_scripts.statistics.comparisons import CHANGES, NOT_DECIDED, verdicts
 from workflow_scripts.statistics.errors import Error, added
 from workflow_scripts.statistics.occasions import Means, compare_occasions, worse
 from workflow_scripts.tables.differences import Difference, Different, by_itself, counted, differences
 
 MISSING = "missing"
-FLAT_AGAINST_CHANGES = "flat against changes"
-OPPOSITE = "opposite directions"
-APART = "intervals share no value"
 
 
 class CellRatio(Record):
@@ -67,24 +64,6 @@ class OutcomeChange(Record):
     reason: str | None
 
 
-class PairAgreement(Record):
-    """A comparison of two cells that both studies made.
-
-    `inside`: whether B's ratio lies in A's interval, `a_inside`: A's ratio in B's; None without an interval.
-    `contradiction`: how the two contradict each other, or None.
-    """
-
-    kind: str
-    name: str
-    cell: str
-    baseline: str
-    a: Found
-    b: Found
-    inside: bool | None
-    a_inside: bool | None
-    contradiction: str | None
-
-
 class Comparison(Record):
     """What two studies have in common, and how they differ.
 
@@ -105,7 +84,6 @@ class Comparison(Record):
     outcomes: list[OutcomeChange]
     only_a: list[str]
     only_b: list[str]
-    pairs: list[PairAgreement]
     by_itself: list[Different]
     start_s_a: float | None
     start_s_b: float | None
@@ -122,13 +100,11 @@ class Comparison(Record):
     @property
     def compared_in_words(self) -> tuple[str, dict[str, str]]:
         """The compared cells, as `in_words` gives them."""
-        ids = [*(c.cell for c in self.cells), *(cell for p in self.pairs for cell in (p.cell, p.baseline))]
-        return in_words({name: self.labels[name] for name in ids})
+        return in_words({c.cell: self.labels[c.cell] for c in self.cells})
 
     @property
     def changed(self) -> bool:
-        verdicts = {c.verdict for c in self.cells}
-        return CHANGES in verdicts or bool(self.outcomes) or any(p.contradiction for p in self.pairs)
+        return CHANGES in {c.verdict for c in self.cells} or bool(self.outcomes)
 
 
 def in_words(labels: Mapping[str, str]) -> tuple[str, dict[str, str]]:
@@ -180,7 +156,6 @@ def comparison(a: Digest, b: Digest, occasions_vary_pct: float | None = None) ->
         ],
         only_a=[name for name in of_a if name not in of_b],
         only_b=[name for name in of_b if name not in of_a],
-        pairs=list(_agreements(a, b, {x.id for x, _ in compared})),
         by_itself=by_itself((x.effective, y.effective) for x, y, _ in ended),
         start_s_a=median(start_s for start_s, _ in starts) if starts else None,
         start_s_b=median(start_s for _, start_s in starts) if starts else None,
@@ -240,7 +215,7 @@ def cell_ratios(
     ]
 
 
-def ratio_text(of: CellRatio | Found) -> str:
+def ratio_text(of: CellRatio) -> str:
     ends = "no interval" if of.low is None or of.high is None else f"{number(of.low)} to {number(of.high)}"
     return f"{number(of.ratio)} ({ends})"
 
@@ -262,65 +237,6 @@ def means_of(parts: Iterable[Sequence[Mean]]) -> Means:
 
 def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
-
-
-def _agreements(a: Digest, b: Digest, compared: set[str]) -> Iterator[PairAgreement]:
-    # Which of two devices comes first depends on their speed, so another run may name them in the other order.
-    in_b = {(pair.kind, pair.baseline, pair.cell): _turned(pair.found) for pair in b.pairs}
-    in_b |= {(pair.kind, pair.cell, pair.baseline): pair.found for pair in b.pairs}
-    for pair in a.pairs:
-        other = in_b.get((pair.kind, pair.cell, pair.baseline))
-        if other and {pair.cell, pair.baseline} <= compared:
-            yield PairAgreement(
-                kind=pair.kind,
-                name=pair.name,
-                cell=pair.cell,
-                baseline=pair.baseline,
-                a=pair.found,
-                b=other,
-                inside=_holds(pair.found, other.ratio),
-                a_inside=_holds(other, pair.found.ratio),
-                contradiction=contradiction(pair.found, other),
-            )
-
-
-def _holds(result: Found, ratio: float) -> bool | None:
-    return None if result.low is None or result.high is None else result.low <= ratio <= result.high
-
-
-def _turned(result: Found) -> Found:
-    low, high = (1 / end if end else None for end in (result.high, result.low))
-    return result.model_copy(update={"ratio": 1 / result.ratio, "low": low, "high": high})
-
-
-def _stated(result: Found) -> int | None:
-    """What a comparison states: 1 for higher, -1 for lower, 0 for flat; None if it is not decided.
-
-    Without a verdict, an interval that excludes 1 states a direction.
-    """
-    if result.verdict == FLAT:
-        return 0
-    if result.verdict is None:
-        decided = result.low is not None and result.high is not None and not result.low <= 1 <= result.high
-    else:
-        decided = result.verdict in (CHANGES, FASTER, SLOWER)
-    return (1 if result.ratio > 1 else -1) if decided else None
-
-
-def contradiction(a: Found, b: Found) -> str | None:
-    """How two comparisons contradict each other; None if they do not.
-
-    >>> a = Found(ratio=1.46, low=1.38, high=1.55, scope=None, verdict=CHANGES)
-    >>> contradiction(a, Found(ratio=1.04, low=0.98, high=1.1, scope=None, verdict="not decided"))
-    'intervals share no value'
-    >>> contradiction(a, Found(ratio=1.4, low=0.9, high=2.1, scope=None, verdict="not decided"))
-    """
-    stated = _stated(a), _stated(b)
-    if None not in stated and stated[0] != stated[1]:
-        return FLAT_AGAINST_CHANGES if 0 in stated else OPPOSITE
-    if stated == (None, None) or a.low is None or b.low is None or a.high is None or b.high is None:
-        return None
-    return APART if a.high < b.low or b.high < a.low else None
 
 
 def _of_cell(x: DigestCell, y: DigestCell) -> Iterator[Difference]:

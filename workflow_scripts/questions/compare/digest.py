@@ -71,29 +71,6 @@ class DigestCell(StrictRecord):
         return self
 
 
-class Found(StrictRecord):
-    """What a study's own comparison of two of its cells shows. A comparison without a test has no verdict."""
-
-    ratio: _Positive
-    low: float | None
-    high: float | None
-    scope: str | None
-    verdict: str | None
-
-
-class Pair(StrictRecord):
-    """Two cells that a study compares, by their ids: `cell` over `baseline`.
-
-    `kind`: `setting`, `device` or `engine`; `name`: the setting.
-    """
-
-    kind: Literal["setting", "device", "engine"]
-    name: str
-    cell: str
-    baseline: str
-    found: Found
-
-
 class Digest(StrictRecord):
     """All that a comparison of a study with another one needs."""
 
@@ -101,7 +78,6 @@ class Digest(StrictRecord):
     study: str
     settings: dict[str, JsonValue]
     cells: Annotated[list[DigestCell], FailFast()]
-    pairs: Annotated[list[Pair], FailFast()]
 
     @model_validator(mode="after")
     def _has_a_margin(self) -> "Digest":

@@ -1,23 +1,20 @@
 """The digest of a study: all that a comparison with another study needs, as `kvsweep tables` writes it.
 
-It holds what was measured in each cell, with what, where and when, and the study's own comparisons of cells. The report
+It holds what was measured in each cell, with what, where and when. The report
 embeds it, so a report can be compared without the folder that it was made from.
 """
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.questions.compare.digest import Digest, DigestCell, Found, Mean, Pair
-from workflow_scripts.questions.comparisons.pairs import ENGINE, STEADY
-from workflow_scripts.questions.comparisons.table import DEVICE, LIKELY
-from workflow_scripts.questions.comparisons.table import SCHEMA as COMPARISONS
+from workflow_scripts.questions.compare.digest import Digest, DigestCell, Mean
 from workflow_scripts.questions.limits.table import SCHEMA as LIMITS
-from workflow_scripts.statistics.comparisons import NOT_DECIDED, mean_errors
+from workflow_scripts.statistics.comparisons import mean_errors
 from workflow_scripts.statistics.summary import RATE, cell_summary, comparable_rows, knob_columns, records
 from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
@@ -78,7 +75,6 @@ def digest_of(study: Study, cells: pd.DataFrame, table: Table) -> Digest:
         study=study.name,
         settings=study.model_dump(mode="json", include=SETTINGS),
         cells=digest_cells,
-        pairs=list(_pairs({cell.id for cell in digest_cells}, table(COMPARISONS.name))),
     )
 
 
@@ -102,23 +98,6 @@ def _ceilings(limits: pd.DataFrame) -> dict[str, dict[str, float]]:
     for row in records(medians.reset_index(name="ceiling")):
         ceilings[row["cell_id"]][row["rates"]] = float(f"{row['ceiling']:.4g}")
     return ceilings
-
-
-def _pairs(cells: set[str], compared: pd.DataFrame) -> Iterator[Pair]:
-    """The study's own comparisons; of a knob those with the first value. Only settings and engines have a verdict."""
-    decides = compared["verdict"].notna() & compared["metric"].isin([RATE, STEADY]) & compared["ratio"].notna()
-    rows = compared[decides & compared["from_first"].fillna(True)]
-    for row in records(rows[rows["a"].isin(cells) & rows["b"].isin(cells)]):
-        kind: Literal["setting", "device", "engine"] = row["kind"] if row["kind"] in (DEVICE, ENGINE) else "setting"
-        result = Found(
-            ratio=_rounded(row["ratio"]),
-            low=_finite(row["again_low"]),
-            high=_finite(row["again_high"]),
-            scope=row["scope"] if isinstance(row["scope"], str) else None,
-            verdict=None if kind == DEVICE else NOT_DECIDED if row["verdict"] == LIKELY else row["verdict"],
-        )
-        name = row["name"] if kind == "setting" else kind
-        yield Pair(kind=kind, name=name, cell=row["b"], baseline=row["a"], found=result)
 
 
 def _rounded(value: float) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.questions.digests import CONTENT, ENVIRONMENT, cell, digest, mean, pair, random_digest
+from tests.unit.questions.digests import CONTENT, ENVIRONMENT, cell, digest, mean, random_digest
 from workflow_scripts.common.columns import column
 from workflow_scripts.questions.compare import compare
 from workflow_scripts.questions.compare.comparison import Comparison, comparison, in_order
@@ -165,49 +165,6 @@ def test_a_terminal_obeys_no_name(capsys):
     printed = capsys.readouterr().out
     assert "bs32\\x1b]0;owned\\x07\\x9b2J" in printed
     assert not {"\x1b", "\x07", "\x9b"} & {*printed, *compare.markdown(comparison(a, b))}
-
-
-def of_pairs(a: Any, b: Any) -> Comparison:
-    cells = [cell(name, mean(100)) for name in ("bs32", "bs16")]
-    return comparison(digest(*cells, pairs=[a]), digest(*cells, pairs=[b]))
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "inside", "contradiction"),
-    [
-        ((1.5, 1.4, 1.6, "changes"), (1.45, 1.3, 1.6, "changes"), True, None),
-        ((1.5, 1.4, 1.6, "changes"), (1.3, 1.1, 1.5, "not decided"), False, None),
-        ((1.5, 1.4, 1.6, "changes"), (1.0, 0.99, 1.01, "flat"), False, "flat against changes"),
-        ((1.5, 1.4, 1.6, "changes"), (0.8, 0.7, 0.9, "changes"), False, "opposite directions"),
-        ((1.46, 1.38, 1.55, "changes"), (1.04, 0.98, 1.1, "not decided"), False, "intervals share no value"),
-        ((1.3, 1.2, 1.4, "not decided"), (1.0, 0.9, 1.1, "not decided"), False, None),
-        ((2.0, 1.9, 2.1, None), (0.5, 0.4, 0.6, None), False, "opposite directions"),
-        ((2.0, 1.9, 2.1, "faster"), (0.5, 0.4, 0.6, "slower"), False, "opposite directions"),
-        ((2.0, None, None, None), (0.5, 0.4, 0.6, None), None, None),
-    ],
-)
-def test_what_both_studies_say_of_their_own_cells_agrees_or_contradicts(a, b, inside, contradiction):
-    (found,) = of_pairs(pair(*a), pair(*b)).pairs
-    assert (found.inside, found.contradiction) == (inside, contradiction)
-    # Which of two devices comes first is told by their speed: the other order is the same comparison.
-    ratio, low, high, verdict = b
-    ids = {"cell": cell("bs16").id, "baseline": cell("bs32").id}
-    turned = pair(1 / ratio, high and 1 / high, low and 1 / low, verdict, **ids)
-    (again,) = of_pairs(pair(*a), turned).pairs
-    assert (again.inside, again.contradiction) == (inside, contradiction)
-
-
-def test_both_intervals_are_looked_at():
-    """A's ratio lies outside B's narrow interval, and B's inside A's wide one."""
-    (found,) = of_pairs(pair(1.62, 1.3, 1.9, "not decided"), pair(1.5, 1.45, 1.55, "not decided")).pairs
-    assert (found.inside, found.a_inside, found.contradiction) == (True, False, None)
-
-
-def test_pairs_that_must_not_be_compared_state_nothing():
-    cells = [cell(name, mean(100)) for name in ("bs32", "bs16")]
-    other = [changed(cells[0], comparable=False), cells[1]]
-    of = pair(1.5, 1.4, 1.6, "changes")
-    assert comparison(digest(*cells, pairs=[of]), digest(*other, pairs=[of])).pairs == []
 
 
 def written(folder: Path, of: Digest) -> str:
