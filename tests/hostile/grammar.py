@@ -116,7 +116,7 @@ def repeats(tree: Any, before: str = "") -> Iterator[tuple[str, str]]:
 
 
 def texts(pattern: re.Pattern[str], length: int) -> Iterator[str]:
-    made = {(before, unit) for before, unit in repeats(parser.parse(pattern.pattern, pattern.flags)) if unit}
+    made = dict.fromkeys(found for found in repeats(parser.parse(pattern.pattern, pattern.flags)) if found[1])
     for before, unit in made:
         yield before + unit * (length // len(unit)) + "\x01"
         yield (before + unit) * (length // len(before + unit)) + "\x01"
