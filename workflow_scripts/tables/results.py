@@ -214,10 +214,9 @@ class Tables:
 
     @cached_property
     def waste_pct(self) -> "pd.Series[float]":
-        """Of each cell whose layout was measured: the share of its held slots without a token, in all layers."""
-        waste = self.get("fragmentation", "cell_id", "source", "layer_kind", "waste_pct")
-        of_all_layers = waste[(waste["source"] == "measured") & waste["layer_kind"].isna()]
-        return of_all_layers.groupby("cell_id")["waste_pct"].median()
+        """Of each cell whose layout was measured: the share of its held slots without a token."""
+        waste = self.get("fragmentation", "cell_id", "source", "waste_pct")
+        return waste[waste["source"] == "measured"].groupby("cell_id")["waste_pct"].median()
 
     @cached_property
     def devices(self) -> list[str]:

@@ -10,7 +10,6 @@ from tests.unit.present.conftest import changed, write_cells
 from tests.unit.present.synthetic import DRAWN, SCRIPT, SPEED
 from workflow_scripts.page.blocks import Table
 from workflow_scripts.page.parts import claims_on
-from workflow_scripts.questions.memory.kv_block_size import BY_KIND_OF_LAYER
 from workflow_scripts.questions.sections import APPENDIX, SECTIONS, SUBJECTS
 from workflow_scripts.questions.trust.provenance import provenance_table
 from workflow_scripts.questions.trust.where_measured import provenance
@@ -189,14 +188,6 @@ def test_a_study_of_which_nothing_ran_has_a_page_and_one_without_cells_has_none(
     assert results.write_page(tmp_path / "report.html", tables=tmp_path, figures=tmp_path) == 2
     assert "cells.parquet" in capsys.readouterr().err
     assert not (tmp_path / "report.html").exists()
-
-
-def test_waste_by_kind_of_layer_is_told_of_models_that_have_several(results, tmp_path):
-    waste = pd.read_parquet(results.root / "tables" / "fragmentation.parquet")
-    by_kind = waste[waste["layout"] == "paged"].assign(layer_kind="sliding window 1024")
-    several = changed(results.report, tmp_path, fragmentation=pd.concat([waste, by_kind]))
-    assert "sliding window 1024" in str(list(BY_KIND_OF_LAYER(several)))
-    assert list(BY_KIND_OF_LAYER(results.report)) == []
 
 
 def test_no_headline_names_a_cell_by_its_slug(results, page):

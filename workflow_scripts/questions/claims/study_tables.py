@@ -123,7 +123,7 @@ class StudyTables:
         """What a layout of the whole cache wastes, and columns of the cells: as on the page, medians of rows alike in
         `by`."""
         waste = self.frames["fragmentation"]
-        waste = waste[waste["layout"].eq(layout) & waste["layer_kind"].isna()]
+        waste = waste[waste["layout"].eq(layout)]
         if block_size is not None:
             waste = waste[waste["block_size"].eq(block_size)]
         return _rows(_means(waste.merge(self._cells, on="cell_id", suffixes=("", "_of_cell")), by, "median"))

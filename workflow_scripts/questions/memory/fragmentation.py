@@ -9,17 +9,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.engines.registry import get_engine
-from workflow_scripts.engines.vllm.knobs import VllmKnobs
+from workflow_scripts.engines.vllm.kv_groups import kept_tokens, layers_with_memory
 from workflow_scripts.physics import formulas
-from workflow_scripts.physics.model_facts import ModelFacts
-from workflow_scripts.questions.memory.layer_memory import (
-    POOL,
-    block_in_tokens,
-    held_by_layout,
-    keeps_every_token,
-    kinds_of_layers,
-)
 from workflow_scripts.statistics.start_spread import FloatArray
 from workflow_scripts.statistics.summary import as_applied, dtypes, numbers, usable_blocks
 from workflow_scripts.tables.measurements import MEASURED
@@ -28,17 +19,16 @@ from workflow_scripts.tables.request_lives import TIMES, Texts, by_repeat, paged
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, declared, table_schema
 
-PREDICTED = "predicted"
+POOL, PREDICTED = "paged", "predicted"
 WHATIF_BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
 
 SCHEMA = table_schema(
     "fragmentation",
     "Share of the reserved KV memory that held no token. One row per repeat and layout, and per "
-    "what-if block size ([how](fragmentation.md)).",
+    "what-if block size ([how](fragmentation.md)). Models with windows or states in some layers have no rows.",
     TEXT("cell_id", "as in `cells`"),
     INTEGER("start repeat", "as in `repeats`"),
     TEXT("layout", "`paged`, `block_size_whatif`, `contiguous_max_model_len`, ..."),
-    TEXT("layer_kind", "kind of layers, e.g. `window of 128`; null: all layers"),
     INTEGER("block_size", "null for layouts without blocks"),
     NUMBER("sequences_live_mean", "mean over time"),
     NUMBER(
@@ -57,7 +47,7 @@ OF_REQUEST = (*REPEAT, "request_id", "prompt_tokens", "output_tokens", "cached_p
 
 OF_REPEAT = (
     *("workload", "engine", "model", "dtype", "kv_cache_dtype", "block_size_effective", "max_model_len_effective"),
-    *("max_num_batched_tokens_effective", "batch_size", "engine_slots_held_mean", "engine_blocks_held_mean"),
+    *("max_num_batched_tokens_effective", "batch_size", "engine_slots_held_mean"),
 )
 
 
@@ -85,7 +75,6 @@ def timeline(
     of_repeat = cells.assign(
         batch_size=cells["max_num_seqs_effective"].fillna(cells["max_concurrency_allowed"]),
         engine_slots_held_mean=cells["kv_cache_usage_mean"] * tokens,
-        engine_blocks_held_mean=cells["kv_cache_usage_mean"] * blocks,
         dtype=dtypes(cells),
         kv_cache_dtype=as_applied(cells, "kv_cache_dtype"),
     )[[*REPEAT, *OF_REPEAT]]
@@ -125,35 +114,18 @@ def _held_over_steps(t: pd.DataFrame) -> FloatArray:
 
 
 def layouts(t: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Rows of the table for the requests of `timeline`, in each layout."""
-    for names, part in t.groupby(["engine", "model", "dtype", "kv_cache_dtype"], sort=False):
-        engine, model, dtype, kv_cache_dtype = map(str, names)
-        facts = known_facts(model, dtype)
-        if facts is None or keeps_every_token(facts):
+    """Rows of the table for the requests of `timeline`, in each layout. A model that does not keep all tokens in all
+    layers has none."""
+    for (model, dtype), part in t.groupby(["model", "dtype"], sort=False):
+        facts = known_facts(str(model), str(dtype))
+        if facts is None or all(kept_tokens(mixer)[0] is None for mixer, _ in layers_with_memory(facts.stack)):
             yield from _of_tokens(part)
-        # How other engines share memory among kinds of layers is not known.
-        elif issubclass(get_engine(engine).knobs, VllmKnobs) and kinds_of_layers(facts):
-            yield from _of_layers(part, facts, kv_cache_dtype)
-
-
-def _of_layers(t: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> Iterator[pd.DataFrame]:
-    """Rows of a model with layers of several kinds."""
-    rows = _repeats(t)
-    block_size = rows["block_size_effective"]
-    of_block = block_in_tokens(facts, kv_cache_dtype, numbers(block_size))
-    rows["engine_slots_held_mean"] = rows["engine_blocks_held_mean"] * of_block
-    totals: dict[str, pd.DataFrame] = {}
-    for layout, kind, held in held_by_layout(t, facts, kv_cache_dtype):
-        totals[layout] = totals[layout] + held if layout in totals else held
-        yield _means(layout, rows, held).assign(layer_kind=kind, engine_slots_held_mean=np.nan)
-    for layout, held in totals.items():
-        yield _means(layout, rows, held).assign(block_size=block_size if layout == POOL else np.nan)
 
 
 def _repeats(t: pd.DataFrame) -> pd.DataFrame:
     """One row per repeat, with the lives of its requests (`live_s`) and the time from first to last (`span_s`)."""
     by_row = t.groupby("row")
-    rows = by_row[[*REPEAT, "block_size_effective", "engine_slots_held_mean", "engine_blocks_held_mean"]].first()
+    rows = by_row[[*REPEAT, "block_size_effective", "engine_slots_held_mean"]].first()
     rows["live_s"] = by_row["live_s"].sum()
     rows["span_s"] = by_row["last_token_s"].max() - by_row["scheduled_s"].min()
     return rows
@@ -181,7 +153,7 @@ def _means(
     computed_from: str = "timeline",
 ) -> pd.DataFrame:
     t = rows.join(held)
-    # The engine's own gauge, and its layout, are those of the pool.
+    # The engine's own gauge is that of the pool.
     table = t.assign(
         layout=layout,
         engine_slots_held_mean=t["engine_slots_held_mean"] if layout == POOL else np.nan,

@@ -1,13 +1,10 @@
 """Throughput and KV memory by the size of a KV block: capacity as predicted and as the engines had it, and waste."""
 
 from collections.abc import Iterator, Mapping
-from textwrap import shorten
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.common.columns import unit_of
 from workflow_scripts.common.wording import number, plural
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.page.answers import Answer, is_hollow, setting_answer, upwards
@@ -25,31 +22,10 @@ from workflow_scripts.tables.results import MissingError, Tables, medians_by_cel
 KNOB = "block_size"
 # A smaller error of a KV cache prediction may come from other data in the device's memory.
 WITHIN_PCT = 1.0
-# Of the reason why a block size could not run.
-MOST_LETTERS = 100
-# What prediction and engine disagree on, with columns of the table; bytes are also in GiB.
-_DISAGREES: Mapping[str, str] = {
-    "ran": "It ran, although it was predicted to be infeasible: {predicted_infeasible}.",
-    "refused": "The engine refused what was predicted to run.",
-    "block_size": "The engine used blocks of {observed_block_size:g} tokens, not of {predicted_block_size:g}.",
-    "kv_cache_tokens": "Predicted: {predicted_kv_cache_tokens:,.0f} tokens, observed: {observed_kv_cache_tokens:,.0f}.",
-    "num_blocks": "Predicted: {predicted_num_blocks:,.0f} blocks, observed: {observed_num_blocks:,.0f}.",
-    "dtype": "The prediction is for {predicted_dtype}, the model ran in {dtype}.",
-    "version": "The prediction is for vLLM {predicted_for_version}, this is {engine_version}.",
-    "device_memory": "The blocks at several utilizations imply a device of {implied_memory_gib:.2f} GiB, not of "
-    "{predicted_device_memory_gib:.2f} GiB.",
-    "overhead": "The blocks at several utilizations imply {implied_overhead_gib:.2f} GiB of weights and overhead, not "
-    "{predicted_overhead_gib:.2f} GiB.",
-    "log": "The log contradicts itself: {observed_kv_cache_gib:.2f} GiB hold {recomputed_kv_cache_tokens:,.0f} tokens, "
-    "but it says {observed_kv_cache_tokens:,.0f}.",
-}
-MOST_SENTENCES = 6
 LAYOUTS: Mapping[str, str] = {
     "contiguous_max_model_len": "contiguous, max-model-len",
     "contiguous_request_length": "contiguous, own length",
     "padded_batch": "padded static batch",
-    "paged_own_pages": "paged, pages of each layer's own",
-    "paged_every_token": "paged, every layer keeps all",
     "hf_dynamic_cache": "HF dynamic cache",
     "hf_static_cache": "HF static cache",
 }
@@ -116,54 +92,6 @@ def sentence(report: Report) -> str:
     return f"Large blocks leave {last['value']:.0f} % of held slots empty, small ones {first['value']:.0f} %."
 
 
-def refused(report: Report) -> Iterator[Block]:
-    for gpu in report.tables.devices:
-        if words := _refused(report, gpu):
-            yield Text(f"{gpu}{words}.")
-
-
-def _refused(report: Report, gpu: str) -> str:
-    """The block sizes with which no cell of a device could run, with the predicted reason or the beginning of the
-    engine's."""
-    if "knob_block_size" not in report.grid:
-        return ""
-    sized = report.grid[report.grid["gpu"] == gpu].groupby("knob_block_size")
-    columns = ["cell_id", "predicted_infeasible"]
-    foreseen = report.tables.get("memory", *columns)[columns].dropna()
-    plain = foreseen.drop_duplicates("cell_id").set_index("cell_id")["predicted_infeasible"]
-    return "".join(
-        f"; {setting_phrase('block_size', size)} could not run: "
-        + plain.get(
-            cells["cell_id"].iloc[0],
-            shorten(cells["reason"].iloc[0].partition("(")[0], MOST_LETTERS, placeholder=" ..."),
-        )
-        for size, cells in sized
-        if cells["outcome"].eq("infeasible").all()
-    )
-
-
-def _of_all_layers(waste: pd.DataFrame) -> pd.DataFrame:
-    """The rows that count all layers together, not those of one kind of layer."""
-    return waste[waste["layer_kind"].isna()]
-
-
-BY_KIND_OF_LAYER = TablePart(
-    "fragmentation",
-    {
-        "cell_id": "Cell",
-        "layer_kind": "Layers",
-        "layout": "Layout",
-        "tokens_held_mean": "Tokens needed",
-        "slots_held_mean": "Slots held",
-        "waste_pct": "",
-        "source": "Source",
-    },
-    "Waste by kind of layer, in tokens of all layers, medians over repeats",
-    lambda waste: medians_by_cell(waste[waste["layer_kind"].notna()], "layout", "layer_kind"),
-    optional=True,  # for models that have several
-)
-
-
 def prediction_errors(report: Report) -> Iterator[Block]:
     names = ["observed_kv_cache_tokens", "observed_max_concurrency"]
     rows = report.tables.need("memory")
@@ -197,18 +125,6 @@ def prediction_errors(report: Report) -> Iterator[Block]:
     yield Text(sentence)
 
 
-def why_predictions_missed(report: Report) -> Iterator[Block]:
-    rows = report.tables.need("memory")
-    # Cells that differ only in knobs without effect on the cache have the same sentences.
-    first: dict[str, dict[str, Any]] = {}
-    for row in records(rows[rows["disagrees"].notna()]):
-        gib = {of.replace("_bytes", "_gib"): row[of] * unit_of(of)[1] for of in row if of.endswith("_bytes")}
-        words = " ".join(_DISAGREES[code] for code in row["disagrees"].split(",")).format(**row, **gib)
-        first.setdefault(words, row)
-    for words, row in list(first.items())[:MOST_SENTENCES]:
-        yield Text(f"{report.names.get(row['cell_id'], row['cell_id'])}: {words}")
-
-
 CAPACITY = TablePart(
     "memory",
     {
@@ -222,6 +138,7 @@ CAPACITY = TablePart(
         "observed_max_concurrency": "Requests of full length",
         "predicted_max_concurrency": "Requests of full length, predicted",
         "predicted_infeasible": "Predicted to be refused",
+        "disagrees": "Differs in",
     },
     "Capacity of the KV cache, as the engine had it and as predicted",
     note="Of the first start of each cell. Tokens and requests are those of all blocks, of which vLLM keeps one to "
@@ -255,7 +172,7 @@ SUBJECT = Subject(
     sentence=sentence,
     figures=[block_size],
     answers=answers,
-    why=[refused, prediction_errors, why_predictions_missed],
+    why=[prediction_errors],
     tables=[
         four_metrics(KNOB),
         compared("knob", KNOB),
@@ -271,11 +188,8 @@ SUBJECT = Subject(
                 "source": "Source",
             },
             "Waste in the engines' actual layouts, medians over repeats",
-            lambda waste: medians_by_cell(_of_all_layers(waste[waste["source"] == "measured"]), "layout").replace(
-                LAYOUTS
-            ),
+            lambda waste: medians_by_cell(waste[waste["source"] == "measured"], "layout").replace(LAYOUTS),
         ),
-        BY_KIND_OF_LAYER,
         CAPACITY,
         RESERVED,
         claims_on("block-size"),
