@@ -2,12 +2,13 @@
 
     kvsweep check-engines --study config/studies/paged_attention.yaml
 
-Needs no GPU, weights or network. Each distinct setting goes through vLLM's own argument parser and config classes, with
-the model's configuration from config/models/; other engines say what they refuse when they start. Before that, the
-installed versions are compared with those that the pipeline can measure. It takes about 15 s for each kind of device
-and environment, nearly all of it for imports, so only this command does it, not a dry run. It prints one
-line per fault: sweep, settings, and the reason in vLLM's words. A cell predicted to end as `infeasible` is a result,
-not a fault; it is listed as a note. Cells in another environment are checked by its own Python, if it is installed.
+Needs no GPU, weights or network. Each distinct setting goes through vLLM's own argument parser and, if this host has a
+device of that kind, its config classes, with the model's configuration from config/models/; other engines say what they
+refuse when they start. Before that, the installed versions are compared with those that the pipeline can measure. It
+takes about 15 s for each environment, nearly all of it for imports, so only this command does it, not a dry run. It
+prints one line per fault: sweep, settings, and the reason in vLLM's words. A cell predicted to end as `infeasible` is a
+result, not a fault; it is listed as a note. Cells in another environment are checked by its own Python, if it is
+installed.
 """
 
 import importlib.util

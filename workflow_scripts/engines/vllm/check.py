@@ -1,46 +1,24 @@
-"""What vLLM itself says about settings, on a machine without their GPU: its argument parser and its config classes.
+"""What vLLM itself says about settings, without running them: its argument parser and its config classes.
 
-Only configurations are built, as at a start; there are no weights, no kernels and no device. For a CUDA device vLLM
-sees a fake one: a platform with the memory and the compute capability from the catalogue, and empty modules for the
-compiled extensions that a CPU build of vLLM lacks. What kernels accept (block sizes, attention backends on this exact
-GPU) is decided later in a start and not checked here; a cell that a kernel refuses ends as `infeasible`.
+Every setting goes through the parser. Those of a device of the kind that this vLLM is built for, and that this host
+has, also go through the config classes, as at a start; there are no weights and no kernels. What is decided later in a
+start is not checked here; a cell that is refused then ends as `infeasible`.
 """
 
 import multiprocessing
 import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 from pydantic import ValidationError
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
-from workflow_scripts.common.files import read_json
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.vllm import versions as vllm_versions
 from workflow_scripts.engines.vllm.knobs import VllmKnobs, command_line
 
-_EXTENSIONS = ("vllm._C_stable_libtorch", "vllm.vllm_flash_attn")
-# Functions of the extensions that quantization modules call while they are imported.
-_QUESTIONS = (
-    "cutlass_scaled_mm_supports_fp4",
-    "cutlass_scaled_mm_supports_fp8",
-    "cutlass_scaled_mm_supports_block_fp8",
-    "cutlass_group_gemm_supported",
-)
-# Operators that modules of compilation passes use by name while they are imported. vLLM's CPU build has them; its CUDA
-# build has them in an extension that cannot be loaded without NVIDIA's driver.
-_OPERATORS = (
-    *("dynamic_per_token_scaled_fp8_quant", "dynamic_scaled_fp8_quant", "fused_add_rms_norm"),
-    *("fused_add_rms_norm_static_fp8_quant", "fused_qk_norm_rope", "rms_norm"),
-    *("rms_norm_dynamic_per_token_quant", "rms_norm_static_fp8_quant", "rotary_embedding", "silu_and_mul"),
-    *("silu_and_mul_per_block_quant", "silu_and_mul_quant", "static_scaled_fp8_quant"),
-)
 # vLLM's words if the module of a model cannot be imported, for example because the CPU environment has no torchvision.
 _NOT_LOADED = "failed to be inspected"
 _ENVIRONMENT = {
@@ -74,30 +52,28 @@ class Fault:
 
 
 def vllm_faults(settings: Sequence[Setting]) -> list[Fault | None]:
-    """The fault of each setting that vLLM refuses, else None, in the order of `settings`. vLLM keeps one platform for
-    the life of a process, so each kind of device is checked in its own process."""
-    on_cuda = [setting.gpu.kind == "cuda" for setting in settings]
-    faults = {}
-    for kind in set(on_cuda):
-        of_kind = [setting for setting, cuda in zip(settings, on_cuda, strict=True) if cuda == kind]
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            faults[kind] = iter(process.submit(_faults_of_one_platform, of_kind).result())
-    return [next(faults[kind]) for kind in on_cuda]
+    """The fault of each setting that vLLM refuses, else None, in the order of `settings`. vLLM is asked in a process of
+    its own, which prints nothing."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(_faults, settings).result()
 
 
-def _faults_of_one_platform(settings: Sequence[Setting]) -> list[Fault | None]:
+def _faults(settings: Sequence[Setting]) -> list[Fault | None]:
     os.environ |= _ENVIRONMENT
     quiet = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # anything that libraries print while they are imported
         os.dup2(quiet, stream)
-    choose_gpu = _use_fake_platform(settings[0].gpu)
+    import torch
+
+    if not torch.cuda.is_available():  # a build for GPUs would look for one
+        os.environ["VLLM_TARGET_DEVICE"] = "cpu"
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
 
     parser = EngineArgs.add_cli_args(vllm_versions.argument_parser())
 
     def refusal(setting: Setting, knobs: VllmKnobs) -> str | None:
-        choose_gpu(setting.gpu)
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
         os.environ |= knobs.environment()
         model = {"model": str(setting.model_dir), "load_format": "dummy", "dtype": setting.dtype}
@@ -105,7 +81,8 @@ def _faults_of_one_platform(settings: Sequence[Setting]) -> list[Fault | None]:
         usage = UsageContext.OPENAI_API_SERVER if setting.serves else UsageContext.LLM_CLASS
         try:
             args = EngineArgs.from_cli_args(parser.parse_args(command_line(model | arguments)))
-            args.create_engine_config(usage)
+            if current_platform.device_type == setting.gpu.engine_kind:
+                args.create_engine_config(usage)
         except (Exception, SystemExit) as e:
             return _words(e)
         return None
@@ -114,32 +91,14 @@ def _faults_of_one_platform(settings: Sequence[Setting]) -> list[Fault | None]:
         # A server has further knobs besides vLLM's arguments.
         values = setting.knobs.set_values()
         asked = VllmKnobs.model_validate({name: values[name] for name in VllmKnobs.model_fields if name in values})
-        arguments = asked.engine_arguments()
         try:
-            vllm_versions.check_arguments(arguments)
+            vllm_versions.check_arguments(asked.engine_arguments())
         except ValueError as e:
             return Fault(str(e), lacks=True)
         words = refusal(setting, asked)
-        if words is None:
-            return None
-        if _NOT_LOADED in words:
-            return Fault(_why_not_loaded(setting.model_dir), only_here=True)
-        return Fault(words)
+        return None if words is None else Fault(words, only_here=_NOT_LOADED in words)
 
     return [fault(setting) for setting in settings]
-
-
-@cache  # a second import of a module that failed says something else
-def _why_not_loaded(model_dir: Path) -> str:
-    """What an import of the model's code says, which vLLM only logs."""
-    from vllm.model_executor.models.registry import ModelRegistry
-
-    for name in read_json(model_dir / "config.json")["architectures"]:
-        try:
-            ModelRegistry.models[name].load_model_cls()
-        except Exception as e:
-            return f"{name}: {_words(e)}"
-    return "its code could not be loaded in a process of its own"
 
 
 def _words(error: BaseException) -> str:
@@ -151,66 +110,3 @@ def _words(error: BaseException) -> str:
         return " ".join("; ".join(faults).split())
     name = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
     return f"{name}{' '.join(str(error).split())}"
-
-
-def _use_fake_platform(gpu: Gpu) -> Callable[[Gpu], None]:
-    """Put vLLM, not yet imported, on a platform of the device's kind; the returned function changes the device."""
-    if gpu.kind != "cuda":
-        os.environ["VLLM_TARGET_DEVICE"] = "cpu"  # a build for GPUs would look for one
-        return lambda gpu: None
-    for extension in _EXTENSIONS:
-        sys.modules[extension] = _Absent(extension)
-    import torch
-    import vllm.platforms
-    from vllm.platforms.cuda import CudaPlatformBase
-    from vllm.platforms.interface import DeviceCapability
-
-    class CatalogueGpu(CudaPlatformBase):  # type: ignore[misc]  # vLLM has no types
-        gpu: Gpu
-
-        @classmethod
-        def get_device_capability(cls, device_id: int = 0) -> Any:
-            major, _, minor = str(cls.gpu.compute_capability).partition(".")
-            return DeviceCapability(int(major), int(minor))
-
-        @classmethod
-        def get_device_name(cls, device_id: int = 0) -> str:
-            return cls.gpu.title
-
-        @classmethod
-        def get_device_total_memory(cls, device_id: int = 0) -> int:
-            return int(cls.gpu.usable_memory_bytes or cls.gpu.memory_bytes or 0)
-
-        @classmethod
-        def device_count(cls) -> int:
-            return 1024  # the site decides how many a node has
-
-        @classmethod
-        def is_fully_connected(cls, device_ids: list[int]) -> bool:
-            return True
-
-        @classmethod
-        def is_integrated_gpu(cls, device_id: int = 0) -> bool:
-            return False
-
-    CatalogueGpu.gpu = gpu
-    for question in _QUESTIONS:
-        setattr(torch.ops._C, question, lambda capability: capability >= 90)
-    for operator in _OPERATORS:
-        if not hasattr(torch.ops._C, operator):
-            setattr(torch.ops._C, operator, _Absent(operator))
-    vllm.platforms._current_platform = CatalogueGpu()
-
-    def choose(gpu: Gpu) -> None:
-        CatalogueGpu.gpu = gpu
-
-    return choose
-
-
-class _Absent(ModuleType):
-    """Replaces a compiled module, so that modules that import it can be imported; nothing in it is ever called."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return None
