@@ -4,11 +4,9 @@ The encoder counts as parameters that decoding never reads. `dense_families` and
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from workflow_scripts.physics.config_values import ConfigValues
 from workflow_scripts.physics.dense_families import (
-    DENSE,
     FULL,
     Fields,
     Reader,
@@ -18,7 +16,7 @@ from workflow_scripts.physics.dense_families import (
     gemma3_text,
     mlp_of,
 )
-from workflow_scripts.physics.expert_families import EXPERTS, experts_of, latent_experts
+from workflow_scripts.physics.expert_families import EXPERTS, experts_of
 from workflow_scripts.physics.layers import MAMBA_2, FeedForward, Layer, Mixer, Mlp, State
 
 LINEAR = "linear_attention"
@@ -111,20 +109,6 @@ def _falcon_h1(c: ConfigValues) -> Fields:
     return decoder(c, [layer] * c.size("num_hidden_layers"))
 
 
-def _granite_hybrid(c: ConfigValues) -> Fields:
-    hidden, layers = c.size("hidden_size"), c.size("num_hidden_layers")
-    kinds = _kinds(c, "layer_types", "layers_block_type") or [LINEAR] * layers
-    if len(kinds) != layers or set(kinds) - {FULL, LINEAR}:
-        raise c.fault(f"layer_types must name mamba or attention for each of {layers} layers")
-    blocks: list[FeedForward] = [Mlp(c.size("shared_intermediate_size"))]
-    if c.size("num_local_experts", 8, least=0):
-        blocks.append(experts_of(c, "num_local_experts", "intermediate_size", default=8))
-    mixer_of: dict[str, Mixer] = {FULL: attention_of(c, **biases(c))}
-    if LINEAR in kinds:
-        mixer_of[LINEAR] = _mamba2(c, c.size("mamba_expand", 2) * hidden)
-    return decoder(c, [Layer((mixer_of[kind],), tuple(blocks), 2 * hidden) for kind in kinds])
-
-
 def _delta_net(c: ConfigValues) -> State:
     """A gated delta net (Yang et al., 2024)."""
     key_heads, value_heads = c.size("linear_num_key_heads"), c.size("linear_num_value_heads")
@@ -168,39 +152,10 @@ def _qwen_hybrid(c: ConfigValues) -> Fields:
     return decoder(c, [Layer((mixer_of[kind],), blocks(i), 2 * hidden) for i, kind in enumerate(kinds)])
 
 
-def _kimi_linear(c: ConfigValues) -> Fields:
-    """Kimi Linear (2025): mostly delta nets with a decay per channel, and latent attention."""
-    named = {"num_experts_per_tok": "num_experts_per_token", "n_shared_experts": "num_shared_experts"}
-    c = c.with_usual_keys(named | {"n_routed_experts": "num_experts", "max_position_embeddings": "model_max_length"})
-    layers, own = c.size("num_hidden_layers"), c.part("linear_attn_config")
-    full = own.numbers("full_attn_layers")
-    if sorted([*full, *own.numbers("kda_layers")]) != list(range(1, layers + 1)):
-        raise c.fault(f"linear_attn_config must name each of layers 1 to {layers} in full_attn_layers or kda_layers")
-    heads, head_dim = own.size("num_heads"), own.size("head_dim")
-    kernel, inner = own.size("short_conv_kernel_size", 4), heads * head_dim
-    state = State(
-        "delta net with a decay per channel",
-        heads,
-        width=3 * inner,
-        kernel=kernel,
-        rows=inner,
-        columns=head_dim,
-        matrix_widths=(3 * inner, heads, 2 * head_dim),
-        inner_matrices=(head_dim * inner, head_dim * inner),
-        vector_parameters=3 * inner * kernel + inner + heads + head_dim,
-        recurrent_dtype="float32",
-    )
-    fields = latent_experts(c)
-    stack = [layer if i + 1 in full else replace(layer, mixers=(state,)) for i, layer in enumerate(fields["stack"])]
-    return fields | {"stack": tuple(stack)}
-
-
 HYBRIDS: dict[str, Reader] = {
     "nemotron_h": _nemotron_h,
     "falcon_h1": _falcon_h1,
-    "granitemoehybrid": _granite_hybrid,
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _qwen_hybrid),
-    "kimi_linear": _kimi_linear,
 }
 
 # Defaults of transformers, which published configs of Gemma 3 leave out.
@@ -233,18 +188,6 @@ def _gemma3(c: ConfigValues) -> Fields:
     return fields | {"tied_embeddings": c.flag("tie_word_embeddings", True), "encoder_parameters": encoder}
 
 
-def _llama4(c: ConfigValues) -> Fields:
-    fields, v = EXPERTS["llama4_text"](c.part("text_config")), c.part("vision_config")
-    hidden, patch, out = v.size("hidden_size"), v.size("patch_size"), v.size("projector_output_dim")
-    patches = (v.size("image_size") // patch) ** 2 + 1
-    layers = v.size("num_hidden_layers") * _encoder_layer(hidden, v.size("intermediate_size"))
-    embeddings = 3 * patch * patch * hidden + hidden + patches * hidden + 4 * hidden
-    adapter = v.size("intermediate_size") * v.size("projector_input_dim") + out * out
-    return fields | {
-        "encoder_parameters": layers + embeddings + adapter + v.size("vision_output_dim") * fields["hidden"]
-    }
-
-
 def _qwen_pictures(text: Reader) -> Reader:
     def read(c: ConfigValues) -> Fields:
         fields, v = text(c.part("text_config")), c.part("vision_config")
@@ -253,9 +196,8 @@ def _qwen_pictures(text: Reader) -> Reader:
         embeddings = _with_biases((patch, hidden)) + v.size("num_position_embeddings") * hidden
         merged = hidden * v.size("spatial_merge_size", 2) ** 2
         merger = _with_biases((merged, merged), (merged, out))
-        deeper = len(v.get("deepstack_visual_indexes", [])) * (merger + 2 * merged)
         layers = v.size("depth") * _encoder_layer(hidden, v.size("intermediate_size"))
-        encoder = layers + embeddings + merger + 2 * hidden + deeper
+        encoder = layers + embeddings + merger + 2 * hidden
         return fields | {"tied_embeddings": c.flag("tie_word_embeddings", False), "encoder_parameters": encoder}
 
     return read
@@ -279,46 +221,9 @@ def _gemma4(c: ConfigValues) -> Fields:
     return fields | {"tied_embeddings": c.flag("tie_word_embeddings", True), "encoder_parameters": encoder}
 
 
-def _mistral3(c: ConfigValues) -> Fields:
-    fields, v = DENSE["mistral"](c.part("text_config")), c.part("vision_config")
-    hidden, out = v.size("hidden_size"), fields["hidden"]
-    layer = 4 * hidden**2 + 3 * hidden * v.size("intermediate_size") + 2 * hidden
-    merger = c.size("spatial_merge_size", 2) ** 2 * hidden**2 + hidden
-    encoder = v.size("num_hidden_layers") * layer + 3 * v.size("patch_size") ** 2 * hidden + hidden
-    projector = merger + hidden * out + out**2
-    # Published checkpoints have an output matrix, and no config that says so.
-    tied = c.flag("tie_word_embeddings", fields.get("tied_embeddings", False))
-    return fields | {"tied_embeddings": tied, "encoder_parameters": encoder + projector}
-
-
-# The tower of Kimi-K2.5, for configs that leave parts of it out.
-_KIMI_VISION = {
-    **{"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "patch_size": 14},
-    **{"pos_emb_height": 64, "pos_emb_width": 64},
-}
-
-
-def _kimi_k25(c: ConfigValues) -> Fields:
-    fields = EXPERTS["kimi_k2"](ConfigValues({**c.part("text_config").given(), "model_type": "kimi_k2"}))
-    given = c.part("vision_config").given() if c.get("vision_config") else {}
-    # Remote code names the sizes of the tower with a prefix.
-    v = ConfigValues({**_KIMI_VISION, **{key.removeprefix("vt_"): value for key, value in given.items()}})
-    hidden, positions = v.size("hidden_size"), v.size("pos_emb_height") * v.size("pos_emb_width")
-    merged = 4 * hidden
-    projector = _with_biases((merged, merged), (merged, fields["hidden"])) + 2 * hidden
-    layers = v.size("num_hidden_layers") * _encoder_layer(hidden, v.size("intermediate_size"))
-    embeddings = _with_biases((3 * v.size("patch_size") ** 2, hidden)) + positions * hidden
-    return fields | {"encoder_parameters": layers + embeddings + 2 * hidden + projector}
-
-
 PICTURES: dict[str, Reader] = {
     "gemma3": _gemma3,
     "gemma4": _gemma4,
-    "mistral3": _mistral3,
-    "llama4": _llama4,
-    "kimi_k25": _kimi_k25,
-    "qwen3_vl": _qwen_pictures(DENSE["qwen3"]),
-    "qwen3_vl_moe": _qwen_pictures(EXPERTS["qwen3_moe"]),
     "qwen3_5": _qwen_pictures(HYBRIDS["qwen3_5_text"]),
     "qwen3_5_moe": _qwen_pictures(HYBRIDS["qwen3_5_moe_text"]),
 }

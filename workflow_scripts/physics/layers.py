@@ -162,8 +162,7 @@ class State:
     `rows`, `columns`: of the recurrent state, with `rows` split over ranks.
     `shared_width`: of `width`, channels of groups (B and C of a state space). `groups`: how many groups.
     `matrix_widths`: outputs of the matrices on the hidden state; the one that leads back has `rows` inputs.
-    `heads`: divided among the ranks. `inner_matrices`: parameters of matrices inside. `recurrent_dtype`: of the
-    recurrent state; None is the model's.
+    `heads`: divided among the ranks. `recurrent_dtype`: of the recurrent state; None is the model's.
     """
 
     kind: str
@@ -174,7 +173,6 @@ class State:
     columns: int
     matrix_widths: tuple[int, ...]
     vector_parameters: int
-    inner_matrices: tuple[int, ...] = ()
     groups: int = 1
     shared_width: int = 0
     recurrent_dtype: str | None = None
@@ -196,7 +194,7 @@ class State:
         return 4 * self.rows * self.columns
 
     def matrices(self, hidden: int, tensor: int = 1) -> tuple[Matrix, ...]:
-        sizes = [hidden * width for width in self.matrix_widths] + [*self.inner_matrices, self.rows * hidden]
+        sizes = [*(hidden * width for width in self.matrix_widths), self.rows * hidden]
         return tuple(Matrix.whole("state", size // tensor) for size in sizes)
 
     def vectors(self, hidden: int) -> int:
