@@ -48,12 +48,9 @@ def draw_figures(tables: Tables, out: Path) -> dict[str, dict[str, Any]]:
 
 def write_tables(tables: Tables, out: Path) -> None:
     """Write the summary tables of each knob as a page of Markdown."""
-    for knob, summaries in knob_tables(tables):
-        pages = [
-            "\n".join([f"## {table.caption}", "", table.note, "", *rows_of(table.headings, table.rows, table.numeric)])
-            for table in summaries
-        ]
-        write_text(out / f"by_{knob}.md", "\n\n".join(pages) + "\n")
+    for knob, table in knob_tables(tables):
+        rows = rows_of(table.headings, table.rows, table.numeric)
+        write_text(out / f"by_{knob}.md", "\n".join([f"## {table.caption}", "", table.note, "", *rows, ""]))
 
 
 @command(

@@ -7,12 +7,10 @@ Without a name, of all tables, as Markdown. `kvsweep columns --write-index` writ
 
 import re
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pandera.pandas as pa
 
-from workflow_scripts.common.columns import COLUMNS
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
@@ -37,12 +35,6 @@ there, unless described otherwise: `{x}_low` and `{x}_high`, the 95 % interval o
 """
 
 
-SHOWN = """## How columns are shown
-
-The page, its figures and the comparisons show these columns under one name, in one unit:
-"""
-
-
 def schemas() -> list[pa.DataFrameSchema]:
     """The schemas of all tables, in the order in which they are made."""
     return [schema for maker in makers() for schema in maker.schemas]
@@ -61,23 +53,6 @@ def meanings(table: str) -> dict[str, str]:
     return {column: meaning(table, column) for column in by_table[table]}
 
 
-def documentation() -> str:
-    tables = schemas()
-    # A column with its meaning, and the first table that has it.
-    first = {column: schema.name for schema in reversed(tables) for column in _columns(schema)}
-    return "\n".join([HEAD, *(_section(schema, first) for schema in tables), SHOWN, *_shown()])
-
-
-def _shown() -> Iterator[str]:
-    better = {True: ", more is better", False: ", less is better", None: ""}
-    kinds: dict[str, list[str]] = {}
-    for column in COLUMNS.values():
-        kind = f"{column.unit or 'without a unit'}{better[column.more]}"
-        kinds.setdefault(kind, []).append(f"`{column.name}` ({column.label})")
-    yield from (f"- {kind}: {', '.join(names)}" for kind, names in kinds.items())
-    yield ""
-
-
 def _columns(schema: pa.DataFrameSchema) -> list[tuple[str, str]]:
     """The columns with their meanings, without the ends of intervals that `HEAD` explains."""
     meanings = {name: column.description for name, column in schema.columns.items()}
@@ -89,16 +64,11 @@ def _columns(schema: pa.DataFrameSchema) -> list[tuple[str, str]]:
     return [(name, meaning) for name, meaning in meanings.items() if not is_end(name, meaning)]
 
 
-def _section(schema: pa.DataFrameSchema, first: Mapping[tuple[str, str], str]) -> str:
-    own: dict[str, list[str]] = {}
-    elsewhere: dict[str, list[str]] = {}
+def _section(schema: pa.DataFrameSchema) -> str:
+    named: dict[str, list[str]] = {}
     for name, meaning in _columns(schema):
-        reference = re.fullmatch(r"as in `(\w+)`", meaning)
-        table = reference[1] if reference else first.get((name, meaning), schema.name)
-        columns = own.setdefault(meaning, []) if table == schema.name else elsewhere.setdefault(table, [])
-        columns.append(f"`{'knob_*' if name == KNOBS else name}`")
-    lines = [f"- {', '.join(names)}: {meaning}" for meaning, names in own.items()]
-    lines += [f"- as in [{table}](#{table}): {', '.join(names)}" for table, names in elsewhere.items()]
+        named.setdefault(meaning, []).append(f"`{'knob_*' if name == KNOBS else name}`")
+    lines = [f"- {', '.join(names)}: {meaning}" for meaning, names in named.items()]
     notes = schema.metadata["notes"]
     return "\n".join([f"## {schema.name}\n", f"{schema.description}\n", *lines, *([f"\n{notes}"] if notes else []), ""])
 
@@ -120,10 +90,8 @@ def main(args: Namespace) -> None:
     if args.write_index:
         return write_text(Path("docs/tables.md"), index())
     by_name = {schema.name: schema for schema in schemas()}
-    for name in args.table:
+    for name in args.table or by_name:
         if name not in by_name:
             raise InputError(f"there is no table {name!r}; {allowed_names(name, by_name)}")
-        print(_section(by_name[name], {}))
-    if not args.table:
-        print(documentation())
+        print(_section(by_name[name]))
     return None

@@ -3,19 +3,19 @@
 import pytest
 
 from tests.unit.present.conftest import changed, in_table, report_of
-from workflow_scripts.page.blocks import Fold, Table, shown
+from workflow_scripts.page.blocks import Table, shown
 from workflow_scripts.present import figures
 from workflow_scripts.questions.knobs import central_tables as module
 from workflow_scripts.questions.knobs.central_tables import central_tables, four_metrics, knob_tables
 from workflow_scripts.tables.measurements import write_measurements
 from workflow_scripts.tables.results import STEADY, MissingError
 
-RATES, TOTAL = range(2)
+SEQUENCES, SIZES, BATCHES = (f"Device / {words}" for words in ("max-num-seqs", "block size", "batch size"))
+OF_16 = {"Other settings": "block size 16"}
 
 
-@pytest.fixture
-def tables(report):
-    return dict(knob_tables(report.tables))
+def tables_of(report, *changes, **tables):
+    return dict(knob_tables((changed(report, *changes, **tables) if changes else report).tables))
 
 
 def rows(table: Table, **names: str) -> list[dict[str, str]]:
@@ -24,18 +24,13 @@ def rows(table: Table, **names: str) -> list[dict[str, str]]:
     return [row for row in found if all(row[name] == value for name, value in names.items())]
 
 
-def test_each_device_has_a_row_with_a_rate_and_its_interval_at_each_value(tables):
-    table = tables["max_num_seqs"][RATES]
-    assert table.headings == [
-        *("Device / max-num-seqs", "Other settings", "1", "4", "16", "64", "256", "Why there is no rate")
-    ]
-    assert "vllm, llama-3.1-8b-instruct, chat" in table.note
-    found = rows(table, **{"Other settings": "block size 16"})
-    assert [row["Device / max-num-seqs"] for row in found] == ["h200", "a100-sxm-80gb", "l40s"]
-    assert all("\u00a0to " in row["1"] for row in found)
+def test_each_device_has_a_row_with_a_rate_and_its_interval_at_each_value(report):
+    tables = tables_of(report)
+    found = [row for row in rows(tables["max_num_seqs"], **OF_16) if module.PUBLISHED not in row["Rate"]]
+    assert [row[SEQUENCES] for row in found] == ["h200", "a100-sxm-80gb", "l40s"]
+    assert all("\u00a0to " in row[value] for row in found for value in ("1", "4", "16", "64", "256"))
     # HuggingFace has its batches instead; it was not run on the A100.
-    batches = tables["batch_size"][RATES]
-    assert [row["Device / batch size"] for row in rows(batches)] == ["h200", "l40s"]
+    assert [row[BATCHES] for row in rows(tables["batch_size"])] == ["h200", "l40s"]
 
 
 def test_the_metrics_of_the_sources_stand_in_one_table_for_each_device_and_value(report):
@@ -49,38 +44,30 @@ def test_the_metrics_of_the_sources_stand_in_one_table_for_each_device_and_value
     assert {row["Outcome"] for row in rows(table, Device="a100-sxm-80gb", **{"block size": "8"})} == {"infeasible"}
 
 
-def test_what_was_refused_stays_with_its_reason_and_what_is_missing_is_predicted(report, tables, tmp_path):
-    all_sequences = {"Other settings": "at most 256 sequences"}
-    [of_a100] = rows(tables["block_size"][RATES], **{"Device / block size": "a100-sxm-80gb"}, **all_sequences)
-    assert (of_a100["8"], of_a100["64"]) == ("infeasible", "not run")
-    assert of_a100["Why there is no rate"].startswith("8: ValueError: block size 8 is refused")
-    [of_l40s] = rows(tables["block_size"][RATES], **{"Device / block size": "l40s"}, **all_sequences)
-    assert of_l40s["64"] == "timeout"
-    assert of_l40s["Why there is no rate"].endswith("64: not done after 1800 s")
+def test_what_has_no_rate_says_how_it_ended_and_what_is_missing_is_predicted(report, tmp_path):
     predictions = in_table(report, "predictions")
     lost = predictions["cell_id"].str.contains("a100") & predictions["cell_id"].str.contains("bs64-seqs256")
     predictions["predicted"] = predictions["predicted"].mask(lost, 1234.0)
-    predicted = dict(knob_tables(changed(report, tmp_path, predictions=predictions).tables))["block_size"][RATES]
-    [of_a100] = rows(predicted, **{"Device / block size": "a100-sxm-80gb"}, **all_sequences)
-    assert of_a100["64"] == "1,234 predicted"
+    table = tables_of(report, tmp_path, predictions=predictions)["block_size"]
+    all_sequences = {"Other settings": "at most 256 sequences"}
+    [of_a100] = rows(table, **{SIZES: "a100-sxm-80gb"}, **all_sequences)
+    [of_l40s] = rows(table, **{SIZES: "l40s"}, **all_sequences)
+    assert (of_a100["8"], of_a100["64"], of_l40s["64"]) == ("infeasible", "1,234 predicted", "timeout")
 
 
-def test_published_rates_have_rows_of_their_own_and_imported_ones_are_labelled(report, tables, tmp_path, cells):
-    found = rows(tables["max_num_seqs"][TOTAL], **{"Other settings": "block size 16"})
-    assert [row["Device / max-num-seqs"] for row in found] == [
-        "h200",
-        "NVIDIA H200 SXM (published by others, if up to 75 % are prompt tokens, or as many as it needs)",
-    ]
-    assert [row["Workload"] for row in found][1] == "the source's own"
-    low, high = (float(end.replace(",", "")) for end in found[1]["4"].split("\u00a0to "))
+def test_published_rates_have_rows_of_their_own_and_imported_ones_are_labelled(report, tmp_path, cells):
+    def published(table):
+        [row] = rows(table, Workload="the source's own", **OF_16)
+        return row["4"]
+
+    text = published(tables_of(report)["max_num_seqs"])
+    low, high = (float(end.replace(",", "")) for end in text.split("\u00a0to "))
     assert high == 2 * low  # 75 to 50 % are prompt tokens
     impossible = in_table(report, "predictions").assign(published_prompt_share=0.9)
-    other = dict(knob_tables(changed(report, tmp_path / "share", predictions=impossible).tables))
-    text = rows(other["max_num_seqs"][TOTAL], **{"Other settings": "block size 16"})[1]["4"]
+    text = published(tables_of(report, tmp_path / "share", predictions=impossible)["max_num_seqs"])
     assert text == f"at most {shown(0.2 * high)} (at least 90 %)"
-    imported = dict(knob_tables(changed(report, tmp_path, cells=cells.assign(source="imported")).tables))
-    devices = {row["Device / batch size"] for row in rows(imported["batch_size"][RATES])}
-    assert devices == {"h200 (imported)", "l40s (imported)"}
+    imported = tables_of(report, tmp_path, cells=cells.assign(source="imported"))
+    assert {row[BATCHES] for row in rows(imported["batch_size"])} == {"h200 (imported)", "l40s (imported)"}
 
 
 @pytest.mark.parametrize(
@@ -96,34 +83,28 @@ def test_the_fastest_is_marked_as_the_analysis_decides(report, tmp_path, fastest
     slower = compared["verdict"].notna() & ~both & (compared["value_a"].isin(best) | compared["value_b"].isin(best))
     compared["verdict"] = compared["verdict"].mask(slower, "changes")
     compared["ratio"] = compared["ratio"].mask(slower, compared["value_b"].isin(best).map({True: 2.0, False: 0.5}))
-    tables = dict(knob_tables(changed(report, tmp_path, comparisons=compared).tables))
-    names = {"Device / max-num-seqs": "h200", "Other settings": "block size 16"}
-    [row] = rows(tables["max_num_seqs"][RATES], **names)
+    row = rows(tables_of(report, tmp_path, comparisons=compared)["max_num_seqs"], **{SEQUENCES: "h200"}, **OF_16)[0]
     marks = (module.BEST, module.PERHAPS_BEST)
     marked = {value: mark for value, text in row.items() for mark in marks if f"\u00a0{mark} (" in text}
     assert marked == dict.fromkeys(fastest.split(", "), mark)
 
 
-def test_rows_that_are_compared_while_the_engine_is_full_have_a_table_of_their_own(report, tmp_path):
+def test_a_row_has_the_rate_by_which_its_cells_are_compared(report, tmp_path):
     rows_of = in_table(report, "comparisons")
     rows_of["metric"] = rows_of["metric"].mask(rows_of["gpu"].eq("h200") & rows_of["verdict"].notna(), STEADY)
-    whole, full, *_ = dict(knob_tables(changed(report, tmp_path, comparisons=rows_of).tables))["max_num_seqs"]
-    of_16 = [rows(table, **{"Other settings": "block size 16"}) for table in (whole, full)]
-    devices = [[row["Device / max-num-seqs"] for row in of_table] for of_table in of_16]
-    assert devices == [["a100-sxm-80gb", "l40s"], ["h200"]]
+    found = rows(tables_of(report, tmp_path, comparisons=rows_of)["max_num_seqs"], **OF_16)
+    full = {row[SEQUENCES] for row in found if "Steady" in row["Rate"]}
+    assert full == {"h200"}
 
 
 def test_they_are_shown_and_written_as_markdown_and_some_rows_of_a_large_study(report, tmp_path, monkeypatch):
-    assert [type(block) for block in central_tables(report)] == [Table, Fold, Table, Table]
+    assert [type(block) for block in central_tables(report)] == [Table, Table, Table]
     figures.write_tables(report.tables, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {f"by_{knob}.md" for knob in module.KNOBS}
-    heading, rule, *_, of_h200 = (tmp_path / "by_max_num_seqs.md").read_text(encoding="utf-8").splitlines()[4:10]
-    assert heading.startswith("| Device / max-num-seqs | Other settings | 1 | 4 |")
-    assert rule.startswith("| --- | --- | ---: | ---: |")
-    assert of_h200.startswith("| h200 | block size 16 | ")
+    assert "\n| h200 | " in (tmp_path / "by_max_num_seqs.md").read_text(encoding="utf-8")
     monkeypatch.setattr(module, "MOST_ROWS", 2)
-    table = dict(knob_tables(report.tables))["max_num_seqs"][RATES]
-    assert (len(table.rows), "2 of 12 rows" in table.note) == (2, True)
+    table = tables_of(report)["max_num_seqs"]
+    assert (len(table.rows), " rows; the list of cells" in table.note) == (2, True)
 
 
 def test_a_study_that_varies_no_such_knob_has_no_such_table(cells, tmp_path):

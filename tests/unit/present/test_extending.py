@@ -14,7 +14,7 @@ from workflow_scripts.present import page
 from workflow_scripts.present.figures import draw_figures
 from workflow_scripts.questions import all_tables
 from workflow_scripts.questions.sections import SECTIONS
-from workflow_scripts.questions.table_docs import documentation
+from workflow_scripts.questions.table_docs import index
 from workflow_scripts.tables import typed_tables as tables
 
 NAME = "workflow_scripts.questions.longest_waits.section"
@@ -61,4 +61,4 @@ def test_the_recipe_for_a_table_works(results, tmp_path, monkeypatch):
     folder = Path(shutil.copytree(results.root / "tables", tmp_path / "tables"))
     found = made(results.study, folder, "waits")
     assert found["longest_wait_s"].max() == tables.read_table(folder / "repeats.parquet")["ttft_s_p99"].max()
-    assert "## waits\n\nOne row per cell that was measured.\n" in documentation()
+    assert "## waits\n\nOne row per cell that was measured.\n" in index()

@@ -1,15 +1,13 @@
 """Summary tables: every device by each value of one knob, as papers print them."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from textwrap import shorten
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pandas as pd
 
-from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.catalog.published import PROMPT_SHARES
 from workflow_scripts.common.columns import column
-from workflow_scripts.page.blocks import UNKNOWN, Block, Fold, Table, outcome_words, shown, with_intervals
+from workflow_scripts.page.blocks import UNKNOWN, Block, Table, outcome_words, shown, table_of, with_intervals
 from workflow_scripts.page.report import CELL, MOST_ROWS, PLACE_HEADINGS, Report, Subject, TablePart
 from workflow_scripts.page.series import environments_in_words
 from workflow_scripts.physics.rate_ceiling import at_least
@@ -25,70 +23,49 @@ METRICS = {RATE: "tok/s (output)", "num_gpu_blocks": "GPU blocks", "waste_pct": 
 METRICS |= {"memory_used_bytes_max": "GPU memory"}
 TOK = "tok"  # the rate, whose heading has its unit already
 BEST, PERHAPS_BEST = "★", "☆"
-MEASURED = "and its 95 % interval"
-PUBLISHED = f"{column(RATE).axis} over whole repeats, beside published ones,"
-# Of a reason.
-MOST_LETTERS = 120
-SETTINGS, WHY = "Other settings", "Why there is no rate"
+PUBLISHED = f"published, if up to {100 * max(PROMPT_SHARES):g} % are prompt tokens, or as many as it needs"
+NOTE = (
+    "{few}{fixed}"
+    f"{BEST}: the fastest measured of the row, or one of several that are equally fast. {PERHAPS_BEST}: perhaps the "
+    "fastest; which one is not decided."
+)
+
+# Texts of rates by source, cell and measure.
+Texts = Mapping[tuple[str, str, str], str]
 
 
-class Line(NamedTuple):
-    """A row of a table: its names by heading, and its text at each value of the knob; `why` explains missing rates."""
-
-    names: Mapping[str, str]
-    values: Mapping[float, str]
-    why: str = ""
-
-
-def knob_tables(tables: Tables) -> Iterator[tuple[str, list[Table]]]:
-    """For each knob tables of rates and of published rates; the tables of rates come first: that over whole repeats and
-    that while the engine is full, each with the rows that are compared by it.
-
-    A row has all cells of a device and environment that differ only in the knob.
-    """
-    grid, rates = tables.cells, _rates(tables)
-    grid = grid.merge(tables.rows.drop_duplicates("cell_id")[["cell_id", RAN_IN]], on="cell_id")
-    for knob in KNOBS:
-        of_knob, name = f"knob_{knob}", knob_name(knob)
-        if of_knob not in grid:
-            continue
-        others = [other for other in tables.knobs if other != of_knob]
-        rows = grid.assign(x=grid[of_knob])
+def knob_tables(tables: Tables) -> Iterator[tuple[str, Table]]:
+    """A table of rates for each knob. A row has all cells of a device and environment that differ only in the knob, by
+    the rate by which they are compared; below it stands what others published."""
+    grid = tables.cells.merge(tables.rows.drop_duplicates("cell_id")[["cell_id", RAN_IN]], on="cell_id")
+    texts = _texts(tables)
+    for knob in (name for name in KNOBS if f"knob_{name}" in grid):
+        others = [name for name in tables.knobs if name != f"knob_{knob}"]
+        rows = grid.assign(x=grid[f"knob_{knob}"])
         rows = rows[rows.groupby([*COORDINATES, *others], dropna=False, sort=False)["x"].transform("nunique") > 1]
         if rows.empty:
             continue
         varied = knobs_that_differ(rows, others)
-        rows["environment"] = environments_in_words(rows)
+        words = settings_in_words(rows, varied) if varied else [""] * len(rows)
+        settings = (words + environments_in_words(rows)).str.removeprefix(", ").replace("", None)
         # The devices of one setting stand below each other.
-        rows["setting"] = rows.groupby([*COORDINATES[1:], *others], dropna=False, sort=False).ngroup()
-        rows = rows.sort_values("setting", kind="stable")
-        rows["row"] = rows.groupby(["setting", "gpu", RAN_IN], sort=False).ngroup()
-        firsts = rows.drop_duplicates("row")
-        places = records(firsts[list(PLACE_HEADINGS)].rename(columns=PLACE_HEADINGS))
-        settings = (settings_in_words(firsts, varied) + firsts["environment"]).str.removeprefix(", ")
-        named = [of | {SETTINGS: words} for of, words in zip(places, settings, strict=True)]
-        of_rows = [part for _, part in rows.groupby("row")]
-        effects = overall(tables.get("comparisons", *COMPARISONS.columns), knob)
-        by_cell = {row["b"]: row for row in records(effects)}
-        by_measure: dict[str, list[Line]] = {RATE: [], STEADY: []}
-        for part, names in zip(of_rows, named, strict=True):
-            measure, line = _rates_of(part, names, by_cell, rates)
-            by_measure[measure].append(line)
+        alike = rows.groupby([*COORDINATES[1:], *others], dropna=False, sort=False).ngroup()
+        rows = rows.assign(settings=settings, alike=alike).sort_values("alike", kind="stable")
+        effects = {row["b"]: row for row in records(overall(tables.get("comparisons", *COMPARISONS.columns), knob))}
+        parts = rows.groupby(["alike", "gpu", RAN_IN], sort=False)
+        lines = [line for _, part in parts for line in _lines(part, effects, texts)]
         fixed = [setting_phrase(of, rows[of].iloc[0]) for of in others if of not in varied and rows[of].notna().all()]
-        summaries = [
-            _table(of, [line.names for line in of], name, f"{column(by).axis} {MEASURED}", fixed, _marks(of, effects))
-            for by, of in by_measure.items()
-            if of
-        ]
-        if knob == "max_num_seqs":  # the setting for which rates are published
-            pairs = zip(of_rows, named, strict=True)
-            if beside := [line for part, names in pairs for line in _published(part, names, rates)]:
-                summaries.append(_table(beside, [line.names for line in beside], name, PUBLISHED, fixed))
-        yield knob, summaries
+        values = {x: f"{x:g}" for x in sorted(rows["x"].unique())}
+        names = {"gpu": f"Device / {knob_name(knob)}", "settings": "Other settings", "rate": "Rate"}
+        few = f"{MOST_ROWS} of {len(lines)} rows; the list of cells has all. " * (len(lines) > MOST_ROWS)
+        note = NOTE.format(few=few, fixed=f"All have {', '.join(fixed)}. " if fixed else "")
+        shown_lines = pd.DataFrame(lines[:MOST_ROWS]).rename(columns=values)
+        headings = {**PLACE_HEADINGS, **names, **{name: name for name in values.values()}}
+        yield knob, table_of(shown_lines, headings, f"Rates and their 95 % intervals by {knob_name(knob)}", note)
 
 
-def _rates(tables: Tables) -> Mapping[tuple[str, str, str], str]:
-    """Texts of rates by source, cell and measure: those measured with their intervals."""
+def _texts(tables: Tables) -> Texts:
+    """Those measured have their intervals; those published a range of mixes, as they do not state what they count."""
     texts: dict[tuple[str, str, str], str] = {}
     intervals = tables.get("intervals", "cell_id", "measure", "value", "low", "high")
     of_rates = intervals[intervals["measure"].isin([RATE, STEADY])]
@@ -96,109 +73,39 @@ def _rates(tables: Tables) -> Mapping[tuple[str, str, str], str]:
         # A line may break before an interval and before its upper end.
         texts["measured", row["cell_id"], row["measure"]] = shown(row["value"]).replace(" to ", "\u00a0to ")
     predictions = tables.get("predictions", "predicted", "published", "published_prompt_share")
-    for source in ("predicted", "published"):
-        for row in records(predictions.dropna(subset=source)):
-            # Others do not state which tokens they count.
-            needed = row["published_prompt_share"] if source == "published" else 0.0
-            needed = max(needed, 0.0) if pd.notna(needed) else 0.0
-            of_mixes = (max(PROMPT_SHARES), needed) if source == "published" else (0.0,)
-            shares = (needed,) if needed > max(PROMPT_SHARES) else of_mixes
-            text = "\u00a0to ".join(shown(row[source] * (1 - share)) for share in shares)
-            words = f"at most {text} ({at_least(needed)})" if needed > max(PROMPT_SHARES) else text
-            texts[source, row["cell_id"], row["quantity"]] = words
+    for row in records(predictions.dropna(subset="predicted")):
+        texts["predicted", row["cell_id"], row["quantity"]] = f"{shown(row['predicted'])} predicted"
+    for row in records(predictions.dropna(subset="published")):
+        needed = max(row["published_prompt_share"], 0.0) if pd.notna(row["published_prompt_share"]) else 0.0
+        if needed > max(PROMPT_SHARES):
+            words = f"at most {shown(row['published'] * (1 - needed))} ({at_least(needed)})"
+        else:
+            words = "\u00a0to ".join(shown(row["published"] * (1 - share)) for share in (max(PROMPT_SHARES), needed))
+        texts["published", row["cell_id"], row["quantity"]] = words
     return texts
 
 
-def _rates_of(
-    part: pd.DataFrame,
-    names: Mapping[str, str],
-    effects: Mapping[str, Mapping[str, Any]],
-    rates: Mapping[tuple[str, str, str], str],
-) -> tuple[str, Line]:
-    """The measure by which the analysis compared the cells of a row, and their rates by it, with the fastest marked."""
+def _lines(part: pd.DataFrame, effects: Mapping[str, Mapping[str, Any]], texts: Texts) -> Iterator[dict[Any, Any]]:
+    """The row of cells that differ in the knob alone, with the fastest marked, and that of what others published."""
     of_row = [effects[cell] for cell in part["cell_id"] if cell in effects]
     # Cells of several machines are not compared with each other.
     effect: Mapping[str, Any] = of_row[0] if len(of_row) == 1 else {"metric": RATE, "fastest": ""}
     fastest = {float(value) for value in effect["fastest"].split(", ") if value}
     mark = BEST if effect.get("decided") else PERHAPS_BEST
     values: dict[float, str] = {}
-    reasons: dict[str, list[float]] = {}
-    for cell_id, outcome, reason, x in zip(*(part[of] for of in ("cell_id", "outcome", "reason", "x")), strict=True):
-        predicted = rates.get(("predicted", cell_id, effect["metric"]))
+    for cell_id, outcome, x in zip(part["cell_id"], part["outcome"], part["x"], strict=True):
+        rate, bracket, interval = texts.get(("measured", cell_id, effect["metric"]), UNKNOWN).partition(" (")
         if outcome == "ok":
-            rate = rates.get(("measured", cell_id, effect["metric"]), UNKNOWN)
-            value, bracket, interval = rate.partition(" (")
-            values[x] = f"{value}\u00a0{mark}{bracket}{interval}" if x in fastest else rate
-        elif outcome == "missing" and predicted is not None:
-            values[x] = f"{predicted} predicted"
+            values[x] = f"{rate}\u00a0{mark}{bracket}{interval}" if x in fastest else f"{rate}{bracket}{interval}"
         else:
-            values[x] = outcome_words(outcome)
-            if isinstance(reason, str):
-                reasons.setdefault(shorten(reason, MOST_LETTERS, placeholder=" ..."), []).append(x)
-    why = "; ".join(f"{', '.join(f'{x:g}' for x in at)}: {reason}" for reason, at in reasons.items())
-    return effect["metric"], Line(names, values, why)
-
-
-def _marks(lines: Sequence[Line], effects: pd.DataFrame) -> str:
-    """What the marks in a table mean, of those that it has."""
-    texts = " ".join(text for line in lines for text in line.values.values())
-    margin = "" if effects.empty else f"{effects['margin_pct'].iloc[0]:g} %"
-    meanings = {
-        BEST: f"the fastest measured of the row, or one of several that are equally fast (within {margin}).",
-        PERHAPS_BEST: "perhaps the fastest measured of the row; which one is not decided.",
-    }
-    return " ".join(f"{mark} {meaning}" for mark, meaning in meanings.items() if mark in texts)
-
-
-def _published(
-    part: pd.DataFrame, names: Mapping[str, str], rates: Mapping[tuple[str, str, str], str]
-) -> Iterator[Line]:
-    """A row of measured rates and one of those that others published, if there are any, at a range of mixes."""
-    at = dict(zip(part["cell_id"], part["x"], strict=True))
-    if any(("published", cell, RATE) in rates for cell in at):
+            predicted = texts.get(("predicted", cell_id, effect["metric"])) if outcome == "missing" else None
+            values[x] = predicted or outcome_words(outcome)
+    names = dict(part.iloc[0][[*PLACE_HEADINGS, "settings"]])
+    yield {**names, "rate": column(effect["metric"]).axis, **values}
+    published = {x: texts.get(("published", cell, RATE)) for cell, x in zip(part["cell_id"], part["x"], strict=True)}
+    if any(published.values()):
         # Others published rates of their own requests.
-        gpu = load_gpus().get(names["Device"])
-        title = gpu.title if gpu else names["Device"]
-        own = {
-            "Device": f"{title} (published by others, if up to {100 * max(PROMPT_SHARES):g} % are prompt tokens, "
-            "or as many as it needs)",
-            PLACE_HEADINGS["workload"]: "the source's own",
-        }
-        for source, called in (("measured", names), ("published", {**names, **own})):
-            yield Line(called, {x: rates.get((source, cell, RATE), UNKNOWN) for cell, x in at.items()})
-
-
-def _table(
-    lines: Sequence[Line],
-    named: Sequence[Mapping[str, str]],
-    knob: str,
-    quantity: str,
-    fixed: Sequence[str],
-    note: str = "",
-) -> Table:
-    """A table with the values of the knob as columns; names that all rows share are in its note, as `fixed` are.
-
-    `named` has the names of all rows, of which `lines` may be the first ones.
-    """
-    first, *others = list(lines[0].names)
-    of_all = [*named, *(line.names for line in lines)]
-    names = [first, *(name for name in others if len({of[name] for of in of_all if name in of}) > 1)]
-    shared = [lines[0].names[name] for name in others if name not in (*names, SETTINGS)]
-    values = sorted({value for line in lines for value in line.values})
-    why = [WHY] if any(line.why for line in lines) else []
-    body = [
-        [
-            *(line.names[name] for name in names),
-            *(line.values.get(value, UNKNOWN) for value in values),
-            *(line.why or UNKNOWN for _ in why),
-        ]
-        for line in lines[:MOST_ROWS]
-    ]
-    headings = [f"{first} / {knob}", *names[1:], *(f"{value:g}" for value in values), *why]
-    numeric = [*(False for _ in names), *(True for _ in values), *(False for _ in why)]
-    few = f"{MOST_ROWS} of {len(named)} rows; the list of cells has all." if len(named) > MOST_ROWS else ""
-    common = f"All rows: {', '.join([*shared, *fixed])}." if shared or fixed else ""
-    return Table(f"{quantity} by {knob}", headings, body, numeric, " ".join(filter(None, (common, note, few))))
+        yield {**names, "workload": "the source's own", "rate": PUBLISHED, **published}
 
 
 def four_metrics(knob: str) -> TablePart:
@@ -226,13 +133,8 @@ def four_metrics(knob: str) -> TablePart:
 
 
 def central_tables(report: Report) -> Iterator[Block]:
-    tables_of_knobs = list(knob_tables(report.tables))
-    require(tables_of_knobs, f"no two cells of an engine differ only in {', '.join(map(knob_name, KNOBS))}")
-    for knob, of_knob in tables_of_knobs:
-        others = [table for table in of_knob if MEASURED not in table.caption]
-        yield from of_knob[: len(of_knob) - len(others)]
-        if others:
-            yield Fold(f"Published rates by {knob_name(knob)}", others)
+    found = [table for _, table in knob_tables(report.tables)]
+    yield from require(found, f"no two cells of an engine differ only in {', '.join(map(knob_name, KNOBS))}")
 
 
 SUBJECT = Subject(id="central-tables", title="Summary tables", tables=[central_tables])

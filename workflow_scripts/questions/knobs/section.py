@@ -4,12 +4,9 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from workflow_scripts.catalog.environments import DEFAULT
 from workflow_scripts.common.columns import column
-from workflow_scripts.common.wording import number
 from workflow_scripts.common.wording import sentence as capital
 from workflow_scripts.page.answers import Answer, is_hollow, setting_answer, times
-from workflow_scripts.page.blocks import Block, Text
 from workflow_scripts.page.comparisons import comparisons, every_knob_compared
 from workflow_scripts.page.kit import Plot, Reference, ratio
 from workflow_scripts.page.main_line import OF_ARRIVALS, main_line
@@ -18,7 +15,7 @@ from workflow_scripts.page.report import Report, Subject
 from workflow_scripts.page.series import device_looks, told_apart, without_shared
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import instead_of, knob_name, setting_phrase, shortly
-from workflow_scripts.tables.results import RAN_IN, RATE, MissingError, Tables, records, require
+from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require
 
 # Settings that have a section.
 OWN_SECTION = ("block_size", "enable_prefix_caching", "num_speculative_tokens")
@@ -85,28 +82,6 @@ def sentence(report: Report) -> str:
     return f"The clearest is {setting_phrase(row['name'], row['value_b'])}: {times(row)} the rate."
 
 
-def not_compared(report: Report) -> Iterator[Block]:
-    """Two settings of each knob that was varied only between environments, and the sizes of their KV caches."""
-    tables = report.tables
-    compared_knobs = set(tables.get("comparisons", "name")["name"])
-    cells = tables.measured.drop_duplicates("cell_id")
-    for knob in [of for of in tables.knobs if of.removeprefix("knob_") not in compared_knobs]:
-        others = [of for of in tables.knobs if of != knob]
-        for _, alike in cells.groupby([*COORDINATES, *others], dropna=False, sort=False):
-            rows = alike.sort_values(knob, na_position="first").drop_duplicates([knob])
-            if len(rows) > 1 and rows[RAN_IN].nunique() > 1:
-                first, *_, other = records(rows)
-                words = instead_of(
-                    knob.removeprefix("knob_"), other[knob], DEFAULT if pd.isna(first[knob]) else first[knob]
-                )
-                sizes = [float(of["kv_cache_tokens"]) for of in (other, first)]
-                yield Text(
-                    f"{capital(words)} is not compared, because the environments differ; KV caches hold "
-                    f"{sizes[0]:,.0f} and {sizes[1]:,.0f} tokens (ratio {number(sizes[0] / sizes[1])})."
-                )
-                break
-
-
 SUBJECT = Subject(
     id="knobs",
     title="Other settings",
@@ -114,6 +89,5 @@ SUBJECT = Subject(
     sentence=sentence,
     figures=[other_settings],
     answers=answers,
-    why=[not_compared],
     tables=[compared("knob", caption=f"Every comparison of a setting by {column(RATE).in_words}"), compared("model")],
 )

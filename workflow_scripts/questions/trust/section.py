@@ -7,7 +7,7 @@ from workflow_scripts.page.blocks import Block, Text
 from workflow_scripts.page.kit import Plot, strip
 from workflow_scripts.page.report import Report, Subject
 from workflow_scripts.page.series import cell_names, device_looks
-from workflow_scripts.questions.trust.what_ran import native_types, not_understood, remote_code, simulated, weights
+from workflow_scripts.questions.trust.what_ran import not_understood, remote_code, simulated, weights
 from workflow_scripts.questions.trust.where_measured import (
     load_warning,
     loaded_cells,
@@ -71,7 +71,7 @@ SUBJECT = Subject(
     why=[
         what_verdicts_cover,
         *(starts_in_words, weights, simulated, slowed_gpus, load_warning, unsteady_cells),
-        *(remote_code, not_understood, native_types),
+        *(remote_code, not_understood),
     ],
     tables=[loaded_cells, slowed_cells, rounds],
 )

@@ -73,26 +73,6 @@ def devices(report: Report) -> Iterator[Block]:
     yield Fold("Sources of the data-sheet numbers", [Definitions(sources)])
 
 
-def engines(report: Report) -> Iterator[Block]:
-    cells = report.tables.rows
-    by_engine = (
-        cells[cells["outcome"] == "ok"]
-        .groupby("engine", sort=False)
-        .agg(
-            versions=("engine_version", _each_once),
-            backends=("attention_backend", _each_once),
-            cells=("cell_id", "nunique"),
-        )
-    )
-    if by_engine.empty:
-        return
-    yield table_of(
-        by_engine.reset_index(),
-        {"engine": "Engine", "versions": "Version", "backends": "Attention backend", "cells": "Cells"},
-        "Engines of measured cells",
-    )
-
-
 def _each_once(values: pd.Series) -> str | None:
     return ", ".join(sorted(map(str, values.dropna().unique()))) or None
 
@@ -129,21 +109,6 @@ def simulated(report: Report) -> Iterator[Block]:
         yield Text(sentence)
 
 
-def native_types(report: Report) -> Iterator[Block]:
-    cells = report.tables.rows
-    native = [name for name, model in readable_models().items() if model.dtype == "native"]
-    native_cells = cells[cells["model"].isin(native)].dropna(subset=["dtype", "device_name"])
-    for (device, dtype), rows in native_cells.groupby(["device_name", "dtype"], sort=False):
-        models = rows["model"].unique()
-        why = (
-            "this processor would have to emulate smaller types"
-            if dtype == "float32"
-            else "this processor supports that type natively"
-        )
-        were = f"{listed(models)} {'was' if len(models) == 1 else 'were'}"
-        yield Text(f"On {device}, {were} computed in {dtype}: {why}.")
-
-
 def not_understood(report: Report) -> Iterator[Block]:
     """Models for which nothing can be predicted, with the reason; they are measured like any other."""
     models = readable_models()
@@ -156,4 +121,4 @@ def not_understood(report: Report) -> Iterator[Block]:
             yield Text(f"Limits, KV capacity and predictions of {name} are unknown: {reason}.")
 
 
-SUBJECT = Subject(id="runs", title="What was run", tables=[counts, devices, engines])
+SUBJECT = Subject(id="runs", title="What was run", tables=[counts, devices])

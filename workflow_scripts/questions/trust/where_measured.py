@@ -1,17 +1,17 @@
 """Where and with what the cells were measured, and what disturbed them."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import pandas as pd
 
-from workflow_scripts.common.wording import number, plural
+from workflow_scripts.common.wording import number
 from workflow_scripts.device.device_check import FAULTS
 from workflow_scripts.device.device_record import NOISY_PCT
 from workflow_scripts.page.blocks import Absent, Block, Fold, Table, Text, table_of
-from workflow_scripts.page.report import MOST_ROWS, REPEAT_COLUMNS, Report, Subject, TablePart, several_starts
+from workflow_scripts.page.report import REPEAT_COLUMNS, Report, Subject, TablePart, several_starts
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import last_plan
-from workflow_scripts.tables.results import RAN_IN, RATE, Tables, require
+from workflow_scripts.tables.results import RAN_IN, RATE, require
 from workflow_scripts.workloads.warmup import TOLERANCE
 
 # Maximum number of cells in a sentence; a table has all of them.
@@ -76,7 +76,7 @@ def unsteady_cells(report: Report) -> Iterator[Block]:
         some = "; ".join(report.names[cell] for cell in unsteady[:MOST_NAMED]) + more
         sentence = (
             f"{len(unsteady)} of {len(measured)} measured cells had {SLOW_FIRST} (of a single repeat: the last two "
-            f"passes of the warm-up differed as much){without_first(report.tables, unsteady)}. Their intervals may be "
+            f"passes of the warm-up differed as much). Their intervals may be "
             f"wide: {some}. The column steady of the table starts shows which."
         )
         yield Text(sentence)
@@ -86,14 +86,6 @@ def steadiness(cells: pd.DataFrame) -> tuple[list[str], list[str]]:
     """The cells of which it is known whether their first repeats were slow, and those where one was."""
     known = cells.dropna(subset="steady")
     return list(known["cell_id"].unique()), list(known.loc[~known["steady"].astype(bool), "cell_id"].unique())
-
-
-def without_first(tables: Tables, cells: Collection[str]) -> str:
-    """How much faster the cells are without their first repeats, in words that go on a sentence; empty if none is."""
-    intervals = tables.get("intervals", "cell_id", "measure", "value", "without_first")
-    rates = intervals[(intervals["measure"] == RATE) & intervals["cell_id"].isin(cells)]
-    faster = (rates["without_first"] / rates["value"] - 1).max()
-    return f"; without it, rates are up to {100 * faster:.0f} % higher" if faster > 0 else ""
 
 
 loaded_cells = TablePart(
@@ -133,13 +125,6 @@ def provenance(report: Report) -> Iterator[Block]:
     if total_s := spent_s.sum():
         shares = ", ".join(f"{100 * spent_s[column] / total_s:.0f} % {name}" for column, name in names.items())
         rows.append(["Time of the engines", f"{total_s / 60:.3g} min: {shares}"])
-    graphs = [
-        f"{'loaded' if cached else 'compiled'} in {plural(len(took), 'start')}, "
-        f"which took {' to '.join(dict.fromkeys([number(took.min()), number(took.max())]))} s"
-        for cached, took in starts.dropna(subset="start_s").groupby("graphs_from_cache")["start_s"]
-    ]
-    if graphs:
-        rows.append(["Compiled graphs of the engines", ", ".join(graphs)])
     yield Table("Where the numbers come from", ["What", "Values"], rows, [False, False])
     yield _measured_where(cells)
     known = report.tables.get("provenance", "cell_id", "kind", "what", "value")
@@ -157,20 +142,6 @@ def rounds(report: Report) -> Iterator[Block]:
     if plan is None or not report.study.is_adaptive:
         return
     yield Text(f"{plan.in_words()}.")
-    rows = [
-        [
-            comparison.knob,
-            *(report.cell_link(cell) if cell in report.names else cell for cell in comparison.cells),
-            "not known" if comparison.further_starts is None else str(comparison.further_starts),
-            comparison.given_up or "",
-        ]
-        for comparison in (*plan.undecided, *plan.not_decidable)
-    ]
-    if rows:
-        caption = "Comparisons that are not decided"
-        headings = ["Setting", "Cell", "Other cell", "Further starts of each", "Why not measured again"]
-        table = Table(caption, headings, rows[:MOST_ROWS], [False, False, False, True, False])
-        yield Fold(f"{caption}: {len(rows)}", [table])
 
 
 def _measured_where(cells: pd.DataFrame) -> Table:
