@@ -26,7 +26,6 @@ from functools import cache, partial
 from itertools import count, takewhile
 from pathlib import Path
 from socket import gethostname
-from statistics import mean
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
@@ -54,7 +53,6 @@ from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.provenance import now_in_utc, provenance_of
 from workflow_scripts.measure.session import MEASURED, Job, NoEnvironmentError, Session, end_of_log
-from workflow_scripts.statistics.repeats import best_repeats
 from workflow_scripts.study.definition import (
     Definition,
     cell_definition,
@@ -76,20 +74,6 @@ from workflow_scripts.study.study_file import load_study
 WRONG_DEVICE = 3
 
 
-def _repeats(study: Study, cell: Cell, paths: StudyPaths, start: Start) -> int:
-    """The study's repeats; in further starts those that the first one shows to be best, if there may be more."""
-    first = paths.outcome(cell)
-    if study.most_repeats == study.repeats or start.start == 1 or not first.exists():
-        return study.repeats
-    took = Outcome.read(first)
-    if not took.repeats:
-        return study.repeats
-    repeat_s = mean(one.end_monotonic_s - one.start_monotonic_s for one in took.repeats)
-    start_s = sum(seconds for phase, seconds in took.phases_s.items() if phase != "measure")
-    is_cpu = load_gpus()[cell.gpu].kind == "cpu"
-    return best_repeats(start_s, repeat_s, is_cpu, study.repeats, study.most_repeats)
-
-
 class _Series:
     """A start of a cell that a session measures, into `folder`."""
 
@@ -101,7 +85,7 @@ class _Series:
         self.folder, draft = paths.start(cell, start.start), definition.draft_model
         self._limit_s = attempt.time_limit_s(study.cell_time_limit_s)
         self.job = Job(
-            definition=definition.model_copy(update={"repeats": _repeats(study, cell, paths, start)}),
+            definition=definition,
             model_dir=paths.model(cell.model, model_key(definition.model)),
             draft_model_dir=paths.model(draft.name, model_key(draft)) if draft else None,
             workload=paths.workload(cell.model, cell.workload, workload_key(definition)),

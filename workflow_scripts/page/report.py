@@ -21,10 +21,9 @@ from workflow_scripts.page.answers import Answer
 from workflow_scripts.page.blocks import MODEL, Absent, Block, CellMark, Figure, Fold, Link, table_of
 from workflow_scripts.page.kit import SIZES, Plot
 from workflow_scripts.page.plot import inline, size_px
-from workflow_scripts.study.cell_status import status_of_starts
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.progress import Progress, may_grow, progress
+from workflow_scripts.study.progress import Progress, may_grow, progress, status_of_starts
 from workflow_scripts.study.setting_words import labels
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.results import MissingError, Tables, records, require

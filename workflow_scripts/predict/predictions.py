@@ -268,7 +268,6 @@ class _Inputs:
             users=load.users if requests.arrival_s is None else None,
             unmodelled="; ".join(unmodelled),
             repeats=self.study.repeats,
-            most_repeats=self.study.most_repeats,
             slo=self.study.slo if serves else None,
         )
         return requests[:: steps.engines], task

@@ -72,7 +72,6 @@ class CellTask:
     users: int | None
     unmodelled: str
     repeats: int
-    most_repeats: int
     slo: Slo | None = None
     # Costs of other devices' calibrations, scaled to this device by measured rates.
     scaled: tuple[StepCosts, ...] = ()
@@ -346,7 +345,7 @@ def _with_costs(record: Prediction, cell: CellTask, speed: Speed, task: Task, ti
         allowed_s += cell.facts.weight_bytes / cell.ranks / WEIGHTS_BYTES_PER_S
     start_s, stop_s = speed.around_s or (allowed_s, STOP_S[cell.kind])
     cell_s = start_s + warmup_s + cell.repeats * timed.wall_s + stop_s
-    longest_s = max(start_s, allowed_s) + warmup_s + cell.most_repeats * timed.wall_s + STOP_S[cell.kind]
+    longest_s = max(start_s, allowed_s) + warmup_s + cell.repeats * timed.wall_s + STOP_S[cell.kind]
     return replace(
         record,
         start_s=start_s,

@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import read_yaml
 from workflow_scripts.statistics.errors import Error, from_moments
-from workflow_scripts.statistics.repeats import RECORD
 from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, IntArray, around_mean, mean_of
 
+RECORD = CHECKOUT / "config" / "variation.yaml"
 # Standard deviations that posteriors are summed over, in standard deviations of their prior.
 _GRID = np.linspace(-6.0, 6.0, 97)
 _OF_STUDY, _OF_REPEATS = np.linspace(-2.5, 2.5, 7), np.polynomial.hermite_e.hermegauss(5)

@@ -10,11 +10,11 @@ definition are `outdated`; `snakemake` measures both again. Undecided comparison
 
 Starts that were timed while others used more than 5 % of the CPU are named. `--remeasure-loaded` sets their outcomes
 aside, as `loaded.json`, so that the next call of snakemake measures them again.
-
-`--watch` shows the progress and the counts again and again until all cells have ended; Ctrl-C ends it.
 """
 
-import contextlib
+import re
+import shutil
+import subprocess
 import time
 from argparse import Namespace
 from collections import Counter
@@ -23,27 +23,40 @@ from itertools import groupby
 from pathlib import Path
 from typing import get_args
 
-from rich.console import Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from workflow_scripts.common.command import RESULTS, STUDY, command, option, positive
+from workflow_scripts.common.command import RESULTS, STUDY, command, option
+from workflow_scripts.common.files import last_line, read_text
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.device.device_record import NOISY_PCT
-from workflow_scripts.study.cell_status import CellStatus, status_of_cell, status_of_starts
-from workflow_scripts.study.ending import ending
 from workflow_scripts.study.outcome import WHAT_TO_DO, OutcomeKind
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.progress import progress
-from workflow_scripts.study.queued import queued_jobs
+from workflow_scripts.study.progress import CellStatus, progress, status_of_cell, status_of_starts
 from workflow_scripts.study.rounds import last_plan
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 
 STATES = (*get_args(OutcomeKind), "outdated", "missing")
-# Seconds between two updates of `--watch`, which spends at most this share of its time on them.
-WATCH_S, WATCH_SHARE = 5, 0.1
+# States that no further call changes.
+_FINAL = {"ok", "infeasible"}
+# More of Snakemake's own log is never read.
+_MOST_BYTES = 50_000_000
+# What a reason of squeue means; by its beginning.
+_MEANING = {
+    "PartitionTimeLimit": "never runs: longer than its partition allows; set max_minutes in the site file",
+    "PartitionNodeLimit": "never runs: its partition has no such node",
+    "ReqNodeNotAvail": "waits for nodes that are down or reserved",
+    "QOSMax": "waits: the QOS allows no more at once, or never as much as one job asks for",
+    "QOS": "waits for what the QOS allows",
+    "Assoc": "waits for what the account allows",
+    "Resources": "waits for free nodes",
+    "Priority": "waits behind jobs of higher priority",
+    "JobHeldUser": "held; scontrol release JOBID releases it",
+    "launch failed": "held after its node failed; scontrol release JOBID releases it",
+}
+# Slurm's tools may hang while its controller is away.
+_WAIT_S = 10
 _STYLES = {"ok": "green", "infeasible": "yellow", "missing": "dim", "outdated": "cyan"}
 
 
@@ -108,31 +121,70 @@ def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:
             yield f"    {pair.knob}: {count} further starts of each  {'  '.join(pair.cells)}"
 
 
-def _watch(study: Study, paths: StudyPaths, every_s: float) -> None:
-    with Live(console=Terminal(), auto_refresh=False) as live:
-        while True:
-            began_s = time.monotonic()
-            starts = status_of_starts(study, paths)
-            seen = progress(study, paths, starts, time.time())
-            table = counts(status_of_cell(of_cell, study.starts.at_least) for of_cell in starts.values())
-            live.update(Group(*seen.in_words(), *queued_jobs(Path.cwd()), "", table), refresh=True)
-            if seen.is_complete:
-                return
-            time.sleep(max(every_s, (time.monotonic() - began_s) / WATCH_SHARE))
+def ending(study: Study, study_file: Path, paths: StudyPaths, log: Path | None = None) -> Iterator[str]:
+    """The lines; `log` is Snakemake's, if the call failed."""
+    starts = status_of_starts(study, paths).values()
+    states = Counter(status_of_cell(of_cell, study.starts.at_least).state for of_cell in starts)
+    yield f"{study.name}: {', '.join(f'{cells} {state}' for state, cells in states.most_common())}"
+    for line in list(dict.fromkeys(_faults(read_text(log, _MOST_BYTES))))[:1] if log and log.exists() else ():
+        yield f"failed: {line}"
+    if paths.report.exists():
+        yield f"report: {paths.report}"
+    if log:
+        yield f"next: the same call goes on; kvsweep status {study_file} says what failed, and what you do about it"
+    elif states.keys() - _FINAL:
+        yield f"next: kvsweep status {study_file} says why cells are missing, and what you do about it"
+    else:
+        yield f"next: open the report; another run: kvsweep compare {paths.root} OTHER/{study.name}"
+
+
+def _faults(said: str) -> Iterator[str]:
+    """What failed, by Snakemake's log: jobs that Slurm ended, or rules with the last line of their log.
+
+    >>> list(_faults("SLURM-job '2' failed, SLURM status is: 'TIMEOUT'. For further error details ..."))
+    ["Slurm's job 2: TIMEOUT; the next attempt asks for more time"]
+    """
+    for job, status in re.findall(r"SLURM-job '(\d+)' failed, SLURM status is: '(\w+)'", said):
+        more = "; the next attempt asks for more time" if status == "TIMEOUT" else ""
+        yield f"Slurm's job {job}: {status}{more}"
+    for rule, log in re.findall(r"Error in rule (\w+):\n(?:    .*\n)*?    log: (\S+)", said):
+        path = Path(log)
+        yield f"rule {rule}: {last_line(path) if path.exists() else 'no log'} ({log})"
+
+
+def queued_jobs(folder: Path) -> Iterator[str]:
+    """One line per state and reason of the jobs that Snakemake submitted from this folder and that have not ended;
+    nothing without Slurm, or if it does not answer."""
+    if not shutil.which("squeue"):
+        return
+    command = ["squeue", "--me", "--noheader", "--format=%Z|%T|%r|%P|%l|%k|%i"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=_WAIT_S).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    yield from _jobs_in_words(said, folder)
+
+
+def _jobs_in_words(said: str, folder: Path) -> Iterator[str]:
+    """The lines for what squeue said.
+
+    >>> said = "/w|PENDING|PartitionTimeLimit|short|4:15:00|rule_measure_h200|7\\n/other|RUNNING|None|a|1|rule_x|8"
+    >>> [line.partition(" with")[0] for line in _jobs_in_words(said, Path("/w"))]
+    ['Slurm: 1 x PENDING (PartitionTimeLimit) in short']
+    """
+    rows = [line.split("|") for line in said.splitlines() if line.count("|") == 6]
+    own = [row for row in rows if Path(row[0]) == folder.resolve() and "rule_" in row[5]]
+    for (state, reason, partition, limit), count in Counter((*row[1:5],) for row in own).items():
+        why = next((words for name, words in _MEANING.items() if reason.startswith(name)), "")
+        jobs = ", ".join(row[6] for row in own if (*row[1:5],) == (state, reason, partition, limit))
+        what = f"{state} ({reason})" if reason not in ("None", "") else state
+        yield f"Slurm: {count} x {what} in {partition} with {limit}{why and f': {why}'}; job {jobs}"
 
 
 @command(
     "status",
     STUDY,
     RESULTS,
-    option(
-        "--watch",
-        type=positive,
-        nargs="?",
-        const=WATCH_S,
-        metavar="SECONDS",
-        help="update every SECONDS (default: %(const)s), until all cells have ended",
-    ),
     option("--brief", action="store_true", help="what came out, where the report is, and what to type next"),
     option("--failed", type=Path, metavar="LOG", help="with --brief: Snakemake's log of a call that failed"),
     option("--remeasure-loaded", action="store_true", help="let the next call measure starts on loaded hosts again"),
@@ -142,10 +194,6 @@ def main(args: Namespace) -> None:
     paths = StudyPaths(args.results, study.name)
     if args.brief:
         print(*ending(study, args.study, paths, args.failed), sep="\n")
-        return
-    if args.watch:
-        with contextlib.suppress(KeyboardInterrupt):
-            _watch(study, paths, args.watch)
         return
     starts = status_of_starts(study, paths)
     statuses = [status for of_cell in starts.values() for status in of_cell]

@@ -15,7 +15,6 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import StrictRecord, validated
 from workflow_scripts.common.wording import allowed_names
 from workflow_scripts.engines.registry import get_engine, load_engines
-from workflow_scripts.workloads.sampling import is_unset
 from workflow_scripts.workloads.workload_kinds import Workload
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -132,14 +131,6 @@ class Starts(StrictRecord):
     at_least: int = Field(ge=1, description="starts of every cell")
     at_most: int = Field(le=100, description="starts of a cell while a comparison with it is not decided")
     budget_min: BudgetMin = None
-    repeats_at_most: int | None = Field(
-        None,
-        ge=1,
-        le=100,
-        description="a further start has as many repeats, from the study's up to this, as narrow intervals most in the"
-        " same time, by what the first start took; if left out, the study's",
-        exclude_if=is_unset,
-    )
 
     @model_validator(mode="before")
     @classmethod
@@ -216,19 +207,12 @@ class Study(StrictRecord):
     sweeps: list[Sweep] = Field(min_length=1)
 
     @property
-    def most_repeats(self) -> int:
-        """Repeats that a further start may have."""
-        return self.starts.repeats_at_most or self.repeats
-
-    @property
     def is_adaptive(self) -> bool:
         """Whether what is measured depends on what was measured before."""
         return self.starts.is_adaptive
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Study":
-        if self.most_repeats < self.repeats:
-            raise ValueError(f"starts.repeats_at_most is {self.most_repeats}, below repeats, which is {self.repeats}")
         seen: dict[str, str] = {}
         for i, sweep in enumerate(self.sweeps):
             where = f"sweeps[{i}] ({sweep.name})"

@@ -43,7 +43,7 @@ def test_imports_are_followed_however_they_are_written(tmp_path, monkeypatch):
 def test_sources_hold_the_figures_of_other_studies_and_a_module_that_is_not_there_is_named():
     found = {module: sources(module) for module in TABLE_MODULES}
     with_figures = {module for module, files in found.items() if "config/variation.yaml" in files}
-    assert with_figures == {m for m, files in found.items() if "workflow_scripts/statistics/repeats.py" in files}
+    assert with_figures == {m for m, files in found.items() if "workflow_scripts/statistics/variation.py" in files}
     assert {"questions.comparisons.table", "tables.cell_intervals"} < with_figures
     with pytest.raises(ValueError, match=r"no module workflow_scripts\.questions\.none"):
         sources("questions.none")

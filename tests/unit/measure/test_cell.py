@@ -23,7 +23,7 @@ from workflow_scripts.study.definition import cell_definition, model_key, resolv
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study import Starts, Study
+from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 
 DEMO = Path(__file__).parents[3] / "config/studies/demo.yaml"
@@ -188,21 +188,6 @@ def test_a_cell_by_hand_is_measured_in_its_next_start_and_the_present_round(tmp_
     assert paths.outcome(cell).read_bytes() == first
     starts = {start: Outcome.read(path).start for start, path in paths.outcomes(cell).items()}
     assert {start: (of.start, of.round) for start, of in starts.items()} == {1: (1, 5), 2: (2, 6), 3: (3, 7)}
-
-
-def test_a_further_start_has_the_repeats_that_the_first_one_shows_to_be_best(tmp_path, monkeypatch):
-    study = load_study(DEMO)
-    may_choose = study.model_copy(update={"starts": Starts(at_least=2, at_most=3, repeats_at_most=20)})
-    cell, paths = prepared(tmp_path)
-    timed = [{"repeat": n, "start_unix_s": n, "start_monotonic_s": n, "end_monotonic_s": n + 1} for n in range(3)]
-    record = {"outcome": "ok", "phases_s": {"start": 90.0, "warmup": 10.0, "measure": 3.0}, "repeats": timed}
-    let_measure(monkeypatch, *3 * [record])
-    for number, of in enumerate((may_choose, study, may_choose), start=1):
-        monkeypatch.setattr(command, "load_study", lambda _, of=of: of)
-        assert call(tmp_path, cell, "--start", str(number), "--round", str(number)) == 0
-    repeats = [Outcome.read(path).definition["repeats"] for path in paths.outcomes(cell).values()]
-    # A start takes as long as 100 repeats, and varies by 8.0 %, a repeat by 7.1 %.
-    assert repeats == [study.repeats, study.repeats, 9]
 
 
 @pytest.mark.parametrize("node", [None, "n-7"])

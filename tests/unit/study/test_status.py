@@ -1,6 +1,5 @@
 """The status of cells, and how far their study is, from only their files."""
 
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,9 @@ import pytest
 
 from tests.unit.made_studies import MadeStudy, fixed, round_plan
 from workflow_scripts.common.files import write_text
-from workflow_scripts.study.cell_status import status_of_starts
 from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.outcome import WHAT_TO_DO
-from workflow_scripts.study.progress import Progress, progress
+from workflow_scripts.study.progress import Progress, progress, status_of_starts
 from workflow_scripts.study.rounds import OpenComparison
 from workflow_scripts.study.status import main
 
@@ -152,27 +150,6 @@ def test_what_is_not_decided_is_shown_with_what_it_would_take(tmp_path, capsys):
     ended = plan.model_copy(update={"round": 4, "starts": (), "ended": "all is said", "undecided": ()})
     ended.write(seen.paths.round_plan("h200", 4))
     assert all(part in seen.printed(capsys) for part in ("4 of 5", "all is said", "0.25 h"))
-
-
-def test_watching_shows_the_counts_and_ends_with_the_study(tmp_path, capsys, monkeypatch):
-    seen, slept = Seen(tmp_path), []
-    *others, last = seen.cells
-    for ended in others:
-        seen.end(ended, "ok", phases_s={"start": 5.0}, ended_s=time.time() - 20)
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        said = seen.printed(capsys)
-        assert said.startswith("11 of 12 cells ")
-        seen.end(last)
-
-    monkeypatch.setattr("workflow_scripts.study.status.time.sleep", sleep)
-    assert main([*seen.options, "--watch", "60"]) == 0
-    assert len(slept) == 1
-    assert slept[0] >= 60
-    printed = capsys.readouterr().out
-    assert "12 of 12 cells " in printed
-    assert printed.splitlines()[-1].split() == ["all", "12"]
 
 
 def test_starts_beyond_those_asked_for_count_once_they_were_tried(seen):

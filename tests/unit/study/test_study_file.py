@@ -123,7 +123,6 @@ def test_a_good_study_is_the_union_of_its_cross_products_with_engine_defaults(tm
         ({"starts": STARTS | {"at_most": 1}}, ["starts: at_least is 2 and at_most 1; at_most must not be smaller"]),
         ({"starts": STARTS | {"at_least": 1}}, ["starts: at_least is 1; it takes 2 to see what starts vary, and so"]),
         ({"starts": STARTS | {"at_most": 2}}, ["starts: budget_min limits further rounds"]),
-        ({"starts": STARTS | {"repeats_at_most": 1}}, ["starts.repeats_at_most is 1, below repeats, which is 3"]),
         (
             {"sweeps": sweep(engine=["hf-static", "hf-continuous"], knobs={})},
             [
