@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from workflow_scripts.catalog.endpoints import Endpoint
-from workflow_scripts.common.records import Record
 from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.sampling import Sampling
 
@@ -76,13 +75,6 @@ Metrics = dict[str, Any]
 CLIENT_CPU_S = "client_cpu_s"
 
 
-class ExpertsTouched(Record):
-    """`share` of the routed experts that a step of `tokens` tokens used, mean over such steps and over layers."""
-
-    share: float
-    tokens: int
-
-
 @dataclass(frozen=True)
 class EngineSetup:
     """Everything that an engine needs to start.
@@ -128,11 +120,9 @@ class Engine:
         """Serve another cell from now on: another workload, or another load; all else of its setup is the same."""
         self._setup = setup
 
-    def warm_up(self, requests: Sequence[Request]) -> ExpertsTouched | None:
-        """Serve requests that do not count, all at once; for a server up to the limit of its users. The first time,
-        return how many experts the steps used, if the model has experts and the engine reports them."""
+    def warm_up(self, requests: Sequence[Request]) -> None:
+        """Serve requests that do not count, all at once; for a server up to the limit of its users."""
         self.run(requests)
-        return None
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
         """Serve all requests and return when the last one is done. All requests are there from the beginning, except

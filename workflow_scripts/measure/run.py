@@ -26,7 +26,7 @@ from workflow_scripts.device.device_check import WrongDeviceError, found_device,
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.device.host_load import load_by_others
 from workflow_scripts.device.processor import dtype_on
-from workflow_scripts.engines.engine import SCRATCH, Effective, Engine, EngineSetup, ExpertsTouched, RequestRecord
+from workflow_scripts.engines.engine import SCRATCH, Effective, Engine, EngineSetup, RequestRecord
 from workflow_scripts.engines.registry import get_engine, make_engine
 from workflow_scripts.measure.failures import Failure, request_failures, run_failure, start_failure
 from workflow_scripts.measure.search import search_load
@@ -202,15 +202,13 @@ def _warm_up(engine: Engine, setup: EngineSetup, job: Job, effective: Effective)
     count = pass_size(len(requests), min(allowed, job.users or allowed), joins)
     some = [requests[i] for i in chosen([len(r.prompt_token_ids) for r in requests], count)]
     passes_s: list[float] = []
-    experts: ExpertsTouched | None = None
     if "users" in setup.knobs:
         of_session = {name: value for name, value in setup.knobs.items() if name != "users"}
         engine.use(replace(setup, knobs=of_session | ({"users": job.users} if job.users else {})))
     while not is_steady(passes_s) and len(passes_s) < most_passes(len(requests), count, job.definition.repeats):
         engine.reset()
         began_s = time.monotonic()
-        touched = engine.warm_up(some)
-        experts = experts or touched
+        engine.warm_up(some)
         passes_s.append(time.monotonic() - began_s)
     if "users" in setup.knobs:
         engine.use(setup)
@@ -220,7 +218,6 @@ def _warm_up(engine: Engine, setup: EngineSetup, job: Job, effective: Effective)
         tokens=sum(r.total_tokens for r in some),
         passes_s=passes_s,
         steady=is_steady(passes_s),
-        experts=experts,
     )
 
 

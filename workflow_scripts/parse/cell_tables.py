@@ -135,7 +135,6 @@ def start_row(outcome: Outcome, log: EngineLogFacts | None) -> tuple[dict[str, A
     }
     if warmup:
         groups["warmup"] = warmup.model_dump() | {"passes": len(warmup.passes_s)}
-        groups["experts"] = {f"experts_touched_{name}": value for name, value in warmup.experts or ()}
     if (search := outcome.search) and (passes := search.passes):
         found = highest_load([(one.load, one.met) for one in passes], search.least, search.most, search.users)
         ends = zip(("load", "load_low", "load_high"), found, strict=True)

@@ -5,7 +5,6 @@ may be of several kinds: with all tokens, a window, latent vectors or a state as
 A family without a reader is refused, because its memory and its work follow other formulas.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -166,23 +165,14 @@ class ModelFacts:
         """Operations per token on the states of all layers, at least."""
         return sum(count * part.token_flops for part, count in self.of_kind(State))
 
-    def touched_share(self, tokens: Number) -> Number:
-        """Share of the routed experts that a step of `tokens` tokens is expected to use, if all are equally likely. It
-        is the mean over the layers with experts; NaN if there are none."""
-        none: Number = tokens * 0
-        layers = sum(count for _, count in self.of_kind(Experts)) or math.nan
-        return sum((count * part.touched_share(tokens) for part, count in self.of_kind(Experts)), none) / layers
-
-    def step_weight_bytes(self, tokens: Number, touched: Number | None = None) -> Number:
+    def step_weight_bytes(self, tokens: Number) -> Number:
         """Bytes of weights that a step of `tokens` tokens is expected to read, if each expert is equally likely.
-        `decode_weight_bytes` is the least: all tokens of the step use the experts of one. `touched`: the share of the
-        experts that is read, if it is known."""
+        `decode_weight_bytes` is the least: all tokens of the step use the experts of one."""
         read: Number = tokens * 0 + self.decode_weight_bytes
         for part, count in self.of_kind(Experts):
             for matrix in part.matrices(self.hidden):
                 if matrix.role == "experts":
-                    share = part.touched_share(tokens) if touched is None else touched
-                    more = share * matrix.parameters - matrix.used
+                    more = part.touched_share(tokens) * matrix.parameters - matrix.used
                     read = read + count * self.bytes_of(matrix) * more
         return read
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, JsonValue, model_validator
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import AsRecorded, Record
 from workflow_scripts.device.device_record import Device, LoadByOthers
-from workflow_scripts.engines.engine import Effective, ExpertsTouched
+from workflow_scripts.engines.engine import Effective
 from workflow_scripts.workloads.sampling import is_unset
 
 OutcomeKind = Literal["ok", "infeasible", "timeout", "engine_error", "invalid"]
@@ -82,14 +82,13 @@ class LoadSearch(Record):
 
 class WarmUp(Record):
     """Warm-up passes, which do not count; each served the same number of `requests`, with `tokens` in total. `steady`:
-    the last two passes took equally long, within `warmup.TOLERANCE`. `experts`: of the first pass's decode steps, if
-    the model has experts and the engine reports which ones a step used."""
+    the last two passes took equally long, within `warmup.TOLERANCE`. `experts` is of earlier versions alone."""
 
     requests: int
     tokens: int
     passes_s: list[float]
     steady: bool
-    experts: ExpertsTouched | None = None
+    experts: dict[str, float] | None = None
 
 
 class Start(Record):

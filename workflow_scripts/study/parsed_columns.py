@@ -28,8 +28,6 @@ _SOURCES = (
     ("Float64", "{}", "host_load.{}", "cpu_steal_pct cpu_others_pct"),
     ("string", "{}", "provenance.{}", "host engine_version git_commit lock_sha256"),
     ("Float64", "{}_s", "phase_s.{}", "start warmup measure"),
-    ("Float64", "{}", "experts.{}", "experts_touched_share"),
-    ("Int64", "{}", "experts.{}", "experts_touched_tokens"),
     ("Int64", "warmup_{}", "warmup.{}", "requests passes"),
     ("boolean", "{}", "{}", "steady"),
     ("Float64", "highest_{}", "search.{}", "load load_low load_high"),

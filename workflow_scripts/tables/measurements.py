@@ -80,12 +80,6 @@ STARTS = table_schema(
         "the first repeat took at most 5 % longer than the mean of the later ones; of a single repeat: the last two "
         "passes of the warm-up agree within 5 %",
     ),
-    NUMBER(
-        "experts_touched_share",
-        "share of a layer's experts that a decode step of a full batch used, mean over steps and layers; "
-        "`hf-static` only",
-    ),
-    INTEGER("experts_touched_tokens", "tokens of each of these steps"),
     NUMBER("idle_before_s", "time since the same user's previous start on this device ended"),
     TEXT("boot_id", "Linux's id of the boot"),
     TEXT("session", "id common to the starts that one process of an engine served; null: it served this one alone"),

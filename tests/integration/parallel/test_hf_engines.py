@@ -171,7 +171,6 @@ def test_a_request_of_a_static_batch_ends_with_its_own_last_token(model_dir):
     assert times == sorted(times)
     assert times[0] < times[1] < times[2] == times[3]
     assert engine.metrics() == {"padded_prompt_tokens": 14 + 9 + 6, "surplus_output_tokens": 5 + 3}
-    assert engine.warm_up(REQUESTS) is None  # this model has no experts that it could touch
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -259,38 +258,6 @@ def test_a_request_that_the_pool_does_not_hold_makes_a_cell_infeasible(model_dir
 
 
 GPT_OSS = {"model_type": "gpt_oss", "head_dim": HEAD_DIM, "layer_types": ["sliding_attention", "full_attention"]}
-LLAMA4 = {"model_type": "llama4_text", "intermediate_size_mlp": 64, "interleave_moe_layer_step": 2}
-
-
-@pytest.mark.parametrize(
-    ("family", "logits", "layers"),
-    [({"model_type": "mixtral"}, 0, 2), (GPT_OSS, 0, 2), (LLAMA4, 1, 1)],
-    ids=lambda value: value.get("model_type") if isinstance(value, dict) else None,
-)
-def test_the_first_warm_up_counts_the_experts_that_the_routers_choose(
-    tmp_path: Path, family: dict[str, Any], logits: int, layers: int
-) -> None:
-    experts = {"num_local_experts": 8, "num_experts_per_tok": 2, "pad_token_id": 0, "eos_token_id": None}
-    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **experts, **family}))
-    engine = started(tmp_path, "hf-static", batch_size=4, cache_implementation="dynamic")
-    routers = [module for module in engine._model.modules() if type(module).__name__.endswith("Router")]
-    seen: list[list[Any]] = []
-    hooks = []
-    for router in routers:
-        calls: list[Any] = []
-        seen.append(calls)
-        hooks.append(router.register_forward_hook(lambda *call, calls=calls: calls.append(call[2][logits])))
-    told = engine.warm_up(REQUESTS)
-    for hook in hooks:
-        hook.remove()
-    # Of the first batch, which is full, the steps after the prefill.
-    steps = [call for calls in seen for call in calls[1:9]]
-    used = [len(set(call.topk(2, dim=-1).indices.flatten().tolist())) for call in steps]
-    assert (len(routers), len(used), {len(call) for call in steps}) == (layers, layers * 8, {4})
-    assert (told.share, told.tokens) == (pytest.approx(sum(used) / len(used) / 8), 4)
-    assert 2 <= min(used) < max(used) <= 8
-    assert not any(module._forward_pre_hooks for module in engine._model.modules())
-    assert engine.warm_up(REQUESTS) is None
 
 
 def test_continuous_batching_serves_a_family_whose_attention_has_no_sdpa(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.made_studies import made_study
 from workflow_scripts.common.files import read_json, write_jsonl
 from workflow_scripts.device.host_load import SuspendedError
-from workflow_scripts.engines.engine import Engine, EngineSetup, ExpertsTouched, RequestRecord
+from workflow_scripts.engines.engine import Engine, EngineSetup, RequestRecord
 from workflow_scripts.measure import run
 from workflow_scripts.measure.session import Job
 from workflow_scripts.study.definition import Definition, cell_definition, resolved_models
@@ -180,10 +180,9 @@ class Timed(Engine):
     def reset(self) -> None:
         self.resets += 1
 
-    def warm_up(self, requests: Sequence[Request]) -> ExpertsTouched | None:
+    def warm_up(self, requests: Sequence[Request]) -> None:
         self.now_s += self.left_s.pop(0)
         self.served.append([request.request_id for request in requests])
-        return ExpertsTouched(share=0.5, tokens=8) if len(self.served) == 1 else None
 
 
 def warmed_up(
@@ -206,7 +205,6 @@ def test_warm_up_goes_on_until_two_passes_take_equally_long_or_it_took_too_many(
     engine, record = warmed_up(tmp_path, monkeypatch, [9.0, 4.3, 4.0, 4.1, 4.0], {"max_num_seqs": 8})
     assert record.passes_s == pytest.approx([9, 4.3, 4, 4.1])
     assert (record.requests, record.steady) == (9, True)  # eight run, and one waits
-    assert record.experts == ExpertsTouched(share=0.5, tokens=8)
     assert record.tokens == sum(int(i) + 1 for i in engine.served[0]) + 9 * 2
     assert engine.resets == 4  # else the second pass would find the first one's prompts in a cache
     assert len({tuple(ids) for ids in engine.served}) == 1

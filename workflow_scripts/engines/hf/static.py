@@ -2,11 +2,10 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-from workflow_scripts.engines.engine import Effective, Engine, ExpertsTouched, Metrics, RequestRecord
+from workflow_scripts.engines.engine import Effective, Engine, Metrics, RequestRecord
 from workflow_scripts.engines.hf.model import (
     device_memory,
     generation_arguments,
@@ -20,7 +19,6 @@ from workflow_scripts.workloads.request import Request
 class HfStatic(Engine):
     """`generate()` with DynamicCache (grows) or StaticCache (allocated for the batch's full length at once)."""
 
-    _is_warm = False
     _padded_prompt_tokens = 0
     _surplus_output_tokens = 0
 
@@ -40,19 +38,6 @@ class HfStatic(Engine):
             "dtype": str(self._model.dtype).removeprefix("torch."),
             **torch_state(),
         }
-
-    def warm_up(self, requests: Sequence[Request]) -> ExpertsTouched | None:
-        """Serve requests that do not count. The first time, note which experts the steps of full batches use."""
-        if self._is_warm:
-            self.run(requests)
-            return None
-        self._is_warm = True
-        rows = min(self._batch_size, len(requests))
-        with experts_noted(self._model, rows) as shares:
-            self.run(requests)
-        if not shares:
-            return None
-        return ExpertsTouched(share=sum(float(share) for share in shares) / len(shares), tokens=rows)
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
         seed_the_pass(self._setup.sampling)
@@ -166,39 +151,3 @@ def _by_kind(cache: Any) -> list[list[Any]]:
         if hasattr(layer, "keys"):
             kinds[type(layer)].append(layer)
     return list(kinds.values())
-
-
-@contextmanager
-def experts_noted(model: Any, tokens: int) -> Iterator[list[Any]]:
-    """While the context lasts, note the share of a layer's experts that each call with `tokens` tokens uses. The shares
-    stay on the device, so that it need not wait for the host. In every family, transformers keeps a layer's routed
-    experts in one module `experts`, which receives the routes; code from a model's own repository may not."""
-    shares: list[Any] = []
-
-    def note(experts: Any, given: tuple[Any, ...]) -> None:
-        used = _used(experts.num_experts, given, tokens)
-        if used is not None:
-            shares.append(used.float().mean())
-
-    modules = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "experts"]
-    hooks = [module.register_forward_pre_hook(note) for module in modules if hasattr(module, "num_experts")]
-    try:
-        yield shares
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _used(count: int, given: tuple[Any, ...], tokens: int) -> Any:
-    """Which of `count` experts a call uses; None if it has another number of tokens, or does not get routes."""
-    import torch
-
-    inputs, *routes = given
-    if not routes:  # Llama 4: the inputs of all tokens for each expert, zero where a token is not routed to it
-        of_expert = inputs.reshape(count, -1)
-        return of_expert.any(dim=1) if len(inputs) == count * tokens else None
-    if not isinstance(routes[0], torch.Tensor) or routes[0].is_floating_point() or len(routes[0]) != tokens:
-        return None
-    used = torch.zeros(count, dtype=torch.bool, device=routes[0].device)
-    used[routes[0].flatten()] = True
-    return used

@@ -110,8 +110,6 @@ SUBJECT = Subject(
                 "read_bytes_per_s": "Reading, at most",
                 "mfu": "",
                 "flop_per_s": "Operations, at most",
-                "experts_touched_share": "Experts that a decode step used",
-                "experts_touched_share_uniform": "Expected of equally likely experts",
                 "decode_bound_by": "Ceiling of decoding set by",
                 "bound_by": "Ceiling of the repeat set by",
                 "steps_bound_by": "Steps limited by",

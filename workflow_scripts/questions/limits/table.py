@@ -64,8 +64,6 @@ SCHEMA = table_schema(
     ),
     NUMBER("steps", "scheduler steps"),
     NUMBER("read_bytes flops", "bytes to read and operations of these steps, on all devices"),
-    NUMBER("experts_touched_share", "as in `starts`"),
-    NUMBER("experts_touched_share_uniform", "expected share if all experts are equally likely"),
     declared("mbu mfu", "`read_bytes` and `flops` over `wall_s`, as a share of the device's rate"),
     NUMBER("engine_mbu engine_mfu", "the same from the engine's own estimates"),
     NUMBER(
@@ -141,9 +139,7 @@ def _utilization(table: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_
     # Estimates are per rank.
     engine_read_bytes, engine_flops = (numbers(table[f"estimated_{name}"]) * ranks for name in ("read_bytes", "flops"))
     tokens = numbers(table["computed_prompt_tokens"] + table["decode_tokens"])
-    measured = numbers(table["experts_touched_share"])
-    touched = np.where(np.isnan(measured), facts.touched_share(tokens / steps), measured)
-    weight_bytes = steps * facts.step_weight_bytes(tokens / steps, touched)
+    weight_bytes = steps * facts.step_weight_bytes(tokens / steps)
     read_bytes = weight_bytes + _kv_bytes(table, facts, kv_cache_dtype)
     # The engine counts a shared prefix for each sequence, and activations.
     counted_bytes = weight_bytes + _kv_bytes(table.assign(kv_tokens_shared=0.0), facts, kv_cache_dtype)
@@ -151,7 +147,6 @@ def _utilization(table: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_
     return table.assign(
         read_bytes=read_bytes,
         flops=flops,
-        experts_touched_share_uniform=facts.touched_share(numbers(table["experts_touched_tokens"])),
         mbu=read_bytes / wall_s / bytes_per_s,
         mfu=flops / wall_s / flop_per_s,
         engine_mbu=engine_read_bytes / wall_s / bytes_per_s,

@@ -8,7 +8,6 @@ from tests.unit.made_studies import made_study
 from tests.unit.questions.parsed_tables import requests, steps, write_parsed
 from tests.unit.questions.synthetic_cells import cell, only, table
 from workflow_scripts.catalog.gpus_and_models import get_model
-from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.questions.limits import table as limits
 from workflow_scripts.questions.limits.table import SCHEMA, limits_table, mark_invalid
@@ -93,28 +92,6 @@ def test_work_agrees_with_what_the_engine_counted(parsed, rows, steps_taken, rea
     shares = {"engine_mbu": read_bytes / 1e11, "engine_mfu": flops / 1e12}
     shares |= {"mbu": found["read_bytes"] / 1e11, "mfu": found["flops"] / 1e12}
     assert found[list(shares)].to_dict() == pytest.approx(shares)
-
-
-def test_the_experts_that_an_engine_told_take_the_place_of_those_expected(parsed):
-    measured_device(parsed.devices)
-    facts = read_model_facts(get_model("tiny-experts-57m").config, "float32")
-    hf = {"engine": "hf-static", "model": "tiny-experts-57m", "steps_taken": 3}
-    (experts, layers), *others = facts.of_kind(Experts)
-    assert not others
-    told = {"experts_touched_share": 0.625, "experts_touched_tokens": 4}
-    knobs = {"batch_size": 4, "cache_implementation": "dynamic"}
-    four = parsed.cell([(10, 3, 0)] * 4, knobs, **hf, **told)
-    alone = parsed.cell([(10, 3, 0)] * 4, knobs | {"cache_implementation": "static"}, **hf)
-    dense = parsed.cell([(10, 3, 0)] * 4, steps_taken=3)
-    of_four, of_other, of_dense = (row(parsed, name) for name in (four, alone, dense))
-    assert of_four["experts_touched_share"] == 0.625
-    assert of_four["experts_touched_share_uniform"] == 1 - (1 - experts.per_token / experts.count) ** 4
-    expected = 1 - (1 - experts.per_token / experts.count) ** 16  # 48 tokens in 3 steps
-    one_share = 4 * 3 * layers * 3 * facts.hidden * experts.intermediate * experts.count
-    assert of_other["read_bytes"] - of_four["read_bytes"] == pytest.approx(one_share * (expected - 0.625))
-    for told_nothing in (of_other, of_dense):
-        assert told_nothing[["experts_touched_share", "experts_touched_share_uniform"]].isna().all()
-    assert of_dense["mbu"] > 0
 
 
 def test_several_devices_add_up_and_the_engine_estimates_for_each(parsed):
