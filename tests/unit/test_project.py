@@ -121,3 +121,10 @@ def test_what_the_workflow_imports_is_held_light():
     imported = set(re.findall(r"^(?:from|import) (workflow_scripts[\w.]+)", workflow, flags=re.MULTILINE))
     assert imported
     assert imported <= set(light["source_modules"])
+
+
+def test_a_function_of_the_rules_has_at_most_ten_lines():
+    texts = [path.read_text() for path in (ROOT / "Snakefile", *(ROOT / "rules").glob("*.smk"))]
+    functions = [one for text in texts for one in re.findall(r"^ *def (.*)\n((?: .*\n|\n(?= ))+)", text, re.MULTILINE)]
+    assert len(functions) > 30
+    assert [name for name, body in functions if len(body.split("\n")) > 11] == []
