@@ -280,7 +280,7 @@ def _draw_series(page: _Page, ax: Axes, lines: Lines, rows: pd.DataFrame) -> Non
     for reference in lines.references:
         ax.axhline(reference.at, color=MUTED, linewidth=1)
     labels = []
-    for name, part in rows.groupby("series", sort=False):
+    for number, (name, part) in enumerate(rows.groupby("series", sort=False)):
         look = lines.looks[str(name)]
         style: dict[str, Any] = {} if look.measured else {"linestyle": (0, (4, 3)), "linewidth": 1.4}
         joined = part[part["y"].notna()]
@@ -298,7 +298,8 @@ def _draw_series(page: _Page, ax: Axes, lines: Lines, rows: pd.DataFrame) -> Non
             for i, row in enumerate(records(joined)):
                 # Lines of labelled points may meet at their end, so the first label has the name.
                 text = row["label"] if i else f"{row['label']}  {shortened(str(name), page.letters)}"
-                _beside(page, ax, row["x"], row["y"], text, look.colour, (7, 7))
+                # Labels of two lines that run side by side are on their two sides.
+                _beside(page, ax, row["x"], row["y"], text, look.colour, (-7, -9) if number % 2 else (7, 7))
         else:
             labels.append((joined.iloc[-1], _end_label(page, lines, str(name), joined), look))
     ax.set(xlabel="", ylabel="")
@@ -314,7 +315,9 @@ def _draw_series(page: _Page, ax: Axes, lines: Lines, rows: pd.DataFrame) -> Non
         for place, (first, look) in enumerate(sorted(firsts, key=lambda item: -item[0]["y"])):
             if len(rows) > 2:
                 text = f"{rounded(first['y'], first['low'], first['high'])}{lines.unit}"
-                _beside(page, ax, first["x"], first["y"], text, look.colour, (9, -14 if place else 14))
+                # Above a line that another follows, to its left, where the lower one cannot cross it.
+                across = 9 if place or len(firsts) == 1 else 0
+                _beside(page, ax, first["x"], first["y"], text, look.colour, (across, -14 if place else 16))
 
 
 def _end_label(page: _Page, lines: Lines, name: str, rows: pd.DataFrame) -> str:
@@ -355,6 +358,7 @@ def _beside(page: _Page, ax: Axes, x: float, y: float, text: str, colour: str, o
         fontsize=page.points,
         fontweight="bold",
         va="center",
+        ha="right" if offset[0] < 0 else "left" if offset[0] else "center",
     )
 
 

@@ -118,7 +118,7 @@ def first_screen(report: Report) -> FirstScreen:
         unfinished,
         rows,
         ticks,
-        "Bars: 95 % intervals. Hollow: not decided." if ticks else "",
+        "Bars: 95 % intervals. Hollow: likely or open." if ticks else "",
         _pictures(report),
         fastest,
         None if fastest else _without_rate(report),

@@ -63,7 +63,8 @@ def answers(report: Report) -> Iterator[Answer]:
     verdict = OPEN if highest > 1 else YES if lowest >= NEAR else NO if highest < FAR else PARTLY
     said = f"{first['value']:.0f} % of its ceiling"
     if "x" in rows and len(rows) > 1:
-        said = f"{first['value']:.0f} % at {first['x']:g}, {last['value']:.0f} % at {last['x']:g}"
+        name = device_names(report.tables)[first["gpu"]]
+        said = f"{name}: {first['value']:.0f} % at {first['x']:g}, {last['value']:.0f} % at {last['x']:g}"
     yield Answer(verdict, "Near the hardware's limit?", said)
 
 

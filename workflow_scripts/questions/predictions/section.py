@@ -73,9 +73,8 @@ def answers(report: Report) -> Iterator[Answer]:
     errors = _errors(report.tables)
     worst, best = errors.max(), errors.min()
     verdict = YES if worst <= RIGHT_PCT else NO if best > WRONG_PCT else PARTLY
-    first, *more = [f"{rounded(error)} %" for error in errors.head(2)]
-    other = f", {_engine(str(errors.index[1]))} {more[0]}" if more else ""
-    yield Answer(verdict, "Predictions right?", f"{first} off{other}")
+    said = ", ".join(f"{_engine(str(engine))} {rounded(error)} %" for engine, error in errors.head(2).items())
+    yield Answer(verdict, "Predictions right?", f"{said} off")
 
 
 def _engine(name: str) -> str:
