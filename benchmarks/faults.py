@@ -9,9 +9,8 @@ Slurm (`make debian`).
 
 import argparse
 
-from tests.faults.campaign import run
-from tests.faults.cluster import Cluster
-from tests.faults.kinds import drawn
+from tests.faults.campaign import Campaign, run
+from tests.faults.kinds import KINDS, drawn
 from workflow_scripts.common.command import run_command
 
 
@@ -23,19 +22,17 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", metavar="KIND", help="draw only these kinds")
     parser.add_argument("--keep", action="store_true", help="keep the folder if something was found")
     args = parser.parse_args()
-    campaign = Cluster(lambda text: print(text, flush=True))
-    names = set(args.only or campaign.kinds)
-    if unknown := names - set(campaign.kinds):
-        parser.error(f"no kind {sorted(unknown)}; there are {sorted(campaign.kinds)}")
+    campaign = Campaign(lambda text: print(text, flush=True))
+    names = set(args.only or KINDS)
+    if unknown := names - set(KINDS):
+        parser.error(f"no kind {sorted(unknown)}; there are {sorted(KINDS)}")
     try:
         run(campaign, drawn(args.seed, args.faults, names), args.per_episode)
     finally:
         campaign.stop()
-    for name in sorted(campaign.kinds):
+    for name in sorted(KINDS):
         print(f"{campaign.hit[name]:4}  {name}")
-    whole_s = campaign.lost_s + campaign.counted_s
     print(f"{campaign.hit.total()} faults, seed {args.seed}: {len(campaign.findings)} findings")
-    print(f"device time: {whole_s:.0f} s, of which faults cost {campaign.lost_s:.0f} s")
     if args.keep and campaign.findings:
         print(f"kept: {campaign.root}")
     else:

@@ -1,29 +1,34 @@
-"""A study of short real cells, while faults hit it."""
+"""A study of short real cells on a real Slurm of four nodes, while faults hit it."""
 
 import itertools
 import os
 import re
 import shutil
+import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
 from tests.faults import checker, kinds
 from tests.faults.checker import Wanted, Watch
-from tests.faults.kinds import Fault, Kind
+from tests.faults.kinds import KINDS, Fault, one_of
+from tests.integration.slurm_lab import GPU_TYPES, SlurmLab
 from tests.integration.slurm_study import LabCheckout
 from tests.unit.made_studies import fixed, write_study
 
 # Generous: only what hangs reaches them.
 CALL_S, FAULT_S, PROCESSES_S, IDLE_S = 1500, 120, 60, 300
+QUEUE_S = 300
+# A call whose jobs are all gone learns so within three minutes, unless a killed slurmctld had not yet saved them.
+FORGOTTEN_S = 240
+READ_AGAIN_S = 60
 # Calls without faults that may be needed to complete what faults interrupted.
 CALLS_TO_COMPLETE = 4
 REPEATS, REQUESTS, OUTPUT_TOKENS = 2, 4, 8
@@ -58,25 +63,14 @@ def wanted_of(rows: Iterable[Row]) -> dict[str, Wanted]:
     }
 
 
-class Lab(Protocol):
-    """Where calls run: with which environment, and which processes belong to it."""
-
-    environment: dict[str, str]
-
-    def start(self) -> None: ...
-    def processes(self) -> list[psutil.Process]: ...
-    def stop(self) -> None: ...
-
-
 class Campaign:
     """A checkout, its results, and what has been found; `stop` and `remove` end it.
 
     An episode begins without results, has some faults, and ends when calls without faults have completed the study.
-    `findings` has what must not be; `hit` counts the faults by kind; `lost_s` and `counted_s` are the device's time;
-    `suspended` has the cells whose measurement was stopped, from when to when by the monotonic clock."""
+    `findings` has what must not be; `hit` counts the faults by kind; `suspended` has the cells whose measurement was
+    stopped, from when to when by the monotonic clock; `out_of_service` the nodes that are not to be resumed yet."""
 
     call: "subprocess.Popen[str]"
-    kinds: dict[str, Kind]
 
     def __init__(self, say: Callable[[str], None] = print) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="kvsweep-faults-"))
@@ -86,7 +80,10 @@ class Campaign:
         self.findings: list[str] = []
         self.hit: Counter[str] = Counter()
         self.suspended: list[tuple[str, float, float]] = []
-        self.lost_s = self.counted_s = 0.0
+        self.out_of_service: set[str] = set()
+        self._nursed_s = self._busy_s = 0.0
+        self._read_s = time.monotonic()
+        self._waits: dict[str, float] = {}
         self._calls = itertools.count(1)
         self._checks = 0
         self._later: list[tuple[float, Callable[[], Any]]] = []
@@ -94,7 +91,7 @@ class Campaign:
         self._episode = -1
         self._wanted: dict[str, Wanted] = {}
         self.gpus: list[str] = []
-        self.lab = self.make_lab()
+        self.lab = SlurmLab(self.root / "lab")
         self.lab.environment |= {"TMPDIR": str(self.root / "tmp"), "XDG_CACHE_HOME": str(self.root / "cache")}
         self.lab.environment["KVSWEEP_LOCK_SCOPE"] = str(self.root)
         self.lock_scopes = [str(self.root)]
@@ -107,29 +104,72 @@ class Campaign:
         self.study = self.results / "lab"
         self.results.mkdir(exist_ok=True)
 
-    # --- what a cluster has
-
-    def make_lab(self) -> Lab:
-        raise NotImplementedError
+    # --- the cluster
 
     def prepare(self) -> None:
-        """What a study needs besides its file."""
+        """The site: each node has its own folder for temporary files and its own locks of devices."""
+        temporary = f"{self.root}/tmp/$SLURMD_NODENAME"
+        setup = [f"export TMPDIR={temporary}", f"mkdir -p {temporary}"]
+        setup.append(f"export KVSWEEP_LOCK_SCOPE={self.root}/$SLURMD_NODENAME")
+        self.lock_scopes = [f"{self.root}/n-{gpu}" for gpu in GPU_TYPES]
+        self.checkout.write_site(prepare="login", attempts=4, setup=setup)
 
     def is_busy(self) -> bool:
-        """Whether cells are measured, so that faults can hit them."""
-        raise NotImplementedError
+        return bool(self._jobs_in("RUNNING"))
 
     def has_ended(self) -> bool:
-        """Whether the present call has ended."""
-        return self.call.poll() is not None
+        """Whether the present call has ended; one that waits for jobs which Slurm has forgotten gets a Ctrl-C."""
+        if self.call.poll() is not None:
+            return True
+        with suppress(psutil.Error):
+            works = psutil.Process(self.call.pid).children() or self._jobs_in("PENDING", "RUNNING", "COMPLETING")
+            if works:
+                self._busy_s = time.monotonic()
+            elif time.monotonic() > self._busy_s + FORGOTTEN_S:
+                self.say("Ctrl-C for a call that waits for jobs which Slurm has forgotten")
+                self.call.send_signal(signal.SIGINT)
+                self._busy_s = time.monotonic()
+        return False
+
+    def a_job(self, choice: float) -> dict[str, str] | None:
+        """One of the jobs that measure and run now."""
+        return one_of(self._jobs_in("RUNNING"), choice)
+
+    def _jobs_in(self, *states: str) -> list[dict[str, str]]:
+        return [job for job in self._jobs() if job["JobState"] in states]
+
+    def _jobs(self) -> list[dict[str, str]]:
+        with suppress(AssertionError, subprocess.TimeoutExpired):
+            return [job for job in self.lab.jobs() if "rule_measure_" in job["Comment"]]
+        return []
 
     def nurse(self) -> None:
-        """What an administrator does, all the time."""
+        """Let requeued jobs begin without Slurm's two minutes, release those that it holds, resume nodes."""
+        if time.monotonic() < self._nursed_s + 2:
+            return
+        self._nursed_s = time.monotonic()
+        for job in self._jobs():
+            number = job["JobId"]
+            if job["JobState"] != "PENDING" or job["Restarts"] == "0" or self.lab.has_steps(number):
+                self._waits.pop(number, None)
+            # A node knows a job for a moment longer, and is drained if it is given it again.
+            elif time.monotonic() > self._waits.setdefault(number, time.monotonic()) + 5:
+                self.lab.client("scontrol", "release", number, check=False)
+                self.lab.client("scontrol", "update", f"JobId={number}", "StartTime=now", check=False)
+                del self._waits[number]
+        # Slurm 22.05 may not free the GPU of a job whose node went down, and may go on with a job that ended when
+        # slurmctld was killed. It sees both when it reads its configuration again.
+        if time.monotonic() > self._read_s + READ_AGAIN_S:
+            self.lab.client("scontrol", "reconfigure", check=False)
+            self._read_s = time.monotonic()
+        for line in self.lab.client("sinfo", "--noheader", "--Node", "--format=%N %T", check=False).splitlines():
+            node, state = line.split()
+            out = state.startswith(("drain", "down"))
+            if out and state != "draining" and f"nodename={node}" not in self.out_of_service:
+                self.lab.client("scontrol", "update", f"nodename={node}", "state=resume", check=False)
 
     def settle(self) -> None:
-        """Wait for what goes on after the last call."""
-
-    # --- what all have
+        self.wait(lambda: not self.lab.client("squeue", "--noheader", check=False), QUEUE_S, "an empty queue")
 
     def begin(self) -> None:
         """Start the lab; its results have a small disk of their own."""
@@ -156,21 +196,17 @@ class Campaign:
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
         """Start a call of Snakemake that measures, in a session of its own."""
-        return self.start_in(self.checkout, *arguments)
-
-    def start_in(self, checkout: LabCheckout, *arguments: str, **options: Any) -> "subprocess.Popen[str]":
-        """Start a call of Snakemake in a checkout, with options of the process."""
-        own = {"HOME": str(checkout.root), "XDG_CACHE_HOME": str(checkout.root / "cache")}
+        self._busy_s = time.monotonic()
+        own = {"HOME": str(self.checkout.root), "XDG_CACHE_HOME": str(self.checkout.root / "cache")}
         with (self.root / "calls" / f"{next(self._calls)}.log").open("w") as log:
             return subprocess.Popen(
-                checkout.command("--until", "parse", "--directory", str(checkout.root), *arguments),
-                cwd=checkout.root,
+                self.checkout.command("--until", "parse", "--directory", str(self.checkout.root), *arguments),
+                cwd=self.checkout.root,
                 env=self.lab.environment | own,
                 stdout=log,
                 stderr=log,
                 text=True,
                 start_new_session=True,
-                **options,
             )
 
     def go_on_beside(self, call: "subprocess.Popen[str]") -> None:
@@ -197,7 +233,7 @@ class Campaign:
             # In their order, but one that finds no victim lets others go first.
             while faults and self._go_on():
                 for fault in [*faults] if self.is_busy() else []:
-                    if said := self.kinds[fault.kind](self, fault.choice):
+                    if said := KINDS[fault.kind](self, fault.choice):
                         self.say(f"fault {fault.number}: {fault.kind}: {said}")
                         self.hit[fault.kind] += 1
                         faults.remove(fault)
@@ -209,8 +245,6 @@ class Campaign:
         finally:
             self._end_all()
             watch.stop()
-        self.lost_s += watch.device_s(counts=False)
-        self.counted_s += watch.device_s(counts=True)
         self._find(watch.faults)
         self._check_end()
 
@@ -252,6 +286,7 @@ class Campaign:
         self.settle()
 
     def end_faults(self) -> None:
+        self._busy_s = time.monotonic()
         for _, undo in self._later:
             undo()
         self._later.clear()
@@ -301,22 +336,13 @@ class Campaign:
         return set(re.findall(r"^    (\S+), start \d+$", said.stdout + said.stderr, re.MULTILINE))
 
     def _check_between(self) -> None:
-        """While cells are missing: the status names them, and a further call would measure these alone. Checked at most
-        twice in an episode, because calls take their time."""
+        """While cells are missing, a further call would measure these alone. Checked at most twice in an episode."""
         self._checks += 1
         if self._checks > 2:
             return
         self.end_faults()
-        if self._checks == 1 and self._episode % 4 == 0:
-            self.report()
-        before = self._ended()
-        planned = self._planned()
-        command = [sys.executable, "-m", "workflow_scripts", "status", "--study", "lab.yaml"]
-        status = subprocess.run(command, cwd=self.checkout.root, capture_output=True, text=True)
+        before, planned = self._ended(), self._planned()
         after, cells = self._ended(), set(self._wanted)
-        if status.returncode:
-            self._find([f"no status: {status.stderr[-2000:]}"])
-        self._find(checker.faults_of_status(status.stdout, before, after, cells))
         if not cells - after <= planned <= cells - before:
             self._find([f"{sorted(planned)} would be measured, though {sorted(before)} had ended"])
 

@@ -5,7 +5,6 @@ import hashlib
 import json
 import re
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,26 +15,16 @@ LOOK_S = 0.2
 
 
 @dataclass
-class Attempt:
-    """One attempt to measure a cell, told from others by the inode of its folder: from when to when it was seen, and
-    whether its evidence became that of an outcome."""
-
-    cell: str
-    began_s: float
-    ended_s: float
-    counts: bool = False
-
-
-@dataclass
 class Watch:
     """Looks at the folders of cells all the time, from a thread of its own, until `stop`.
 
-    `attempts` has every attempt that was seen, `hashes` what had ended; `faults` what must never be seen: an attempt to
-    measure a cell that has its outcome, and evidence or an outcome that changed afterwards."""
+    `attempts` has every attempt that was seen, told from others by the inode of its folder, `hashes` what had ended;
+    `faults` what must never be seen: an attempt to measure a cell that has its outcome, and evidence or an outcome that
+    changed afterwards."""
 
     cells: Path
     wanted: Iterable[str]
-    attempts: dict[tuple[str, int], Attempt] = field(default_factory=dict)
+    attempts: set[tuple[str, int]] = field(default_factory=set)
     hashes: dict[str, dict[str, str]] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
@@ -48,10 +37,6 @@ class Watch:
         self._over.set()
         self._thread.join()
 
-    def device_s(self, counts: bool) -> float:
-        """Seconds that devices spent on attempts that became outcomes, or on those of which nothing counts."""
-        return sum(one.ended_s - one.began_s for one in self.attempts.values() if one.counts == counts)
-
     def _run(self) -> None:
         while not self._over.wait(LOOK_S):
             for cell in self.wanted:
@@ -59,15 +44,14 @@ class Watch:
                     self._look(cell)
 
     def _look(self, cell: str) -> None:
-        folder, now = self.cells / cell, time.monotonic()
-        ended_before = cell in self.hashes
+        folder, ended_before = self.cells / cell, cell in self.hashes
         # The engine's log appears when the device is held.
         with suppress(FileNotFoundError):
             if (folder / "raw.partial/engine.log").exists():
                 key = cell, (folder / "raw.partial").stat().st_ino
                 if key not in self.attempts and ended_before and (folder / "outcome.json").exists():
                     self.faults.append(f"{cell}: measured again, though it has its outcome")
-                self.attempts.setdefault(key, Attempt(cell, now, now)).ended_s = now
+                self.attempts.add(key)
         if (folder / "outcome.json").exists():
             hashes = file_hashes(folder)
             if self.hashes.setdefault(cell, hashes) != hashes:
@@ -76,9 +60,6 @@ class Watch:
                 }
                 self.faults.append(f"{cell}: changed after its end: {', '.join(sorted(changed))}")
                 self.hashes[cell] = hashes
-            key = cell, (folder / "raw").stat().st_ino
-            if key in self.attempts:
-                self.attempts[key].counts = True
 
 
 def file_hashes(folder: Path) -> dict[str, str]:
@@ -177,17 +158,3 @@ def faults_of_scratch(folders: Iterable[Path]) -> Iterator[str]:
         for path in folder.rglob("*"):
             if re.fullmatch(r"\..+\.[a-z0-9_]{8}|raw\.partial|scratch", path.name):
                 yield f"{path} was left"
-
-
-def faults_of_status(said: str, before: set[str], after: set[str], cells: Iterable[str]) -> Iterator[str]:
-    """What is wrong with a printed status, given the cells that had ended before it was printed and after: each cell
-    that has no outcome, but a log, is named below a reason."""
-    lines = said.splitlines()
-    count = next((int(found[1]) for line in lines if (found := re.match(r"(\d+) of \d+ cells have ended", line))), None)
-    if count is not None and not len(before) <= count <= len(after):
-        yield f"the status says that {count} cells have ended; {len(before)} to {len(after)} have"
-    for cell in set(cells) - after:
-        if (named := [n for n, line in enumerate(lines) if line.strip().startswith(f"{cell} ")]) and not any(
-            re.match(r"(missing|outdated): .", line) for line in lines[: named[0]]
-        ):
-            yield f"the status names {cell} without a reason"

@@ -1,4 +1,4 @@
-"""Kinds of faults of Snakemake, processes and files, by name. Each is a function of the campaign and of a number from 0
+"""Kinds of faults of Snakemake, processes, files and Slurm. Each is a function of the campaign and of a number from 0
 to 1, which chooses its victim; it returns what it hit, or None if there is nothing to hit at the moment."""
 
 import os
@@ -45,9 +45,9 @@ def drawn(seed: int, count: int, of_kinds: Iterable[str]) -> Iterator[Fault]:
         yield Fault(number, bag.pop(), rng.random(), rng.uniform(0, 3))
 
 
-def kind(name: str, of: dict[str, Kind] = KINDS) -> Callable[[Kind], Kind]:
+def kind(name: str) -> Callable[[Kind], Kind]:
     def register(function: Kind) -> Kind:
-        of[name] = function
+        KINDS[name] = function
         return function
 
     return register
@@ -199,3 +199,69 @@ def suspend_engine(campaign: "Campaign", choice: float) -> str | None:
         cell = cells.get(victim.pid) or cells[victim.ppid()]
         return f"{cell}: {suspend(campaign, [victim], [cell], 1 + 9 * choice)}"
     return None
+
+
+def _processes_of(campaign: "Campaign", job: dict[str, str]) -> list[psutil.Process]:
+    found = []
+    for process in campaign.lab.processes():
+        with suppress(psutil.Error):
+            if process.environ().get("SLURM_JOB_ID") == job["JobId"]:
+                found.append(process)
+    return found
+
+
+def _signal_to_job(number: signal.Signals) -> Kind:
+    def hit(campaign: "Campaign", choice: float) -> str | None:
+        job = campaign.a_job(choice)
+        for process in _processes_of(campaign, job) if job else ():
+            with suppress(psutil.Error):
+                process.send_signal(number)
+        return job and f"every process of job {job['JobId']}"
+
+    return hit
+
+
+KINDS |= {f"{number.name} to job": _signal_to_job(number) for number in SIGNALS}
+
+
+def _to_a_job(*command: str) -> Kind:
+    def hit(campaign: "Campaign", choice: float) -> str | None:
+        if (job := campaign.a_job(choice)) is None:
+            return None
+        campaign.lab.client(*(word.format(job["JobId"]) for word in command), check=False)
+        return f"job {job['JobId']}"
+
+    return hit
+
+
+KINDS["scancel"] = _to_a_job("scancel", "{}")
+KINDS["requeue"] = _to_a_job("scontrol", "requeue", "{}")
+KINDS["time limit"] = _to_a_job("scontrol", "update", "JobId={}", "TimeLimit=1")
+
+
+def _node_is(state: str) -> Kind:
+    def hit(campaign: "Campaign", choice: float) -> str:
+        node = f"nodename=n-{one_of(campaign.gpus, choice)}"
+        campaign.lab.client("scontrol", "update", node, f"state={state}", "reason=fault", check=False)
+        campaign.out_of_service.add(node)
+        campaign.later(1 + 5 * choice, lambda: campaign.out_of_service.discard(node))
+        return node
+
+    return hit
+
+
+KINDS["node drained"] = _node_is("drain")
+KINDS["node down"] = _node_is("down")
+
+
+@kind("slurmctld restarted")
+def restart_controller(campaign: "Campaign", choice: float) -> str:
+    campaign.lab.restart_controller(SIGNALS[choice < 0.5])
+    return "slurmctld"
+
+
+@kind("slurmd restarted")
+def restart_node(campaign: "Campaign", choice: float) -> str:
+    gpu = campaign.gpus[int(choice * len(campaign.gpus))]
+    campaign.lab.restart_node(gpu, SIGNALS[int(choice * 8) % 2])
+    return f"n-{gpu}"

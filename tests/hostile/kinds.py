@@ -116,7 +116,7 @@ def evidence(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
         shutil.copytree(cell, copy, copy_function=os.link, dirs_exist_ok=True)
     calls = of.calls()
     gpu = cell.relative_to(of.root / "cells").parts[0]
-    last = rnd.choice(("knobs", "fragmentation", "devices", "intervals", "page", "status"))
+    last = rnd.choice(("comparisons", "fragmentation", "devices", "intervals", "page", "status"))
     return [calls[gpu], of.tables_call("cells"), calls.get(last) or of.tables_call(last)]
 
 
@@ -190,7 +190,7 @@ def tables(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     path = rnd.choice(sorted(of.tables.rglob("*.parquet")) + sorted(of.root.glob("parsed/*/*.parquet")))
     put(path, mutations.damaged(path.read_bytes(), rnd) if rnd.random() < 0.4 else _other_table(path, rnd))
     is_parsed = of.tables not in path.parents
-    of_tables = ("knobs", "devices", "engines", "intervals", "recommendations")
+    of_tables = ("comparisons", "devices", "intervals", "recommendations")
     names = ("fragmentation",) if is_parsed else of_tables
     name, calls = rnd.choice(("page", rnd.choice(names))), of.calls()
     # The page reads every table, and the others few.
@@ -222,18 +222,13 @@ def _other_table(path: Path, rnd: Random) -> bytes:
 
 def records(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     """Records in a study's results apart from its cells, a model's config, and what `kvsweep log` prints."""
-    of, how = base.copy(folder), rnd.randrange(5)
+    of, how = base.copy(folder), rnd.randrange(4)
     if how == 0:
         changed(of.root / "plan/capacity.jsonl", mutations.jsonl_file, rnd)
         return [of.tables_call("memory")]
     if how == 1:
         changed(rnd.choice(sorted(of.root.glob("prepared/devices/*.json"))), mutations.json_file, rnd)
         return [of.tables_call(rnd.choice(("cells", "devices", "intervals")))]
-    if how == 2:
-        job = {"job": "7", "cluster": "c", "state": "COMPLETED", "nodes": "n1", "queued_s": 1.5, "elapsed_s": 60}
-        job |= {"memory_bytes": 5, "energy_j": None}
-        put(of.root / "jobs/c/7.json", mutations.json_file(json.dumps(job).encode(), rnd))
-        return [of.calls()["status"]]
     log = {"available_kv_cache_gib": 20.5, "num_gpu_blocks": 1000, "engine_version": "0.32.0"}
     of_log = ["--from-log", put(folder / "log.json", mutations.json_file(json.dumps(log).encode(), rnd))]
     config = json.loads(MODEL.read_bytes())
@@ -242,7 +237,7 @@ def records(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
         config["quantization_config"] = {"quant_method": "compressed-tensors", "ignore": names, "config_groups": {}}
     put(folder / "model/config.json", mutations.json_file(json.dumps(config).encode(), rnd))
     sizes = ["--gpu", "h200", "--block-size", "16", "--gpu-memory-utilization", "0.9", "--max-model-len", "2048"]
-    return [("capacity", [*sizes, *(["--model", "model"] if how == 3 else ["--model", "opt-125m", *of_log])])]
+    return [("capacity", [*sizes, *(["--model", "model"] if how == 2 else ["--model", "opt-125m", *of_log])])]
 
 
 def studies(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:

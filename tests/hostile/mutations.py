@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from tests.hostile.grammar import patterns, texts
+from tests.unit.parse.test_benchmark_results import EACH_FORMAT
 
 # Texts that would do something in a terminal, a shell, a page, a template, a path, a spreadsheet or a parser.
 PAYLOADS = (
@@ -33,39 +34,6 @@ LOG_PARTS = (
     *("Running: 1 reqs, ", "KV cache usage: 1.1.1%, ", "1%|1/1 [", "ERROR 09-10 23:26:51 [", "(pid=1", "AError('"),
     *("A.", "Using attn ", "Throughput: 1.5 requests/s, ", "Traceback (most recent call last):\n", "raise E('\\"),
     *("# GPU blocks: 9,999", "\x1b[1;", "{", " " * 50, "\r", "GPU KV cache size: 99999999999999999999 tokens\n"),
-)
-# A result of each benchmark, in the least form that is read.
-RESULTS: tuple[dict[str, Any], ...] = (
-    {"request_throughput": 5.5, "completed": 8, "output_throughput": 900.5, "median_ttft_ms": 12.5, "p99_itl_ms": 3},
-    {"elapsed_time": 9.5, "num_requests": 8, "requests_per_second": 0.8, "tokens_per_second": 400.5},
-    {"latencies": [1.5, 2], "avg_latency": 1.75, "percentiles": {"50": 1.5, "99": 2}},
-    {
-        "request_throughput": 5,
-        "completed": 8,
-        "input_throughput": 9.5,
-        "output_throughput": 4,
-        "mean_e2e_latency_ms": 3,
-    },
-    {
-        "benchmarks": [
-            {
-                "config": {"strategy": {"type_": "constant", "rate": 2.5}},
-                "metrics": {
-                    "request_totals": {"successful": 8, "errored": 0},
-                    "requests_per_second": {"successful": {"mean": 2.5}},
-                    "request_latency": {"successful": {"median": 1.5, "percentiles": {"p99": 2.5}}},
-                },
-            }
-        ]
-    },
-    {
-        "request_throughput": {"avg": 5.5, "unit": "requests/sec"},
-        "request_latency": {"avg": 12.5, "unit": "ms", "p50": 12, "p99": 20},
-        "time_to_first_token": {"unit": "s", "p50": 0.5, "p99": 0.75},
-        "request_count": {"avg": 8},
-        "error_summary": [{"count": 0}],
-    },
-    {"hw": "h200", "tput_per_gpu": 900.5, "output_tput_per_gpu": 450, "tp": 8, "median_ttft": 0.5, "conc": 64},
 )
 # Values in a line of YAML: bombs of aliases, depth, tags, and numbers that are slow to read.
 YAML_VALUES = (
@@ -197,7 +165,7 @@ def yaml_file(content: bytes, rnd: Random) -> bytes:
 
 def results_file(rnd: Random) -> bytes:
     """Results of a benchmark that are damaged or hold other values, or several with a long run between them."""
-    made = [json_file(json.dumps(rnd.choice(RESULTS)).encode(), rnd) for _ in range(rnd.choice((1, 1, 2)))]
+    made = [json_file(json.dumps(rnd.choice(EACH_FORMAT)).encode(), rnd) for _ in range(rnd.choice((1, 1, 2)))]
     return (rnd.choice(("\n", " ", "\r\n", "\u2028", "}")) * rnd.choice((1, 60_000))).encode().join((*made, b""))
 
 

@@ -3,7 +3,7 @@
 Debian's build can run several slurmd on one host (`slurmd -N name`), and nothing here needs systemd. Each node has one
 GPU of its own type: a character device with NVIDIA's major number that nothing opens, so that jobs get typed GRES and
 CUDA_VISIBLE_DEVICES as on a real cluster. Jobs of the partition `urgent`, which has all nodes, requeue those of the
-other partitions. On request there is an accounting database, and memory limits are enforced.
+other partitions. There is an accounting database.
 """
 
 import os
@@ -52,23 +52,9 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=urgent Nodes=ALL PriorityTier=10 MaxTime=1-0 DefaultTime=10 State=UP
 KillWait=2
-"""
-_FREE_MEMORY = """\
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 """
-# Labs share the machine's control groups; a first job of its own keeps their jobs apart.
-_LIMITED_MEMORY = """\
-ProctrackType=proctrack/cgroup
-TaskPlugin=task/cgroup
-FirstJobId={controller_port}00
-"""
-_CGROUPS = """\
-CgroupPlugin=cgroup/v1
-ConstrainRAMSpace=yes
-ConstrainSwapSpace=yes
-"""
-_NO_ACCOUNTING = "JobAcctGatherType=jobacct_gather/none\n"
 _ACCOUNTING = """\
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=2
@@ -110,15 +96,10 @@ _NODE = (
 
 
 class SlurmLab:
-    """The cluster; `environment` is what its clients (sbatch, squeue, snakemake) are to be started with.
+    """The cluster; `environment` is what its clients (sbatch, squeue, snakemake) are to be started with."""
 
-    `accounting` keeps a database of jobs for sacct, in slurmdbd and MariaDB (6 s more). `memory_limits` makes the
-    kernel kill jobs that use more memory than they requested, by control groups of version 1.
-    """
-
-    def __init__(self, root: Path, *, accounting: bool = False, memory_limits: bool = False) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self._accounting, self._memory_limits = accounting, memory_limits
         self.conf = root / "etc" / "slurm.conf"
         self._controller: subprocess.Popen[bytes] | None = None
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
@@ -140,11 +121,10 @@ class SlurmLab:
             *(f"--socket={munge}/munge.sock", f"--pid-file={munge}/munge.pid"),
             *(f"--log-file={self.root}/log/munged.log", f"--seed-file={munge}/munge.seed"),
         )
-        if self._accounting:
-            self._start_mariadb()
-            self._daemon("slurmdbd", "-D")
-            known = ("sacctmgr", "show", "user")
-            wait_for(lambda: bool(self.client(*known, check=False)), 60, "the accounting database")
+        self._start_mariadb()
+        self._daemon("slurmdbd", "-D")
+        known = ("sacctmgr", "show", "user")
+        wait_for(lambda: bool(self.client(*known, check=False)), 60, "the accounting database")
         self.start_controller()
         for gpu in GPU_TYPES:
             self._nodes[gpu] = self._daemon("slurmd", "-D", "-N", f"n-{gpu}")
@@ -155,8 +135,7 @@ class SlurmLab:
         controller_port, node_port, database_port, *ports = _free_ports(3 + len(GPU_TYPES))
         facts = {"host": host, "root": self.root, "controller_port": controller_port, "node_port": node_port}
         facts["database_port"] = database_port
-        conf = _CONF + (_LIMITED_MEMORY if self._memory_limits else _FREE_MEMORY)
-        conf = (conf + (_ACCOUNTING if self._accounting else _NO_ACCOUNTING)).format(**facts)
+        conf = (_CONF + _ACCOUNTING).format(**facts)
         gres = ""
         for number, (gpu, port) in enumerate(zip(GPU_TYPES, ports, strict=True)):
             conf += _NODE.format(gpu=gpu, gres=GRES_TYPES[gpu], host=host, port=port)
@@ -166,7 +145,7 @@ class SlurmLab:
             gres += f"NodeName=n-{gpu} Name=gpu Type={GRES_TYPES[gpu]} File={device}\n"
         self.conf.write_text(conf)
         self.conf.with_name("gres.conf").write_text(gres)
-        self.conf.with_name("cgroup.conf").write_text(_CGROUPS if self._memory_limits else "")
+        self.conf.with_name("cgroup.conf").write_text("")
         self.conf.with_name("mariadb.conf").write_text(_MARIADB.format(**facts))
         database = self.conf.with_name("slurmdbd.conf")
         database.write_text(_DATABASE.format(**facts))
@@ -257,18 +236,6 @@ class SlurmLab:
         for daemon in self._daemons:
             daemon.kill()
             daemon.wait()
-        if self._memory_limits:
-            wait_for(self._groups_are_gone, 10, "the end of the jobs' processes")
-
-    def _groups_are_gone(self) -> bool:
-        """Remove the control groups of jobs, the innermost first, unless a killed process is still ending in one."""
-        first = self.conf.read_text().split("FirstJobId=")[1].split()[0][:-2]
-        for group in sorted(Path("/sys/fs/cgroup").glob(f"*/slurm_n-*/uid_*/job_{first}*/**"), reverse=True):
-            try:
-                group.rmdir()
-            except OSError:
-                return False
-        return True
 
 
 def _free_ports(count: int) -> list[int]:

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,9 @@ from tests.integration.conftest import CHECKOUT, SHORT, outcome_of, snakemake_co
 from tests.integration.served_study import Listeners
 from tests.processes import is_session_gone, measuring, wait_for
 from tests.unit.made_rates import made_rates
-from workflow_scripts.catalog.gpus_and_models import get_model, load_gpus
+from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.common.ownership import temporary_folder
-from workflow_scripts.device.device_lock import device_lock
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.engines.vllm.adapter import LAYOUT
@@ -48,7 +46,6 @@ HF = "cpu-all/hf-static/tiny-llama-57m/short/static-batch4-cache"
 CONTINUOUS = "cpu-all/hf-continuous/tiny-llama-57m/short/continuous-page32-blocks64-tokens128"
 RANKS = "cpu-all/vllm/tiny-llama-57m/short/bs32-seqs4-len512-tp2-eager1-attnFLASH_ATTN-cpukv1"
 INT8 = "cpu-all/vllm/tiny-llama-57m-w8a8/short/bs32-seqs4-len512-eager1-attnFLASH_ATTN-cpukv1"
-SHORT_STATIC = "cpu-all/hf-static/tiny-llama-57m/short/static-batch2-cachedynamic"
 STATE = "tests.integration.process_state"
 GROWN = ("generation_tokens", "prefix_cache_hits")
 PREFIX = "cpu-all/vllm/tiny-llama-57m/prefix/bs32-seqs1-len512-pc{}-eager1-cpukv1"
@@ -536,54 +533,6 @@ def test_cells_are_measured_in_rounds_and_those_that_are_not_decided_once_more(t
     assert nothing.search(measure("--dry-run", **as_needed))
     # The plan of the fourth round is there, but it was decided on another margin.
     assert re.search(r"^decide +1$", measure("--dry-run", **as_needed | {"equivalence_margin_pct": 30.0}), re.M)
-
-
-def test_a_second_call_and_a_dry_run_beside_a_running_one_change_no_file(tmp_path, write_study, environment):
-    """Snakemake locks the folder it is called in, so this is another one than that of the other tests."""
-    for name in ("Snakefile", "rules", "config", "workflow_scripts", "envs", "report", "profiles"):
-        (tmp_path / name).symlink_to(CHECKOUT / name)
-    results = tmp_path / "results"
-    sweep = {"name": "static", "gpu": "cpu-all", "engine": "hf-static", "model": "tiny-llama-57m", "workload": "short"}
-    starts = {"at_least": 2, "at_most": 3}
-    study = write_study(tmp_path, sweeps=[sweep | {"knobs": {"batch_size": [2, 4]}}], starts=starts)
-    command = [word for word in snakemake_command(study, results, "--until=measure") if word != "--nolock"]
-    # The test holds the device meanwhile, so that no cell is measured.
-    with device_lock(load_gpus()["cpu-all"]):
-        with (tmp_path / "first.log").open("w") as log:
-            first = subprocess.Popen(
-                command, cwd=tmp_path, env=environment, stdout=log, stderr=log, start_new_session=True
-            )
-        try:
-            deadline = time.monotonic() + 120
-            while not (logs := [*results.glob("small/cells/**/measure.log")]) or "waiting" not in logs[0].read_text():
-                assert first.poll() is None, (tmp_path / "first.log").read_text()
-                assert time.monotonic() < deadline, (tmp_path / "first.log").read_text()
-                time.sleep(0.2)
-
-            def files() -> dict[Path, tuple[int, bytes]]:
-                found = (path for path in results.rglob("*") if path.is_file())
-                return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
-
-            before = files()
-            assert "measure.log" in {path.name for path in before}
-            for options, status, said in (([], 1, "cannot be locked"), (["-n"], 0, f"    {SHORT_STATIC}, start 1\n")):
-                call = [*command[: command.index("--config")], *options, *command[command.index("--config") :]]
-                done = subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True, text=True)
-                assert (done.returncode, said in done.stdout + done.stderr) == (status, True), done.stdout + done.stderr
-                assert files() == before
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(first.pid, signal.SIGKILL)
-            first.wait()
-
-
-def test_a_cell_off_the_grid_is_an_error_at_once(tmp_path, snakemake, write_study):
-    results = tmp_path / "results"
-    cell = SHORT.replace("seqs4", "seqs5")
-    done = snakemake(write_study(tmp_path), results, str(outcome_of(results, cell)))
-    assert done.returncode != 0
-    assert f"study 'small' has no cell '{cell}'" in done.stderr
-    assert not results.exists()
 
 
 def test_evidence_is_json_that_any_tool_can_read(measured):

@@ -20,7 +20,7 @@ ON_SLURM = [
 def lab():
     with shared_folder() as shared:
         (root := shared / "lab").mkdir()
-        lab = SlurmLab(root, accounting=True)
+        lab = SlurmLab(root)
         try:
             lab.start()
             yield lab

@@ -6,11 +6,9 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.integration.installing import Environment
 from tests.integration.served_study import SECRETS
 from tests.integration.slurm.conftest import ON_SLURM
 from tests.integration.slurm_lab import GPU_TYPES, GRES_TYPES
@@ -214,26 +212,3 @@ def test_an_environment_is_installed_once_and_a_broken_one_ends_only_its_own_cel
         assert (old.outcome, broken.outcome, broken.phases_s) == ("ok", "invalid", {})
         assert "no index" in (broken.reason or "")
         assert old.definition["environment"] == OLD
-
-
-def test_a_cell_that_lacked_a_package_is_measured_once_it_is_installed_and_no_other(checkout, lab, tmp_path):
-    lacking = Environment(tmp_path / "env", "accelerate")
-    checkout.python, lab.environment["KVSWEEP_ENGINES"] = lacking.python, "tests.echo_engine:ECHO"
-    try:
-        checkout.write_site()
-        echoing = {"gpu": "lab-a100", "engine": "echo", "knobs": {"at_once": 2}}
-        checkout.write_study([{"gpu": "lab-h100", "knobs": {"batch_size": 8}}, echoing])
-        lacks, echo = cell("lab-h100", batch=8), "lab-a100/echo/tiny-llama-57m/short/atonce2"
-        stopped = checkout.snakemake("--until", "measure")
-        assert stopped.returncode == 1
-        assert "hf-static needs accelerate" in stopped.stdout + stopped.stderr
-        assert not (checkout.folder(lacks) / "outcome.json").exists()
-        ended_at = checkout.outcome(echo).provenance["ended_at"]
-        lacking.install()
-        done = checkout.snakemake("--until", "measure")
-        assert done.returncode == 0, done.stderr
-        assert checkout.outcome(lacks).outcome == "ok", checkout.outcome(lacks).reason
-        assert checkout.outcome(echo).provenance["ended_at"] == ended_at
-    finally:
-        checkout.python = Path(sys.executable)
-        del lab.environment["KVSWEEP_ENGINES"]

@@ -2,18 +2,17 @@
 
 import pytest
 
-from tests.faults.campaign import run
-from tests.faults.cluster import Cluster
-from tests.faults.kinds import drawn
+from tests.faults.campaign import Campaign, run
+from tests.faults.kinds import KINDS, drawn
 from tests.integration.slurm.conftest import ON_SLURM
 
 pytestmark = [*ON_SLURM, pytest.mark.needs_tool("gcc"), pytest.mark.timeout(3600)]
 
 
 def test_ten_faults_lose_no_cell_and_leave_nothing():
-    campaign = Cluster()
+    campaign = Campaign()
     try:
-        run(campaign, drawn(1, 10, campaign.kinds), per_episode=10)
+        run(campaign, drawn(1, 10, KINDS), per_episode=10)
     finally:
         campaign.stop()
     assert campaign.findings == []
