@@ -21,6 +21,7 @@ COMPARED = {
     "ratio": "Ratio (95 % interval)",
     "verdict": "Verdict",
     "starts_needed": "Further starts needed to decide",
+    "moved_with_it": "Changed by itself",
     "scope": "Interval covers",
 }
 

@@ -11,12 +11,10 @@ from workflow_scripts.common.columns import COLUMNS, Column
 from workflow_scripts.statistics.comparisons import SCOPE_MEANING, mean_interval
 from workflow_scripts.statistics.summary import (
     IDENTITY,
-    RATE,
     RATE_OF_ARRIVALS,
     THROUGHPUT,
     cell_summary,
     comparable_rows,
-    numbers,
     summarise,
 )
 from workflow_scripts.tables.measurements import FRAME_COLUMNS
@@ -32,7 +30,6 @@ SCHEMA = table_schema(
     NUMBER("value", "geometric mean over the starts, or as below another value of the repeats"),
     NUMBER("low high", "95 % interval of a mean; null for a throughput that is the rate of arrivals, and for tails"),
     NUMBER("starts_apart_pct", "of a mean: how far the highest start (of several cards: card) is above the lowest"),
-    NUMBER("without_first", "value of output tokens/s without the first repeat of each start; null for single repeats"),
     INTEGER("repeats", "valid repeats of all starts"),
     TEXT("scope", SCOPE_MEANING),
     notes=" ".join(
@@ -76,11 +73,6 @@ def _of_mean(cells: pd.DataFrame, column: Column) -> pd.DataFrame:
         at_a_rate, _ = summarise(comparable_rows(cells[cells[RATE_OF_ARRIVALS].notna()]), IDENTITY, measure)
         at_a_rate = at_a_rate[at_a_rate["repeats"] > 0]
         rows = pd.concat([rows, at_a_rate.assign(value=np.exp(at_a_rate["log_mean"]))])
-    if measure == RATE:
-        each = comparable_rows(cells).dropna(subset=measure)
-        later = each[each["repeat"] > each.groupby(["cell_id", "start"])["repeat"].transform("min")]
-        of_starts = later.assign(log=np.log(numbers(later[measure]))).groupby(["cell_id", "start"])["log"].mean()
-        rows["without_first"] = np.exp(rows["cell_id"].map(of_starts.groupby("cell_id").mean()))
     return rows.assign(measure=measure)
 
 

@@ -3,13 +3,11 @@
 import csv
 import json
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
 
 from tests.unit.present.synthetic import SCRIPT
-from workflow_scripts.page.style import COLOURS
 from workflow_scripts.study.outcome import WHAT_TO_DO
 from workflow_scripts.tables.measurements import read_measurements
 
@@ -29,24 +27,6 @@ def rows_of(path: Path) -> list[list[str]]:
         return list(csv.reader(file))
 
 
-def texts_of(drawing: Path) -> list[str]:
-    """Every text of an SVG file, the title first."""
-    root = ElementTree.parse(drawing).getroot()
-    return [node.text or "" for node in root.iter() if node.tag in (f"{SVG}title", f"{SVG}text")]
-
-
-def test_every_figure_is_saved_with_the_colours_of_a_light_page(tab, report, tmp_path):
-    tab.open(report, dark=True)
-    figures = tab.evaluate("document.querySelectorAll('#view-report figure[id^=figure-]').length")
-    assert tab.evaluate("document.querySelectorAll('#view-report .save').length") > figures
-    saved = tab.download(button("#max-num-seqs", "SVG"), tmp_path)
-    assert saved.name == "kvsweep-study-synthetic-throughput.svg"
-    assert "H200" in " ".join(texts_of(saved))
-    drawing = saved.read_text(encoding="utf-8")
-    assert "var(--" not in drawing
-    assert COLOURS[0] in drawing
-
-
 def test_every_table_is_saved_as_csv(tab, report, tmp_path):
     tab.open(report)
     assert tab.evaluate("document.querySelectorAll('#view-report figure.table:not(:has(.save))').length") == 0
@@ -58,17 +38,6 @@ def test_every_table_is_saved_as_csv(tab, report, tmp_path):
     assert headings[:4] == ["Outcome", "Reason", "What you do", "Cells"]
     assert WHAT_TO_DO["timeout"] in [row[2] for row in cells if row[0] == "timeout"]
     assert any(SCRIPT in row[1] for row in cells)
-
-
-def test_a_table_of_the_views_is_saved_with_all_rows(tab, report, tmp_path):
-    tab.open(report, "#view=explore")
-    tab.wait("document.querySelector('#view-explore table')")
-    tab.evaluate("document.querySelector('#view-explore .filter + .plain').click()")
-    assert tab.evaluate("document.querySelectorAll('#view-explore tbody tr').length") == 50
-    rows = rows_of(tab.download(button("#view-explore", "CSV"), tmp_path))
-    assert len(rows) == 1 + 80
-    # Numbers are plain.
-    assert all(float(row[1]) > 0 for row in rows[1:] if row[1])
 
 
 def test_all_data_are_saved_as_the_tables_have_them(tab, report, tmp_path):

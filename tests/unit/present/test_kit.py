@@ -99,8 +99,3 @@ def test_what_is_not_measured_is_a_broken_line_without_marks():
     (ax,) = drawn(plot, "").get_axes()
     assert [of.get_linestyle() for of in ax.lines].count("--") == 1
     assert len([of for of in ax.lines if of.get_marker() == "o"]) == 3
-
-
-def test_the_words_for_a_plot_have_its_ends_with_their_intervals():
-    assert "device 1: 200 (180 to 220) at 1, 3,200 (2,900 to 3,500) at 16" in PLOTS["line"].alt
-    assert "row 0: 0.50× (0.45 to 0.55)" in PLOTS["ratio"].alt

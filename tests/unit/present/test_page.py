@@ -3,21 +3,17 @@ from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 
-import pandas as pd
 import pytest
 
 from tests.unit.present.conftest import changed, write_cells
 from tests.unit.present.synthetic import DRAWN, SCRIPT, SPEED
-from workflow_scripts.page.blocks import Table
 from workflow_scripts.page.parts import claims_on
 from workflow_scripts.questions.sections import APPENDIX, SECTIONS, SUBJECTS
 from workflow_scripts.questions.trust.provenance import provenance_table
-from workflow_scripts.questions.trust.where_measured import provenance
 from workflow_scripts.study.definition import study_sha256
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import load_study
-from workflow_scripts.tables.measurements import FRAME_COLUMNS
 
 ANSWERED = {f"#{of.id}" for of in SUBJECTS if of.answers}
 VOID = {"meta", "img", "source", "link", "br", "hr"}
@@ -122,17 +118,6 @@ def test_cells_that_are_not_ok_are_told_with_their_reasons(page):
     assert any("2 times its ceiling" in text for text in page.text["p"])
 
 
-def test_cells_with_replaced_settings_a_loaded_host_or_an_unsteady_warm_up_are_named(page):
-    for kind, title, cells, others in (
-        ("figure", "that the engine replaced", ["max_model_len 2048", "h200, vllm, chat: block size 8"], "l40s"),
-        ("figure", "CPU used by others", ["l40s, vllm, chat: block size 16"], "h200"),
-        ("p", "first repeat over", ["l40s, vllm, chat: block size 8, at most 1 sequence; "], "h200"),
-    ):
-        text = next(text for text in page.text[kind] if title in text)
-        assert all(cell in text for cell in cells)
-        assert others not in text
-
-
 def test_the_page_says_how_to_cite_the_study_and_where_its_tables_are(results, page):
     digest = study_sha256(load_study(results.study))
     assert any(f"Study synthetic, definition {digest[:12]}, measured until 20" in text for text in page.text["p"])
@@ -195,17 +180,6 @@ def test_no_headline_names_a_cell_by_its_slug(results, page):
     assert len(slugs) > 10
     places = [*page.text["h3"], *page.text["summary"], *page.text["li"], *page.text["figcaption"]]
     assert [text for text in places if any(slug in text.replace("/", " ").split() for slug in slugs)] == []
-
-
-def test_provenance_has_the_share_of_starts_in_the_time_of_all_engines(results, tmp_path):
-    report = replace(results.report, cells=tmp_path)
-    # Two starts, of which one has two repeats: the phases of a start count once.
-    starts = pd.DataFrame({"cell_id": ["a", "a", "b"], "start": 1, "start_s": [30.0, 30.0, 60.0], "warmup_s": 15.0})
-    starts = starts.assign(measure_s=[60.0, 60.0, 0.0], host="here", graphs_from_cache=[True, True, False])
-    report.tables.rows = starts.reindex(columns=list(FRAME_COLUMNS))
-    rows = next(block for block in provenance(report) if isinstance(block, Table)).rows
-    told = dict(map(tuple, rows))
-    assert told["Time of the engines"] == "3 min: 50 % starting, 17 % warming up, 33 % measuring"
 
 
 def test_logs_are_those_of_cells_that_were_tried_in_vain_and_of_the_start_that_is_shown(results, tmp_path, cells):

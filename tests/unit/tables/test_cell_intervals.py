@@ -51,16 +51,8 @@ def test_every_engine_and_measure_has_rows_but_not_what_failed_or_arrives_at_a_r
     assert requests["low"].isna().all()
 
 
-def test_a_rate_is_also_known_without_the_first_repeat_of_each_start():
-    again = [row | {"start": 2} for row in cell({"block_size": 16}, (70, 90, 90))]
-    row = of_rate(table(cell({"block_size": 16}, (50, 80, 125)), again)).iloc[0]
-    assert row["value"] == pytest.approx(math.sqrt((50 * 80 * 125) ** (1 / 3) * (70 * 90 * 90) ** (1 / 3)))
-    assert row["without_first"] == pytest.approx(math.sqrt(100 * 90))
-
-
 def test_one_repeat_has_the_interval_of_what_others_vary_and_nothing_gives_an_empty_table():
     row = of_rate(table(cell({"block_size": 16}, (100,)))).iloc[0]
     assert row["value"] == pytest.approx(100)
     assert 85 < row["low"] < 95 < 105 < row["high"] < 115
-    assert pd.isna(row["without_first"])
     assert of_rate(table(cell({"block_size": 16}, (100,), outcome="timeout"))).empty

@@ -17,7 +17,7 @@ from workflow_scripts.questions.comparisons.table import DEVICE, DIFFERS, LIKELY
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED, SCOPE_MEANING, mean_interval
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks, decide
 from workflow_scripts.statistics.samples import Samples
-from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
+from workflow_scripts.statistics.start_spread import BoolArray
 from workflow_scripts.statistics.summary import (
     ENVIRONMENT,
     IDENTITY,
@@ -39,7 +39,7 @@ from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, ta
 
 LATENCIES = ("tpot_s_p50", "ttft_s_p50")
 TAILS = ("ttft_s_p99", "tpot_s_p99")
-BEST, WITHIN_LATENCY, SMALLEST, PARETO = ("best_throughput", "best_within_latency", "smallest_within_margin", "pareto")
+BEST, WITHIN_LATENCY, SMALLEST = "best_throughput", "best_within_latency", "smallest_within_margin"
 # The bound if the study sets none is this many times the lowest time per output token of any configuration.
 DEFAULT_TPOT_FACTOR = 2.0
 TESTS_ONLY = "knob_num_gpu_blocks_override"
@@ -57,8 +57,7 @@ SCHEMA = table_schema(
         "`best_throughput`: the highest rate without the effects of rounds; `best_within_latency`: the same within the "
         "bound; "
         "`smallest_within_margin`: fewest sequences, then least memory, then smallest block, among those "
-        "shown to be within the margin of the highest rate; `pareto`: none is better in rate, "
-        "`tpot_s_p50` and `ttft_s_p50`",
+        "shown to be within the margin of the highest rate",
     ),
     TEXT("cell_id knobs", "the configuration"),
     INTEGER("repeats", "valid repeats of all starts"),
@@ -86,7 +85,7 @@ SCHEMA = table_schema(
     ),
     FLAG("equal_work", "whether all compared configurations served the same requests"),
     INTEGER("compared", "configurations of this device, model and workload"),
-    INTEGER("eligible", "those of them among which the role chooses; 0: none keeps the bound; null for `pareto`"),
+    INTEGER("eligible", "those of them among which the role chooses; 0: none keeps the bound"),
     TEXT("command", "`vllm serve` with this configuration and the model's published weights"),
     TEXT("config_yaml", "the same for `vllm serve --config`"),
 )
@@ -197,7 +196,7 @@ def _of_place(
     by = str(place["metric"].iloc[0])
     sample, samples = place["sample"].to_numpy(dtype=int), of_rates[by]
     # Means of logarithms.
-    rate, *latencies = (numbers(place[_ranks(metric)]) for metric in (by, *LATENCIES))
+    rate = numbers(place[_ranks(by)])
     memory = [name for name in _RESERVES if name in place]
     changes = shown.index[shown == CHANGES]
 
@@ -244,19 +243,6 @@ def _of_place(
     order = ["max_concurrency_allowed", *memory, "block_size_effective", "knobs"]
     smallest = int(place[as_fast].sort_values(order, kind="stable").index[0])
     yield row(smallest, SMALLEST, margin_pct=margin_pct, eligible=as_fast.sum())
-
-    for member in np.flatnonzero(pareto_front(np.column_stack([rate, *(-latency for latency in latencies)]))):
-        yield row(member, PARETO)
-
-
-def pareto_front(values: FloatArray) -> BoolArray:
-    """The rows that no other row beats; in every column higher is better. A row with a NaN is not on the front.
-
-    >>> pareto_front(np.array([[1.0, 5.0], [2.0, 4.0], [1.0, 4.0], [3.0, np.nan]])).tolist()
-    [True, True, False, False]
-    """
-    beaten = [((values >= row).all(axis=1) & (values > row).any(axis=1)).any() for row in values]
-    return ~np.isnan(values).any(axis=1) & ~np.array(beaten, dtype=bool)
 
 
 def settings_of(cell: Row, models: Settings) -> ServeSettings | None:

@@ -155,11 +155,6 @@ def test_the_command_prints_a_table(capsys, monkeypatch):
     headings, first = printed[printed.index("gpu ") :].splitlines()[:2]
     assert headings.split() == ["gpu", "max_num_seqs", "throughput_tok_s", "ceiling", "times", "verdict", "reason"]
     assert first.split()[:6] == ["H200", "1", "11939", "638", "18.72", "impossible"]
-    monkeypatch.setenv("COLUMNS", "200")
-    assert main([MAX_NUM_SEQS, *OPTIONS]) == 0
-    # 1 sequence reads 15 GB of weights per step, 256 are limited by arithmetic.
-    reasons = [re.findall(r"[\d.]+ (?:GB|TB/s|TFLOP/s)", line) for line in capsys.readouterr().out.splitlines()[2:7]]
-    assert reasons == [*[["15.0 GB", "4.8 TB/s"]] * 4, ["989.5 TFLOP/s"]]
     assert main([str(PUBLISHED / "paged_attention_lab_block_size.csv"), *OPTIONS, "--max-num-seqs", "64"]) == 0
     assert "64 assumed" in " ".join(capsys.readouterr().out.split())
 
@@ -384,13 +379,9 @@ def test_a_row_that_contradicts_what_is_assumed_is_unknown(text, reasons, tmp_pa
     "text",
     [
         "GPU,ISL,OSL,c,tok/s\nH100,8000,100,1,1\n",
-        "GPU,Input len,Output len,c,tok/s\nH100,8000,100,1,1\n",
         "GPU,ISL/OSL,c,tok/s\nH100,8k/100,1,1\n",
         "GPU,c,tok/s (ISL=8000 OSL=100)\nH100,1,1\n",
-        "GPU,In,Out,c,tok/s\nH100,8000,100,1,1\n",
         "GPU,Prompt length (tokens),Completion tokens,c,tok/s\nH100,8000,100,1,1\n",
-        "GPU,Workload,c,tok/s\nH100,8000 in / 100 out,1,1\n",
-        "GPU,c,tok/s @ 8000:100\nH100,1,1\n",
     ],
 )
 def test_lengths_of_the_table_count(text, tmp_path, capsys):
@@ -455,21 +446,3 @@ def test_bad_input_ends_with_2_and_one_message(argv, message, capsys, tmp_path):
     assert message in error
     assert error.count("\n") == 1
     assert not out.exists()
-
-
-@pytest.mark.parametrize(
-    ("option", "values"),
-    [
-        ("tokens-per-request", ["200", "0,5", "5,0.5"]),
-        ("max-num-seqs", ["0", "1.5"]),
-        ("gpu-memory-utilization", ["0", "1.01", "half"]),
-        ("quantization", ["int3"]),
-        ("kv-cache-dtype", ["int3"]),
-        ("column", ["speed=tok/s", "tp", "tp="]),
-    ],
-)
-def test_options_with_a_value_that_is_not_allowed_are_refused(option, values, capsys):
-    for value in values:
-        with pytest.raises(SystemExit, match="2"):
-            main([MAX_NUM_SEQS, *OPTIONS, f"--{option}={value}"])
-        assert re.search("is not|invalid choice", capsys.readouterr().err)

@@ -4,16 +4,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 from tests.unit.questions.made import made
 from tests.unit.questions.synthetic_cells import OTHER_PLACES, around, cell, only, starts_table
 from tests.unit.study.test_serve_command import DUMMY, HUB
 from workflow_scripts.questions.comparisons.table import LIKELY, comparison_tables
-from workflow_scripts.questions.recommendations.table import SCHEMA, pareto_front, recommendations
+from workflow_scripts.questions.recommendations.table import SCHEMA, recommendations
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.measurements import write_measurements
@@ -95,7 +92,6 @@ def test_the_roles_of_a_place_in_order():
         ["best_throughput", "seqs16"],
         ["best_within_latency", "seqs1"],
         ["smallest_within_margin", "seqs16"],
-        *(["pareto", knobs] for knobs in ("seqs1", "seqs2", "seqs4", "seqs16")),
     ]
 
 
@@ -253,17 +249,6 @@ def test_what_is_smallest(larger, smaller):
     cells = [cell(k, around(100), block_size_effective=k.get("block_size")) for k in knobs]
     for these in (cells, cells[::-1]):
         assert only(recommended(*these, role="smallest_within_margin"))["knobs"] == cells[1][0]["knobs"]
-
-
-@given(
-    arrays(float, st.tuples(st.integers(1, 12), st.integers(1, 3)), elements=st.sampled_from([0.0, 1.0, 2.0, np.nan]))
-)
-def test_a_row_is_on_the_front_unless_another_beats_it(values):
-    def beats(a, b):
-        return not np.isnan(a).any() and all(a >= b) and any(a > b)
-
-    expected = [not np.isnan(b).any() and not any(beats(a, b) for a in values) for b in values]
-    assert pareto_front(values).tolist() == expected
 
 
 def test_commands_and_files():
