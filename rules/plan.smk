@@ -12,7 +12,6 @@ rule predict_cells:
         PATHS.plan / "plan.parquet",
         PATHS.plan / "plan.csv",
         PATHS.plan / "knobs.csv",
-        PATHS.plan / "blocks.parquet",
         PATHS.capacity,
     log:
         PATHS.root / "logs/predict_cells.log",

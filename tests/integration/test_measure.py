@@ -103,7 +103,7 @@ def test_a_calibrations_passes_have_the_steps_of_their_schedule(measured, enviro
     (path,) = (measured.results / "small/prepared/calibrations").rglob("*.json")
     record = CalibrationRecord.read(path)
     assert (path.stem, record.engine, record.model, record.failure) == ("eager1", "vllm", "tiny-llama-57m", None)
-    assert [one.layers for one in record.starts] == [8, 4, 8]
+    assert [one.layers for one in record.starts] == [8, 8]
     assert record.device["processor"]
     for one in record.starts:
         assert one.passes
@@ -270,7 +270,6 @@ def test_hf_static_batches_count_only_what_was_asked_for(measured, cache):
     assert all(s["kv_slots_reserved"] >= s["kv_tokens_live"] > 0 for s in steps)
     reserved = [s["kv_slots_reserved"] for s in steps if s["repeat"] == 0]
     assert (len(set(reserved)) <= 2) == (cache == "static")  # two batches; a dynamic cache grows in each step
-    assert outcome.effective["sdpa_backends"] == "flash, mem_efficient, math, cudnn"
     # 8 layers x 4 KV heads x 64 x (key and value), in the type that is native here
     assert steps[0]["kv_bytes_reserved"] == steps[0]["kv_slots_reserved"] * 4096 * DTYPE_BYTES[computed_in(outcome)]
 

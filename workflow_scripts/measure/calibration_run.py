@@ -3,9 +3,7 @@
     kvsweep calibrate --study config/studies/demo.yaml --gpu cpu-all
 
 writes `results/{study}/prepared/calibrations/{gpu}/{engine}/{model}/{variant}.json`. The engine runs as it does for a
-cell: forked, under the device's lock, with the settings of one of the study's cells. One start has half of the model's
-layers and random weights, because only another depth separates the fixed time of a step from the time to read the
-weights; a GPU needs none if the model itself got through all points. On a CPU the model itself is started twice, and
+cell: forked, under the device's lock, with the settings of one of the study's cells. On a CPU it is started twice, and
 the starts of all other calibrations come between, because a shared machine is not equally fast at all times. `--gpu
 cpu-1core cpu-all` measures those of both in turns, so that more time lies between.
 """
@@ -15,7 +13,7 @@ import random
 import shutil
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from itertools import accumulate, chain, groupby
 from operator import itemgetter
@@ -25,7 +23,7 @@ from typing import Any
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.cluster.site import note_wrong_node
 from workflow_scripts.common.command import LOG, RESULTS, STUDY, command, option
-from workflow_scripts.common.files import read_json, read_jsonl, sha256_of, write_json, write_jsonl
+from workflow_scripts.common.files import read_jsonl, sha256_of, write_json, write_jsonl
 from workflow_scripts.device.device_check import WrongDeviceError
 from workflow_scripts.device.device_lock import device_lock
 from workflow_scripts.device.device_rates import DeviceRates
@@ -33,14 +31,20 @@ from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.provenance import now_in_utc, provenance_of
 from workflow_scripts.measure.session import Job, NoEnvironmentError, Session, end_of_log
-from workflow_scripts.physics.model_facts import ModelFactsError, facts_on, vocabulary_and_context
+from workflow_scripts.physics.model_facts import (
+    ModelFactsError,
+    facts_on,
+    model_facts,
+    read_config,
+    vocabulary_and_context,
+)
 from workflow_scripts.study.calibrations import (
     CALIBRATION_S,
+    STARTS,
     Calibration,
     CalibrationRecord,
     CalibrationStart,
     Pass,
-    at_half_depth,
     calibrated_definition,
     calibrations_of,
     points_for,
@@ -56,7 +60,6 @@ from workflow_scripts.study.study_file import load_study
 from workflow_scripts.workloads.request import Request
 
 ROUNDS = 5
-DEPTHS = ("num_hidden_layers", "n_layer")
 START_LIMIT_S = 600.0
 
 
@@ -98,13 +101,10 @@ class CalibrationRun:
         `calibrate` does."""
         if self._failure:
             return
-        if self.gpu.kind != "cpu" and number and len(self._starts[0].passes) >= 2 * len(self._points):
-            print(f"{self.calibration.name} got through all points twice and needs no second start", flush=True)
-            return
         scratch = self._out.with_suffix(".partial")
         try:
             shutil.rmtree(scratch, ignore_errors=True)
-            self._serve(number, limit_s or CALIBRATION_S[self.gpu.kind], scratch)
+            self._serve(number, (limit_s or CALIBRATION_S[self.gpu.kind]) / STARTS[self.gpu.kind], scratch)
         except (CalibrationRunError, ModelFactsError, NoEnvironmentError) as e:
             self._failure = str(e)
         finally:
@@ -132,33 +132,25 @@ class CalibrationRun:
     def _serve(self, number: int, limit_s: float, scratch: Path) -> None:
         """Add a start. The device's fields are from the first one. Raises CalibrationRunError if the engine fails or
         cannot run with the settings, and what `measure_start` says."""
-        whole, share = self.calibration.starts[number]
-        print(f"calibrating {self.calibration.name}, {'all' if whole else 'half of the'} layers", flush=True)
-        model_dir, definition = self._model_dir, self._definition
-        config = read_json(model_dir / "config.json")
-        layers, half, of_half = shallower(config)
-        if not whole:
-            model_dir = scratch / "shallow"
-            shutil.copytree(self._model_dir, model_dir, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*"))
-            write_json(model_dir / "config.json", of_half)
-            random_weights = definition.model.model_copy(update={"load_format": "dummy"})
-            definition = definition.model_copy(update={"model": random_weights})
-        passes = order(range(len(self._points)) if whole else at_half_depth(self._points, self.gpu.kind), number > 1)
+        print(f"calibrating {self.calibration.name}", flush=True)
+        config = read_config(self._model_dir)
+        layers = model_facts(config, weights=False).layers
+        passes = order(range(len(self._points)), backwards=number > 0)
         draw, (vocabulary, _) = random.Random(0), vocabulary_and_context(config)
         prompts = (([draw.randrange(vocabulary) for _ in range(n)], output) for n, output in chain(*self._points))
         write_jsonl(scratch / "requests.jsonl", (Request(*r).as_line(str(i)) for i, r in enumerate(prompts)))
         ends = [*accumulate(map(len, self._points), initial=0)]
         job = Job(
-            definition=definition,
-            model_dir=model_dir,
+            definition=self._definition,
+            model_dir=self._model_dir,
             workload=scratch / "requests.jsonl",
             evidence=scratch / "evidence",
             passes=[[*range(ends[point], ends[point + 1])] for point in passes],
-            passes_s=share * limit_s,
+            passes_s=limit_s,
             start_limit_s=START_LIMIT_S,
         )
         with closing(Session(job)) as session:
-            _, measured = session.serve(job, START_LIMIT_S + 2 * share * limit_s)
+            _, measured = session.serve(job, START_LIMIT_S + 2 * limit_s)
             if measured is None:
                 raise CalibrationRunError(f"the engine broke:\n{end_of_log(job.evidence)}")
             if measured.wrong_device:
@@ -168,8 +160,7 @@ class CalibrationRun:
             served = self._passes(measured, job.evidence, passes)
         took, load = measured.effective, {"device": measured.device, "host_load": measured.host_load}
         self._device = self._device or {**load, "dtype": took.get("dtype")}
-        depth = layers if whole else half
-        self._starts.append(CalibrationStart(layers=depth, effective=took, phases_s=measured.phases_s, passes=served))
+        self._starts.append(CalibrationStart(layers=layers, effective=took, phases_s=measured.phases_s, passes=served))
 
     def _passes(self, measured: Measured, evidence: Path, passes: Sequence[int]) -> list[Pass]:
         serves = get_engine(self._definition.engine).serves
@@ -206,33 +197,11 @@ def calibrate(runs: Sequence[CalibrationRun], limit_s: float | None = None) -> N
     passes of a calibration, instead of the limit of the kind of device. Raises WrongDeviceError if a device is another
     one, and ForkServerError if the measuring process could not be started."""
     draw = random.Random(0)
-    for number in range(max((len(run.calibration.starts) for run in runs), default=0)):
+    for number in range(max(STARTS.values())):
         for run in draw.sample(runs, len(runs)):
-            if number < len(run.calibration.starts):
+            if number < STARTS[run.gpu.kind]:
                 with device_lock(run.gpu):
                     run.measure_start(number, limit_s)
-
-
-def shallower(config: Mapping[str, Any]) -> tuple[int, int, dict[str, Any]]:
-    """A model's number of layers, half of it, and the configuration with that half: its first layers.
-
-    >>> shallower({"num_hidden_layers": 4, "vocab_size": 9, "layer_types": ["a", "b", "a", "b"]})
-    (4, 2, {'num_hidden_layers': 2, 'vocab_size': 9, 'layer_types': ['a', 'b']})
-    >>> shallower({"text_config": {"num_hidden_layers": 4}, "vision_config": {"num_hidden_layers": 9}})
-    (4, 2, {'text_config': {'num_hidden_layers': 2}, 'vision_config': {'num_hidden_layers': 9}})
-
-    Raises CalibrationRunError if the configuration does not say how many layers there are.
-    """
-    if isinstance(config.get("text_config"), dict):
-        whole, half, of_half = shallower(config["text_config"])
-        return whole, half, {**config, "text_config": of_half}
-    depth = next((name for name in DEPTHS if name in config), None)
-    if depth is None:
-        raise CalibrationRunError(f"config.json does not have one of {', '.join(DEPTHS)}")
-    whole = config[depth]
-    half = max(1, whole // 2)
-    by_layer = {name: value[:half] for name, value in config.items() if isinstance(value, list) and len(value) == whole}
-    return whole, half, {**config, **by_layer, depth: half}
 
 
 def order(points: Sequence[int], backwards: bool = False) -> list[int]:

@@ -8,9 +8,7 @@ manager; no engine runs. docs/schedule.md describes the events.
 """
 
 from argparse import Namespace
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 
@@ -23,13 +21,11 @@ from workflow_scripts.predict.predictions import tasks_of
 from workflow_scripts.predict.schedule import RequestLengths, ScheduleError, StepTime
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.speed import CellTask, Task, step_time_of
-from workflow_scripts.study.grid import COORDINATES, Cell, find_cell
+from workflow_scripts.study.grid import COORDINATES, find_cell
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study import Study, StudyError
+from workflow_scripts.study.study import StudyError
 from workflow_scripts.study.study_file import load_study
 
-# Requests of each workload that the report shows: enough to fill small pools, traced in well under a second.
-MOST_REQUESTS = 64
 OF_CELL = ("cell_id", *COORDINATES, "knobs")
 COLUMNS = (*OF_CELL, "block_size", "num_blocks", *BlockEvent._fields, "source")
 
@@ -43,37 +39,15 @@ def trace_blocks(
     return events
 
 
-def trace_of_study(study: Study, cells: Sequence[Cell], plan: pd.DataFrame, prepared: Path | None) -> pd.DataFrame:
-    """The events of the first requests of each workload, in the cell whose KV cache holds the fewest tokens. Of cells
-    with equal caches it is the one with the most tokens found in its prefix cache. `plan` has the predictions of the
-    cells. A workload without a cell whose scheduler and cache are known has no rows."""
-    predicted = plan[plan["kv_cache_tokens"].notna() & plan["steps"].notna()]
-    order = predicted.sort_values(["kv_cache_tokens", "cached_tokens"], ascending=[True, False], kind="stable")
-    chosen = set(order.drop_duplicates("workload")["cell_id"])
-    tasks, _ = tasks_of(study, [cell for cell in cells if cell.id in chosen], prepared)
-    parts = []
-    for task in tasks:
-        for cell in task.cells:
-            try:
-                parts.append(trace_of_cell(task, cell, MOST_REQUESTS))
-            except ScheduleError:
-                continue  # the plan says why
-    return pd.concat([_table([]), *parts], ignore_index=True) if parts else _table([])
-
-
-def trace_of_cell(task: Task, cell: CellTask, most: int | None = None) -> pd.DataFrame:
-    """The events of a cell, or of its first `most` requests. Raises ScheduleError if it has no schedule of blocks."""
+def trace_of_cell(task: Task, cell: CellTask) -> pd.DataFrame:
+    """The events of a cell. Raises ScheduleError if it has no schedule of blocks."""
     if not isinstance(task.decides, SchedulerSettings):
         raise ScheduleError(f"{cell.record.engine}: static batches have no KV blocks")
-    requests = task.requests[:most]
     settings = replace(task.decides, num_blocks=cell.record.num_blocks)
-    events = trace_blocks(requests, settings, step_time_of(cell, requests))
+    events = trace_blocks(task.requests, settings, step_time_of(cell, task.requests))
     of_cell = {name: getattr(cell.record, name) for name in OF_CELL}
-    sizes = {"block_size": settings.block_size, "num_blocks": settings.num_blocks}
-    return _table([of_cell | sizes | event._asdict() | {"source": "predicted"} for event in events])
-
-
-def _table(rows: list[dict[str, object]]) -> pd.DataFrame:
+    of_cell |= {"block_size": settings.block_size, "num_blocks": settings.num_blocks}
+    rows = [of_cell | event._asdict() | {"source": "predicted"} for event in events]
     texts = (*OF_CELL, "event", "source")
     kinds = {name: "string" if name in texts else "Int64" for name in COLUMNS}
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(kinds)

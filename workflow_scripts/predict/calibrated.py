@@ -250,7 +250,7 @@ def _speed(fit: StepFit, record: CalibrationRecord, dtype: Dtype, wanted: Wanted
         card = f"{record.device.get('name')} {record.device.get('uuid')}, driver {record.device.get('driver_version')}"
         how += f"; of this type's {card}"
     if record.failure:
-        how += f", at {len(record.starts)} of 2 depths ({_in_a_line(record.failure)})"
+        how += f", in {len(record.starts)} starts ({_in_a_line(record.failure)})"
     if other:
         how = f"{UNCALIBRATED} for this: {how}, which is another {' and '.join(other)}"
     elif from_16_bit:

@@ -3,8 +3,7 @@
     kvsweep plan --study config/studies/paged_attention.yaml
 
 prints a summary and writes `results/{study}/plan/plan.parquet` (and `.csv`), one row per cell, `knobs.csv`,
-`capacity.jsonl`, how the memory of each cell divides, and `blocks.parquet`, which KV blocks requests get step by step.
-It needs no GPU, no engine and no prepared file.
+and `capacity.jsonl`, how the memory of each cell divides. It needs no GPU, no engine and no prepared file.
 docs/plan.md says how the numbers are made.
 """
 
@@ -25,7 +24,6 @@ from workflow_scripts.common.files import write_bytes, write_jsonl, write_text
 from workflow_scripts.common.parquet import read_parquet, to_parquet
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.engines.registry import every_knob
-from workflow_scripts.predict.block_trace import trace_of_study
 from workflow_scripts.predict.calibrated import UNCALIBRATED
 from workflow_scripts.predict.capacity_of_cells import predict_published, predict_study
 from workflow_scripts.predict.prediction_record import FIELDS, KV_BLOCKS, PROMPTS, TEXTS, TOKEN_BUDGET
@@ -265,13 +263,11 @@ def main(args: Namespace) -> None:
     else:
         table = plan(study, cells, paths.prepared)
         knobs = predicted_spread(cells, table)
-        blocks = trace_of_study(study, cells, table, paths.prepared)
         capacity = (*predict_study(cells), *predict_published(Published(PUBLISHED), study.claims))
         write_jsonl(paths.capacity, (of_cell.line() for of_cell in capacity))
         write_text(paths.plan / "plan.csv", with_texts(table).to_csv(index=False))
         write_text(paths.plan / "knobs.csv", with_texts(knobs).to_csv(index=False))
         write_bytes(paths.plan / "plan.parquet", to_parquet(table))
-        write_bytes(paths.plan / "blocks.parquet", to_parquet(blocks))
     if not args.quiet:
         terminal = Terminal(width=None if sys.stdout.isatty() else 160)
         print_plan(terminal, study, table, knobs)

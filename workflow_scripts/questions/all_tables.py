@@ -13,7 +13,7 @@ _MAKERS = {
     "tables.expected_ratios": ("expected_ratios",),
     "questions.memory.fragmentation": ("fragmentation",),
     "questions.memory.capacity": ("memory",),
-    "questions.predictions.table": ("predictions", "blocks"),
+    "questions.predictions.table": ("predictions",),
     "questions.comparisons.table": ("comparisons", "devices"),
     "questions.serving.table": ("serving", "serving_summary"),
     "questions.serving.side_by_side": ("server_ratios",),

@@ -7,7 +7,7 @@ a `CalibrationRecord`; `predict.step_fit` fits the costs of steps to it. docs/pl
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -27,15 +27,10 @@ from workflow_scripts.study.study import Study
 from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.workload_kinds import SyntheticWorkload
 
-# Seconds for all passes of a calibration, its second depth included; starting the engine comes on top.
+# Seconds for all passes of a calibration; starting the engine comes on top.
 CALIBRATION_S = {"cpu": 20.0, "cuda": 25.0, "rocm": 25.0}
-# A start of an engine: whether the model has all its layers, and the share of the time for passes. On a GPU a start
-# may take a minute, so each depth has one, and half of the layers only once per engine. It is left out if the whole
-# model was passed over all points: public runs of other models are then predicted as well without it (docs/plan.md).
-PlannedStart = tuple[bool, float]
-WHOLE, HALF = True, False
-ON_CPU: tuple[PlannedStart, ...] = (WHOLE, 0.4), (HALF, 0.2), (WHOLE, 0.4)
-ON_GPU: tuple[PlannedStart, ...] = (WHOLE, 0.75), (HALF, 0.25)
+# Starts of the engine, because a shared machine is not equally fast at all times. On a GPU one may take a minute.
+STARTS = {"cpu": 2, "cuda": 1, "rocm": 1}
 # Most prompt tokens of a point on a CPU, so that a few rounds fit into that time; mixtures have half of it.
 PROMPT_TOKENS = 1024
 SHORT_PROMPT, DECODE_STEPS = 8, 5
@@ -48,7 +43,6 @@ COVERAGE = 0.9
 GPU_DECODE_STEPS, SUSTAINED_STEPS = 32, 256
 GPU_PROMPTS = (60, 250, 600, 900, 2042)
 GPU_MIXED_PROMPTS, GPU_MIXED_OUTPUTS = (40, 480), (8, 60)
-PROMPT_AT_HALF_DEPTH = 600
 
 # A request as (prompt tokens, output tokens).
 Lengths = tuple[int, int]
@@ -87,9 +81,9 @@ class CalibrationStart(Record):
 
 
 class CalibrationRecord(Record):
-    """What was measured, with everything that its times depend on. `starts`: the model itself, and the same
-    architecture with fewer layers and random weights; none if the engine broke, for the reason in `failure`. `rates`:
-    of the device, without their samples, if they had been measured."""
+    """What was measured, with everything that its times depend on. `starts`: of the model itself and, by earlier
+    versions, of the same architecture with fewer layers and random weights; none if the engine broke, for the reason in
+    `failure`. `rates`: of the device, without their samples, if they had been measured."""
 
     model_config = ConfigDict(populate_by_name=True, loc_by_alias=False)  # earlier versions wrote the alias
 
@@ -129,7 +123,6 @@ class Calibration:
     variant: str
     sequences: int
     tokens: int
-    starts: tuple[PlannedStart, ...] = ON_CPU
 
     @property
     def name(self) -> str:
@@ -149,15 +142,10 @@ def calibrations_of(study: Study, cells: Iterable[Cell]) -> dict[str, Calibratio
         answers_decide = isinstance(cell.knobs, Load) and cell.knobs.users is not None
         if get_engine(cell.engine).predicted and cell.knobs.ranks == 1 and not cell.knobs.drafts and not answers_decide:
             groups.setdefault(calibration_name(cell), []).append(cell)
-    starts, halved = {}, set()
-    for name, (cell, *_) in groups.items():
-        on_cpu, place = load_gpus()[cell.gpu].kind == "cpu", (cell.gpu, cell.engine_at)
-        starts[name] = ON_CPU if on_cpu else ON_GPU[: 1 if place in halved else 2]
-        halved.add(place)
-    return {name: replace(calibration_of(study, group), starts=starts[name]) for name, group in groups.items()}
+    return {name: _calibration_of(study, group) for name, group in groups.items()}
 
 
-def calibration_of(study: Study, group: Sequence[Cell]) -> Calibration:
+def _calibration_of(study: Study, group: Sequence[Cell]) -> Calibration:
     """The calibration of cells that share one: of the first that allows most, if its block size is accepted."""
 
     def is_accepted(cell: Cell) -> bool:
@@ -207,22 +195,6 @@ def sustained_tokens(facts: ModelFacts, memory_bytes: float) -> int:
     them then takes a fifth of a step with many sequences, of which about half is neither weights nor KV."""
     free_bytes = 0.8 * max(0.0, memory_bytes - facts.weight_bytes)
     return int(min(0.7 * facts.weight_bytes, free_bytes) // max(1, facts.bytes_per_token()))
-
-
-def at_half_depth(points: list[list[Lengths]], kind: str) -> list[int]:
-    """Which points a start with half of the layers serves: all on a CPU; on a GPU one and many sequences, and a prompt.
-
-    >>> points = points_for(256, 4096, "cuda", 85_000)
-    >>> [(len(points[number]), points[number][0]) for number in at_half_depth(points, "cuda")]
-    [(1, (8, 65)), (256, (8, 33)), (1, (600, 2))]
-    """
-    if kind == "cpu":
-        return list(range(len(points)))
-    alike = [number for number, point in enumerate(points) if len(set(point)) == 1]
-    many = max(alike, key=lambda number: (len(points[number]), -sum(points[number][0])))
-    prompts = [number for number in alike if len(points[number]) == 1 and points[number][0][1] == 2]
-    nearest = min(prompts, key=lambda number: abs(points[number][0][0] - PROMPT_AT_HALF_DEPTH))
-    return sorted({0, many, nearest})
 
 
 def _on_gpu(sequences: int, tokens: int, sustained: int) -> list[list[Lengths]]:

@@ -32,7 +32,6 @@ RAN_IN = "environment_number"
 
 # The meaning of a table without rows.
 EMPTY = {
-    "blocks": "no cell has both a predicted schedule and a predicted size of the KV cache",
     "comparisons": "no two measured cells differ in one thing alone",
     "devices": "no two devices were measured with the same settings",
     "recommendations": "no vLLM cell was measured that could be recommended",

@@ -1,6 +1,5 @@
-"""The second depth of a calibration, the order of its passes, and a wrong node."""
+"""The starts of a calibration, the order of its passes, and a wrong node."""
 
-import json
 import shutil
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -13,14 +12,11 @@ from workflow_scripts.device.device_check import WrongDeviceError
 from workflow_scripts.measure import calibration_run
 from workflow_scripts.measure.calibration_run import (
     CalibrationRun,
-    CalibrationRunError,
     calibrate,
     order,
-    shallower,
 )
 from workflow_scripts.study.calibrations import (
     CalibrationRecord,
-    Pass,
     calibrated_definition,
     calibrations_of,
 )
@@ -37,21 +33,6 @@ def put_model(study: Study, name: str, paths: StudyPaths) -> None:
     shutil.copy(get_model(name).config, config)
 
 
-def test_settings_of_single_layers_are_cut_with_the_layers():
-    config = json.loads(get_model("gpt-oss-120b").config.read_text(encoding="utf-8"))
-    whole, half, of_half = shallower(config)
-    assert (whole, half, of_half["num_hidden_layers"]) == (36, 18, 18)
-    assert of_half["layer_types"] == config["layer_types"][:18]
-    changed = {name for name in config if of_half[name] != config[name]}
-    assert changed == {"num_hidden_layers", "layer_types"}
-
-
-@pytest.mark.parametrize("config", [{"text_config": {"vocab_size": 2}}, {"vocab_size": 2}])
-def test_a_model_that_does_not_say_how_deep_it_is_is_not_calibrated(config):
-    with pytest.raises(CalibrationRunError, match="one of num_hidden_layers, n_layer"):
-        shallower(config)
-
-
 @pytest.mark.parametrize("points", [1, 4, 18])
 def test_every_point_that_was_reached_is_passed_twice(points):
     for passes in (order(range(points)), order(range(points), backwards=True)):
@@ -63,35 +44,19 @@ def test_every_point_that_was_reached_is_passed_twice(points):
     assert {*order(range(points))[:half], *order(range(points), backwards=True)[:half]} == {*range(points)}
 
 
-def test_a_gpu_starts_each_engine_once_with_half_of_the_layers(tmp_path):
-    knobs = {"max_num_seqs": 16, "kv_cache_dtype": ["auto", "fp8"]}
-    on_cpu = sweep(name="cpu", gpu="cpu-all", knobs={"block_size": 32, "enforce_eager": [True, False]})
-    planned = study(tmp_path, sweeps=[sweep(gpu=["h200", "l40s"], knobs=knobs), on_cpu])
-    calibrations = calibrations_of(planned, expand(planned))
-    whole = {name: [is_whole for is_whole, _ in of.starts] for name, of in calibrations.items()}
-    for gpu in ("h200", "l40s"):
-        assert sorted(of for name, of in whole.items() if name.startswith(gpu)) == [[True], [True, False]]
-    assert [of for name, of in whole.items() if name.startswith("cpu")] == [[True, False, True]] * 2
-
-
-@pytest.mark.parametrize(
-    ("gpu", "missing", "layers"), [("h200", 0, [32]), ("h200", 1, [32, 16]), ("cpu-all", 0, [32, 16, 32])]
-)
-def test_a_gpu_needs_half_of_the_layers_only_if_the_model_did_not_get_through_all_points(
-    tmp_path, monkeypatch, gpu, missing, layers
-):
+@pytest.mark.parametrize(("gpu", "starts"), [("h200", 1), ("cpu-all", 2)])
+def test_a_cpu_starts_the_engine_twice(tmp_path, monkeypatch, gpu, starts):
     planned = study(tmp_path, sweeps=[sweep(gpu=gpu, knobs={"block_size": 16, "max_num_seqs": 8})])
     (wanted,) = calibrations_of(planned, expand(planned)).values()
     put_model(planned, wanted.cell.model, StudyPaths(tmp_path, planned.name))
     run = CalibrationRun(planned, wanted, StudyPaths(tmp_path, planned.name))
-    made = Pass(point=0, requests=[], start_s=0.0, end_s=1.0, step_ends_s=[], ttft_s=[])
     session = SimpleNamespace(serve=lambda *_: (0, Measured(outcome="ok")), close=lambda: None)
     monkeypatch.setattr(calibration_run, "Session", lambda _: session)
-    monkeypatch.setattr(CalibrationRun, "_passes", lambda self, *_: [made] * (2 * len(self._points) - missing))
+    monkeypatch.setattr(CalibrationRun, "_passes", lambda *_: [])
     monkeypatch.setattr(calibration_run, "device_lock", nullcontext)
     calibrate([run])
     record = CalibrationRecord.read(StudyPaths(tmp_path, planned.name).calibration(wanted.name))
-    assert [start.layers for start in record.starts] == layers
+    assert [start.layers for start in record.starts] == [32] * starts
 
 
 def test_cells_that_search_the_highest_load_are_calibrated_without_a_search(tmp_path):

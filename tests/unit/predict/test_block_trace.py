@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.predict.planned import study, write_study
 from tests.unit.predict.test_scheduler import SETTINGS, sharing_requests
-from workflow_scripts.predict.block_trace import COLUMNS, MOST_REQUESTS, main, trace_blocks, trace_of_study
+from workflow_scripts.predict.block_trace import main, trace_blocks
 from workflow_scripts.predict.plan import plan
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.scheduler import make_schedule
@@ -58,23 +58,6 @@ def test_a_trace_has_the_blocks_and_the_preemptions_of_the_schedule(requests, bl
     times = Counter(request for request, _ in lost)
     assert all(times[request] <= count for request, count in enumerate(schedule.preemptions.tolist()))
     assert set(times) == set(np.flatnonzero(schedule.preemptions).tolist())
-
-
-def test_a_study_is_traced_in_the_smallest_cache_of_each_workload(tmp_path):
-    planned = study(tmp_path)
-    cells = expand(planned)
-    table = plan(planned, cells, None)
-    traced = trace_of_study(planned, cells, table, None)
-    assert list(traced.columns) == list(COLUMNS)
-    known = table[table["kv_cache_tokens"].notna() & table["steps"].notna()]
-    assert traced["cell_id"].nunique() == known["workload"].nunique() == 1
-    size = known.set_index("cell_id")["kv_cache_tokens"]
-    assert size[traced["cell_id"].iloc[0]] == size.min()
-    assert traced["request"].max() < MOST_REQUESTS
-    assert set(traced["source"]) == {"predicted"}
-    nothing = trace_of_study(planned, cells, table.assign(steps=np.nan), None)
-    assert nothing.empty
-    assert list(nothing.columns) == list(COLUMNS)
 
 
 def test_the_command_traces_every_request_of_a_cell_or_says_why_not(tmp_path, capsys):

@@ -14,9 +14,6 @@ import yaml
 
 from tests.unit.made_studies import fixed, study_content
 from tests.unit.questions.synthetic_cells import plan_of
-from workflow_scripts.engines.steps import SchedulerSettings
-from workflow_scripts.predict.block_trace import trace_blocks
-from workflow_scripts.predict.predictions import lengths_of
 from workflow_scripts.present import figures, page
 from workflow_scripts.questions.compare.study_digest import digest_of
 from workflow_scripts.questions.comparisons.table import comparison_tables
@@ -248,17 +245,6 @@ def capacity_table(cells: pd.DataFrame) -> pd.DataFrame:
     return table.reindex(columns=columns_of("memory"))
 
 
-def blocks_table(study: Study) -> pd.DataFrame:
-    """The table `blocks`: computed for the first requests of a workload whose prompts begin alike."""
-    requests, _ = lengths_of(study.workloads["system-prompt"], 12)
-    settings = SchedulerSettings(64, 8192, 16, 4096, num_blocks=257)
-    cell = next(cell for cell in expand(study) if "pool257" in cell.id)
-    place = {name: getattr(cell, name) for name in NAMES}
-    place |= {"cell_id": cell.id, "knobs": cell.knobs.slug(), "block_size": 16, "num_blocks": 257}
-    rows = [place | event._asdict() | {"source": "predicted"} for event in trace_blocks(requests, settings)]
-    return pd.DataFrame(rows)[columns_of("blocks")]
-
-
 def plan_table(cells: pd.DataFrame) -> pd.DataFrame:
     """A plan that is 5 % too fast on vLLM and half as fast as HuggingFace really is, with a band of 20 %."""
     rows = cells.groupby("cell_id", sort=False).first().reset_index()
@@ -338,8 +324,6 @@ def write_results(
     study = load_study(path)
     cells = change(cells_table(study))
     write_tables(cells, folder / "tables")
-    if content is STUDY:
-        write_table(blocks_table(study), folder / "tables/blocks.parquet")
     tables = TableInputs(study, StudyPaths(folder.parent, folder.name))
     digest_of(study, tables.rows, tables.table).write(folder / "tables/digest.json", indent=None)
     for gpu in dict.fromkeys(cells.loc[cells["repeat"].notna(), "gpu"]):

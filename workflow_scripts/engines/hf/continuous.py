@@ -10,7 +10,6 @@ from workflow_scripts.engines.hf.model import (
     generation_arguments,
     load_hf_model,
     seed_the_pass,
-    torch_state,
 )
 from workflow_scripts.engines.hf.paged_cache import why_model_is_refused
 from workflow_scripts.workloads.request import Request
@@ -49,7 +48,6 @@ class HfContinuous(Engine):
             "enable_prefix_caching": cache.use_prefix_sharing,
             "attention_backend": self._model.config._attn_implementation,
             "dtype": str(self._model.dtype).removeprefix("torch."),
-            **torch_state(),
         }
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:

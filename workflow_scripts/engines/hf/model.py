@@ -1,15 +1,12 @@
 """A `transformers` model for the HF engines: weights from the hub, or seeded random ones from only a config."""
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.engines.engine import Effective, EngineSetup, Metrics
+from workflow_scripts.engines.engine import EngineSetup, Metrics
 from workflow_scripts.engines.hf.knobs import attention_of
 from workflow_scripts.workloads.sampling import Sampling
-
-_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def load_hf_model(setup: EngineSetup) -> Any:
@@ -73,27 +70,3 @@ def device_memory(setup: EngineSetup) -> Metrics:
     peak = torch.cuda.max_memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     return {"torch_max_memory_allocated_bytes": peak}
-
-
-def torch_state() -> Effective:
-    """Settings of this process by name: attention kernels that `sdpa` may use, precisions, threads, allocator."""
-    import torch
-
-    sdpa = torch.backends.cuda
-    allowed = {
-        "flash": sdpa.flash_sdp_enabled(),
-        "mem_efficient": sdpa.mem_efficient_sdp_enabled(),
-        "math": sdpa.math_sdp_enabled(),
-        "cudnn": sdpa.cudnn_sdp_enabled(),
-    }
-    return {
-        "sdpa_backends": ", ".join(name for name, is_allowed in allowed.items() if is_allowed),
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "cudnn_deterministic": torch.backends.cudnn.deterministic,
-        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "torch_threads": torch.get_num_threads(),
-        "torch_interop_threads": torch.get_num_interop_threads(),
-        "allocator": ", ".join(f"{n}={os.environ[n]}" for n in _ALLOCATOR_VARIABLES if n in os.environ) or None,
-    }

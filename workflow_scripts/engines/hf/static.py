@@ -11,7 +11,6 @@ from workflow_scripts.engines.hf.model import (
     generation_arguments,
     load_hf_model,
     seed_the_pass,
-    torch_state,
 )
 from workflow_scripts.workloads.request import Request
 
@@ -36,7 +35,6 @@ class HfStatic(Engine):
             "cache_implementation": self._setup.knobs["cache_implementation"],
             "attention_backend": self._model.config._attn_implementation,
             "dtype": str(self._model.dtype).removeprefix("torch."),
-            **torch_state(),
         }
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:

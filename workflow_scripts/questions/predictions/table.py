@@ -1,7 +1,6 @@
 """Compare the predicted and measured values of every cell, with the error.
 
-One row per cell and quantity, and in `blocks` one row per event of a KV block. docs/plan.md says how predictions are
-made, docs/tables.md documents every column.
+One row per cell and quantity. docs/plan.md says how predictions are made, docs/tables.md documents every column.
 """
 
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from workflow_scripts.physics.rate_ceiling import judge_rate
 from workflow_scripts.statistics.summary import RAN, RATE
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.table_maker import TableInputs, makes
-from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, TableError, table_schema
+from workflow_scripts.tables.typed_tables import FLAG, NUMBER, TEXT, TableError, table_schema
 
 # A cell is flagged only if its rate is outside its band: latencies of single requests depend on the order within a
 # step, which no band covers. Whether they are in it is said too.
@@ -83,27 +82,6 @@ SCHEMA = table_schema(
         "published_prompt_share",
         "least share of prompt tokens with which the data sheet of a device that the name may mean allows it",
     ),
-    TEXT("source", "`predicted`"),
-)
-BLOCKS_SCHEMA = table_schema(
-    "blocks",
-    "Events of KV blocks by the rules of vLLM's scheduler, in order ([how](schedule.md)), of the first 64 requests of "
-    "each workload in the cell with the smallest KV cache.",
-    TEXT("cell_id gpu engine model workload knobs", "as in `cells`"),
-    INTEGER("block_size", "tokens per block"),
-    INTEGER("num_blocks", "predicted; the engine reserves one"),
-    INTEGER("step", "step of the engine, from 0"),
-    TEXT(
-        "event",
-        "`allocated` (prompt), `appended` (answer), `shared` (found in the prefix cache), `freed`, "
-        "`preempted` (taken from a running request) or `evicted` (cached content lost)",
-    ),
-    INTEGER("request", "position in the workload, from 0; null for `evicted`"),
-    INTEGER("group", "group of layers; 0 if all layers keep all tokens"),
-    INTEGER("place", "position in the request's block table, from 0"),
-    INTEGER("block", "block in the order of first use, from 1"),
-    INTEGER("users", "requests that hold the block afterwards"),
-    INTEGER("tokens", "tokens of the request in its blocks after the step (`shared`: tokens found)"),
     TEXT("source", "`predicted`"),
 )
 
@@ -197,12 +175,12 @@ def published_rates(study: Study, published: Published) -> Rates:
     return rates
 
 
-@makes(SCHEMA, BLOCKS_SCHEMA)
-def make_tables(inputs: TableInputs) -> tuple[pd.DataFrame, pd.DataFrame]:
-    plan, blocks = (_of_plan(inputs.paths.plan / f"{name}.parquet") for name in ("plan", "blocks"))
+@makes(SCHEMA)
+def make_tables(inputs: TableInputs) -> pd.DataFrame:
+    plan = _of_plan(inputs.paths.plan / "plan.parquet")
     published = published_rates(inputs.study, Published(inputs.published))
     own = inputs.cells[inputs.cells["study"].eq(inputs.study.name)]
-    return predictions_table(own, inputs.table("intervals"), plan, published), blocks
+    return predictions_table(own, inputs.table("intervals"), plan, published)
 
 
 def _of_plan(path: Path) -> pd.DataFrame:
