@@ -110,7 +110,7 @@ def first_screen(report: Report) -> FirstScreen:
     headings, fastest = _fastest(report)
     unfinished = None
     if seen := report.progress:
-        words = f"{next(iter(seen.in_words()), '')} As of {clock(seen.at_s)}."
+        words = f"{seen.in_words()} As of {clock(seen.at_s)}."
         unfinished = Unfinished(seen.ended, seen.wanted, words)
     return FirstScreen(
         _title(report),

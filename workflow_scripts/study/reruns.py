@@ -7,7 +7,6 @@ the same code, packages and driver. The old record and its evidence stay beside 
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -28,43 +27,30 @@ ONLY_FAILED, NONE, ALL = "failed", "none", "all"
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
-@dataclass(frozen=True)
-class Installation:
-    """What a failure may have come from. `versions` and `lock_sha256` are None if this host has no such engine, as
-    where a container measures; `driver` is None on a host without one. What is not known here does not tell
-    installations apart."""
-
-    commit: str | None
-    versions: Mapping[str, str] | None
-    lock_sha256: str | None
-    driver: str | None
-
-    def measured(self, record: Outcome) -> bool:
-        provenance, driver = record.provenance, record.device.get("driver_version")
-        return (
-            provenance.get("git_commit") == self.commit
-            and (self.versions is None or provenance.get("versions") == self.versions)
-            and (self.lock_sha256 is None or provenance.get("lock_sha256") == self.lock_sha256)
-            and (self.driver is None or driver is None or driver == self.driver)
-        )
-
-
-def installation_of(cell: Cell) -> Installation:
-    """The installation that would measure a cell here."""
+def installation_of(cell: Cell) -> Mapping[str, object]:
+    """What a failure of a cell here may come from: fields of provenance, and the driver, as far as they are known. What
+    is not, as where a container measures, does not tell installations apart."""
     return _installation(cell.engine, cell.environment, load_gpus()[cell.gpu].engine_kind)
 
 
 @cache
-def _installation(engine: str, environment: str, kind: str) -> Installation:
-    commit, _ = commit_of(CHECKOUT)
+def _installation(engine: str, environment: str, kind: str) -> Mapping[str, object]:
+    known: dict[str, object] = {"git_commit": commit_of(CHECKOUT)[0]}
     text = _DRIVER.read_text(encoding="utf-8") if kind != "cpu" and _DRIVER.exists() else ""
-    found = re.search(r"\s(\d+\.[\d.]+)\s", text)
-    driver = found[1] if found else None
+    if found := re.search(r"\s(\d+\.[\d.]+)\s", text):
+        known["driver_version"] = found[1]
     if environment:
-        return Installation(commit, None, sha256_of(load_environments()[environment][kind]), driver)
+        return known | {"lock_sha256": sha256_of(load_environments()[environment][kind])}
     if get_engine(engine).installed() is None or missing_packages(get_engine(engine)):
-        return Installation(commit, None, None, driver)
-    return Installation(commit, installed_versions(), lock_sha256(lock_of(engine)), driver)
+        return known
+    return known | {"versions": installed_versions(), "lock_sha256": lock_sha256(lock_of(engine))}
+
+
+def _measured(record: Outcome, installation: Mapping[str, object]) -> bool:
+    """Whether a record is of this installation; one without a driver may be of any."""
+    driver = record.device.get("driver_version") or installation.get("driver_version")
+    told = {**record.provenance, "driver_version": driver}
+    return all(told.get(name) == value for name, value in installation.items())
 
 
 def attempts(folder: Path) -> list[Path]:
@@ -76,7 +62,7 @@ def attempts(folder: Path) -> list[Path]:
 def is_tried_again(folder: Path, cell: Cell, tries: int) -> bool:
     """Whether the failed start in `folder` has had fewer than `tries` attempts with the present installation."""
     records = [record for path in (folder / OUTCOME, *attempts(folder)) if (record := outcome_in(path))]
-    return sum(map(installation_of(cell).measured, records)) < tries
+    return sum(_measured(record, installation_of(cell)) for record in records) < tries
 
 
 def chosen(cells: Iterable[Cell], rerun: str) -> list[Cell]:

@@ -7,9 +7,6 @@ then lists each start of a cell that is not `ok`, with the reason in one line an
 same reason are grouped. A cell counts in the state of its first start that is not `ok`; a start beyond those that every
 cell gets counts only if it has ended. Cells that have not ended are `missing`; those of an older protocol or another
 definition are `outdated`; `snakemake` measures both again. Undecided comparisons are listed last.
-
-Starts that were timed while others used more than 5 % of the CPU are named. `--remeasure-loaded` sets their outcomes
-aside, as `loaded.json`, so that the next call of snakemake measures them again.
 """
 
 import re
@@ -18,7 +15,7 @@ import subprocess
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import get_args
@@ -29,7 +26,6 @@ from rich.text import Text
 from workflow_scripts.common.command import RESULTS, STUDY, command, option
 from workflow_scripts.common.files import last_line, read_text
 from workflow_scripts.common.terminal import Terminal
-from workflow_scripts.device.device_record import NOISY_PCT
 from workflow_scripts.study.outcome import WHAT_TO_DO, OutcomeKind
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.progress import CellStatus, progress, status_of_cell, status_of_starts
@@ -83,25 +79,6 @@ def failures(statuses: Iterable[CellStatus]) -> Iterator[Text]:
             yield Text(f"    {s.cell.id}{f' start {s.start}' if s.start > 1 else ''}  {s.log}")
     for state in [state for state in WHAT_TO_DO if any(s.state == state for s in bad)]:
         yield Text(f"What you do about {state}: {WHAT_TO_DO[state]}.")
-
-
-def differences(statuses: Sequence[CellStatus]) -> Iterator[str]:
-    """Why cells cannot be compared: environments from more than one lock, or more than one processor."""
-    for how, field in (("in environments of different locks", "lock"), ("on different processors", "processor")):
-        groups: dict[str, list[CellStatus]] = {}
-        for status in statuses:
-            if (name := getattr(status, field)) is not None:
-                groups.setdefault(name, []).append(status)
-        if len(groups) > 1:
-            yield f"Measured {how}, so not compared with each other:"
-            for name, alike in groups.items():
-                where = ", ".join(sorted({f"{s.cell.gpu} on {s.host}" for s in alike}))
-                yield f"    {name}: {len({s.cell for s in alike})} cells, {where}"
-
-
-def loaded(statuses: Iterable[CellStatus]) -> list[CellStatus]:
-    """The starts that ended by their present definition while others used much of the CPU."""
-    return [s for s in statuses if s.ended_s is not None and s.others_pct > NOISY_PCT]
 
 
 def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:
@@ -187,7 +164,6 @@ def _jobs_in_words(said: str, folder: Path) -> Iterator[str]:
     RESULTS,
     option("--brief", action="store_true", help="what came out, where the report is, and what to type next"),
     option("--failed", type=Path, metavar="LOG", help="with --brief: Snakemake's log of a call that failed"),
-    option("--remeasure-loaded", action="store_true", help="let the next call measure starts on loaded hosts again"),
 )
 def main(args: Namespace) -> None:
     study = load_study(args.study)
@@ -201,14 +177,7 @@ def main(args: Namespace) -> None:
     terminal = Terminal(soft_wrap=True)
     seen = progress(study, paths, starts, time.time())
     if not seen.is_complete:
-        terminal.print(*seen.in_words(), *queued_jobs(Path.cwd()), "", sep="\n")
+        terminal.print(seen.in_words(), *queued_jobs(Path.cwd()), "", sep="\n")
     terminal.print(counts(status_of_cell(of_cell, study.starts.at_least) for of_cell in starts.values()))
-    disturbed = loaded(statuses)
-    of_load = [f"    {s.others_pct:.0f} %  {paths.start(s.cell, s.start)}" for s in disturbed]
-    if of_load:
-        of_load.insert(0, f"Others used more than {NOISY_PCT:g} % of the CPU (--remeasure-loaded measures again):")
-    for line in [*failures(statuses), *of_load, *differences(statuses), *rounds(study, paths)]:
+    for line in [*failures(statuses), *rounds(study, paths)]:
         terminal.print(line)
-    for s in disturbed if args.remeasure_loaded else ():
-        outcome = paths.outcome(s.cell, s.start)
-        outcome.replace(outcome.with_name("loaded.json"))

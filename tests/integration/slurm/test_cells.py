@@ -1,7 +1,6 @@
 """Studies on a real Slurm of four nodes, from the first call to the tables."""
 
 import csv
-import json
 import re
 import shutil
 import subprocess
@@ -14,11 +13,6 @@ from tests.integration.slurm.conftest import ON_SLURM
 from tests.integration.slurm_lab import GPU_TYPES, GRES_TYPES
 from tests.integration.slurm_study import cell, known_jobs, planned_cells
 from workflow_scripts.device.device_rates import DeviceRates
-from workflow_scripts.study.definition import cell_definition, json_sha256, resolved_models
-from workflow_scripts.study.grid import expand
-from workflow_scripts.study.outcome import Outcome
-from workflow_scripts.study.rounds import RoundPlan
-from workflow_scripts.study.study_file import load_study
 
 pytestmark = [*ON_SLURM, pytest.mark.usefixtures("nothing_left_running"), pytest.mark.timeout(900)]
 
@@ -91,72 +85,9 @@ def test_a_second_call_has_nothing_to_do_and_a_new_setting_is_all_that_a_third_w
     assert planned_cells(checkout) == {cell(f"lab-{gpu}", batch=3) for gpu in GPU_TYPES}
 
 
-def test_a_further_start_is_a_round_of_its_own_and_the_first_is_not_repeated(checkout):
-    # With one cell there is nothing to decide, so the second round is the last.
-    checkout.write_study([{"gpu": "lab-h200"}], starts={"at_least": 2, "at_most": 4})
-    assert planned_cells(checkout) == {cell("lab-h200")}
-    first = checkout.folder(cell("lab-h200")) / "outcome.json"
-    before = first.read_bytes()
-    done = checkout.snakemake(*TABLES)
-    assert done.returncode == 0, done.stderr
-    further = Outcome.read(first.parent / "start-2/outcome.json")
-    assert further.outcome == "ok", further.reason
-    assert (further.start.start, further.start.round, further.start.position) == (2, 2, 1)
-    assert first.read_bytes() == before
-    with (checkout.study / "tables/repeats.csv").open() as lines:
-        assert [(row["start"], row["repeat"]) for row in csv.DictReader(lines)] == [
-            (str(start), str(repeat)) for start in (1, 2) for repeat in (0, 1)
-        ]
-    assert RoundPlan.read(checkout.study / "rounds/lab-h200/round-3.json").ended == "every comparison is decided"
-    assert planned_cells(checkout) == set()
-    shutil.rmtree(first.parent / "start-2")  # other tests copy this cell
-
-
-def test_another_protocol_repeats_every_cell_and_says_so(checkout):
-    checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES]}])
-    protocol = checkout.root / "workflow_scripts/study/protocol.py"
-    before = protocol.read_text()
-    protocol.write_text(before + "\nPROTOCOL_VERSION += 1\n")
-    try:
-        assert planned_cells(checkout, "4 cells were measured") == {cell(f"lab-{gpu}") for gpu in GPU_TYPES}
-    finally:
-        protocol.write_text(before)
-    assert planned_cells(checkout) == set()
-
-
 def test_cells_of_a_gpu_that_the_site_lacks_are_left_to_another_cluster(checkout):
     checkout.write_study([{"gpu": ["lab-h200", "l40s"], "knobs": {"batch_size": [4, 3]}}])
     assert planned_cells(checkout, "config/lab_site.yaml has no l40s") == {cell("lab-h200", batch=3)}
-
-
-def test_cells_of_another_cluster_are_merged_by_copying_and_another_protocol_is_kept_apart(checkout):
-    """Cells of an l40s as another cluster would have written them; one was measured under an older protocol."""
-    checkout.write_study([{"gpu": ["lab-h200", "l40s"], "knobs": {"batch_size": [4, 5]}}])
-    study = load_study(checkout.root / "lab.yaml")
-    evidence = checkout.folder(cell("lab-h200"))
-    # This process has the catalogue of the repository, which does not know the lab's own devices.
-    there_alone = [sweep.model_copy(update={"gpu": ["l40s"]}) for sweep in study.sweeps]
-    for target in expand(study.model_copy(update={"sweeps": there_alone})):
-        shutil.copytree(evidence, checkout.folder(target.id))
-        definition = cell_definition(study, target, resolved_models(study)).as_json()
-        if target.knobs.max_concurrency == 5:
-            definition["protocol"] -= 1
-        record = json.loads((evidence / "outcome.json").read_text())
-        sha256 = json_sha256({name: value for name, value in definition.items() if name != "repeats"})
-        record |= {"cell_id": target.id, "definition": definition, "definition_sha256": sha256}
-        record["provenance"] |= {"host": "elsewhere", "lock_sha256": "f" * 64}
-        (checkout.folder(target.id) / "outcome.json").write_text(json.dumps(record))
-    done = checkout.snakemake(*TABLES, partial=True)
-    assert done.returncode == 0, done.stderr
-    with (checkout.study / "tables/starts.csv").open() as lines:
-        rows = {row["cell_id"]: row for row in csv.DictReader(lines)}
-    here, there, older = (cell(gpu, batch=batch) for gpu, batch in (("lab-h200", 4), ("l40s", 4), ("l40s", 5)))
-    assert [rows[c]["outcome"] for c in (here, there, older)] == ["ok", "ok", "ok"]
-    assert rows[there]["host"] == rows[older]["host"] == "elsewhere" != rows[here]["host"]
-    assert [rows[c]["comparable"] for c in (here, there, older)] == ["true", "true", "false"]
-    said = checkout.snakemake("status").stdout
-    assert "outdated: measured by another definition, protocol" in said
-    assert "ffffffffffff: 2 cells, l40s on elsewhere" in said
 
 
 def test_each_gpu_type_is_calibrated_in_one_job_and_its_cells_are_predicted_with_it(checkout, lab):

@@ -9,7 +9,7 @@ from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import outcome_in
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.reruns import Installation, check_rerun, set_aside, to_rerun
+from workflow_scripts.study.reruns import check_rerun, set_aside, to_rerun
 from workflow_scripts.study.rounds import CellStart, ended_starts
 from workflow_scripts.study.study_file import load_study
 
@@ -25,7 +25,7 @@ class Failed:
         sweep = {"gpu": "h200", "model": "llama-3.1-8b-instruct", "knobs": values}
         self.study = load_study(write_study(folder, sweep, workloads={"chat": fixed()}))
         self.paths, self.cells = StudyPaths(folder / "results", "try"), expand(self.study)
-        self.here = Installation("abc", HERE["versions"], HERE["lock_sha256"], "580.1")
+        self.here = HERE | {"driver_version": "580.1"}
         monkeypatch.setattr(reruns, "installation_of", lambda cell: self.here)
 
     def end(self, cell, outcome, **changes):
@@ -68,12 +68,12 @@ def test_a_pattern_without_a_cell_is_an_error_that_names_it(failed):
     ("here", "is_tried"),
     [
         ({}, False),
-        ({"commit": "def"}, True),
+        ({"git_commit": "def"}, True),
         ({"versions": {"torch": "2.10"}}, True),
         ({"lock_sha256": "0" * 64}, True),
-        ({"driver": "590.2"}, True),
+        ({"driver_version": "590.2"}, True),
         # What this host does not know tells no installations apart: a container or a node measures.
-        ({"versions": None, "lock_sha256": None, "driver": None}, False),
+        ({"versions": ..., "lock_sha256": ..., "driver_version": ...}, False),
     ],
 )
 def test_the_same_installation_tries_twice_and_another_one_again(failed, here, is_tried):
@@ -86,7 +86,7 @@ def test_the_same_installation_tries_twice_and_another_one_again(failed, here, i
             assert CellStart(cell.id, 1) in failed.again(tries=3)
             break
     assert CellStart(cell.id, 1) not in failed.again()
-    failed.here = failed.here.__class__(**vars(failed.here) | here)
+    failed.here = {name: value for name, value in (failed.here | here).items() if value is not ...}
     assert (CellStart(cell.id, 1) in failed.again()) == is_tried
 
 
