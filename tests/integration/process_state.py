@@ -10,12 +10,12 @@ def main(argv: Sequence[str] = ()) -> int:
     import torch
     import transformers
 
-    from workflow_scripts.engines.hf.model import torch_state
-
     assert transformers.PreTrainedModel  # imported on first use, as by who loads a model
     names = (torch.__name__, transformers.__name__, "vllm")
     state = {"imported": [name for name in names if name in sys.modules], "environment": dict(os.environ)}
-    print(json.dumps(state | {"torch": torch_state()}))
+    precision, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    sdpa = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()
+    print(json.dumps(state | {"torch": [precision, threads, *sdpa, torch.backends.cudnn.allow_tf32]}))
     return 0
 
 
