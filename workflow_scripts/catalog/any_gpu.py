@@ -4,14 +4,13 @@ A study names its own under `gpus`; tools take one as `--gpu-memory-gib 32 --ban
 GPU can be planned and audited. It is taken for a CUDA device of compute capability 9.0 and is never found on a machine.
 """
 
-import math
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from typing import Annotated
 
 from pydantic import Field
 
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, resolve_one, study_gpus
-from workflow_scripts.common.command import option
+from workflow_scripts.common.command import above_zero, option
 from workflow_scripts.common.records import StrictRecord
 
 # More than any device has, in every unit below.
@@ -46,16 +45,7 @@ class GpuNumbers(StrictRecord):
         return Gpu.model_validate({"name": name, "title": name, **fields})
 
 
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= MOST:
-        raise ArgumentTypeError(f"{text!r} is not a number above 0 and up to {MOST:g}")
-    return value
-
-
+_number = above_zero(MOST)
 GPU_NUMBERS = (
     option("--gpu-memory-gib", type=_number, help="of a GPU that is not in config/gpus.yaml: memory for programs"),
     option("--bandwidth-tb-s", type=_number, help="its memory bandwidth"),

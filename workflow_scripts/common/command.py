@@ -84,14 +84,22 @@ ATTEMPT = option("--attempt", type=positive, default=1, help="number of this att
 ATTEMPTS = option("--attempts", type=positive, default=1, help="maximum number of attempts (%(default)s)")
 
 
-def share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and up to 1")
-    return value
+def above_zero(most: float) -> Callable[[str], float]:
+    """The type of an option whose value is a number above 0 and up to `most`."""
+
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 < value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and up to {most:g}")
+        return value
+
+    return number
+
+
+share = above_zero(1)
 
 
 class _Parser(argparse.ArgumentParser):

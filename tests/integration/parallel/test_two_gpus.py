@@ -4,14 +4,12 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from workflow_scripts.predict.capacity_of_cells import predict_study
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
-from workflow_scripts.tables.measurements import read_measurements
 
 
 def test_every_cell_has_its_outcome_and_nothing_is_measured(two_gpus, two_gpus_evidence):
@@ -25,13 +23,8 @@ def test_every_cell_has_its_outcome_and_nothing_is_measured(two_gpus, two_gpus_e
     assert (two_gpus / "report.html").stat().st_size > 100_000
 
 
-def test_graphs_are_captured_for_twice_the_sequences(two_gpus):
-    cells = read_measurements(two_gpus / "tables").query("engine == 'vllm' and outcome == 'ok'")
-    captured = cells.groupby("max_num_seqs_effective")["max_cudagraph_capture_size"].unique().map(list)
-    assert captured.to_dict() == {1: [2], 4: [8], 16: [32], 64: [128], 256: [512]}
-
-
 def test_ratios_fall_from_the_bandwidths_to_the_operations(two_gpus):
+    """Those of whole runs, and what is expected of them, are claims of docs/artifact.md."""
     tables = {
         name: pd.read_parquet(two_gpus / f"tables/{name}.parquet") for name in ("cells", "comparisons", "devices")
     }
@@ -40,20 +33,7 @@ def test_ratios_fall_from_the_bandwidths_to_the_operations(two_gpus):
     rows = rows.assign(sequences=rows["b"].map(sequences)).merge(tables["devices"], on=["a", "b"])
     rows = rows.set_index("sequences").sort_index()
     chat, full = (rows[rows["metric"] == of] for of in ("output_tokens_per_s", "steady_output_tokens_per_s"))
-    assert chat["ratio"].to_dict() == pytest.approx({1: 1.33, 4: 1.30, 16: 1.34, 64: 1.22, 256: 1.14}, abs=0.01)
-    of_cells = pd.read_parquet(two_gpus / "tables/intervals.parquet").set_index(["cell_id", "measure"])["value"]
-    capped = [of_cells[chat.loc[256, side], "power_cap_share"] for side in "ba"]
-    assert capped == pytest.approx([0.75, 0.60], abs=0.01)
-    assert of_cells[chat.loc[256, "b"], "sm_clock_mhz_min"] == 1140
     assert full["ratio"].to_dict() == pytest.approx({1: 1.33, 4: 1.30, 16: 1.37, 64: 1.11, 256: 1.03}, abs=0.01)
-    # A model fitted to one GPU expects the ratio; that of the bandwidths does not explain it.
-    expected = chat[[f"{of}_ratio" for of in ("predicted", "own_predicted", "measured_bandwidth")]]
-    off = 100 * (expected.div(chat["ratio"], axis=0) - 1).abs().max()
-    assert off.tolist() == pytest.approx([4.2, 5.4, 24.7], abs=1)
-    expected = (chat, "predicted_ratio"), (chat, "own_predicted_ratio")
-    errors = [float(np.sqrt(np.mean(np.log((of[b] / of["ratio"]).astype(float)) ** 2))) for of, b in expected]
-    assert [error < most for error, most in zip(errors, (0.03, 0.05), strict=True)] == [True] * 2
-    assert chat["predicted_ratio"].tolist() == pytest.approx([1.32, 1.29, 1.29, 1.21, 1.14], abs=0.03)
     shares = ["weights_share_a", "kv_share_a", "operations_share_a", "fixed_share_a", "launch_share_a"]
     assert chat[shares].sum(axis=1).tolist() == pytest.approx([1] * 5)
     assert chat["weights_share_a"].is_monotonic_decreasing
