@@ -76,7 +76,8 @@ def device_ratios(tables: Tables) -> Plot:
         pd.concat([measured, predicted])[["series", "x", "y", "low", "high", "cell_id"]],
         {"measured": Look(INK), PREDICTED: Look(MUTED, measured=False)},
         f"{series} by number of sequences",
-        f"{series}: ratio of {column(RATE).in_words}",
+        # Throughput along a setting may be that while full, which is another quantity.
+        "ratio of output tokens/s, whole runs of equal work",
         knob_axis("max_num_seqs"),
         unit="×",
         measure="ratio",
