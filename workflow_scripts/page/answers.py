@@ -42,12 +42,13 @@ class Bar:
 
 @dataclass(frozen=True)
 class Answer:
-    """One row of the first screen."""
+    """One row of the first screen. `gain` is what the page's title may say of it."""
 
     verdict: str
     question: str
     answer: str
     bars: tuple[Bar, ...] = ()
+    gain: str = ""
 
     @property
     def sign(self) -> str:
@@ -101,7 +102,7 @@ def is_hollow(row: Mapping[str, Any]) -> bool:
     return row["verdict"] not in (CHANGES, FLAT)
 
 
-def setting_answer(tables: Tables, rows: pd.DataFrame, question: str, *, helps: bool) -> Iterator[Answer]:
+def setting_answer(tables: Tables, rows: pd.DataFrame, question: str, what: str, *, helps: bool) -> Iterator[Answer]:
     """The answer on a setting, from its comparisons, the clearest first; of a ratio below 1 its inverse is told."""
     row = records(rows)[0]
     knob, values = row["name"], (row["value_b"], row["value_a"])
@@ -116,7 +117,7 @@ def setting_answer(tables: Tables, rows: pd.DataFrame, question: str, *, helps: 
         said = f"{times(row)}, {' over '.join(briefly(knob, value) for value in values)}"
     # As the sentence, the bars are of ratios above 1 if only their size is asked for.
     drawn = rows if helps else upwards(rows)
-    yield Answer(verdict_on(row, helps=helps), question, said, bars_of(tables, drawn))
+    yield Answer(verdict_on(row, helps=helps), question, said, bars_of(tables, drawn), f"{what} {times(row)}")
 
 
 def upwards(rows: pd.DataFrame) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import plural, shortened
 from workflow_scripts.device.device_record import NOISY_PCT
 from workflow_scripts.engines.vllm.knobs import VLLM
-from workflow_scripts.page.answers import Answer, Bar
+from workflow_scripts.page.answers import NO, PARTLY, YES, Answer, Bar
 from workflow_scripts.page.blocks import Figure, Table, outcome_words
 from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.report import Report, Subject, figure_of
@@ -30,8 +30,8 @@ LEAST_ANSWERS, MOST_ANSWERS, PICTURES, MOST_FASTEST, MOST_DEVICES = 3, 7, 2, 5, 
 # The settings that the number of sequences follows from.
 SEQUENCES = ("knob_max_num_seqs", "knob_batch_size")
 TPOT, TTFT, ENERGY = "tpot_s_p50", "ttft_s_p50", "energy_j_per_output_token"
-# Letters of a name in the title, of work and of a reason.
-MOST_NAME, MOST_WORK, MOST_REASON = 28, 52, 80
+# Words of a composed title, letters of a name in it, of work and of a reason.
+MOST_WORDS, MOST_NAME, MOST_WORK, MOST_REASON = 8, 28, 52, 80
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 _FINE_TICKS = (1, 1.1, 1.2, 1.5, 2, 3, 5, 0.9, 0.8, 0.7, 0.5)
 
@@ -113,7 +113,7 @@ def first_screen(report: Report) -> FirstScreen:
         words = f"{seen.in_words()} As of {clock(seen.at_s)}."
         unfinished = Unfinished(seen.ended, seen.wanted, words)
     return FirstScreen(
-        _title(report),
+        _title(report, [answer for _, answer in found]),
         " · ".join(_sub(report)),
         unfinished,
         rows,
@@ -198,16 +198,28 @@ def _bars(report: Report, bars: Sequence[Bar], place: Any) -> list[DrawnBar]:
     return drawn
 
 
-def _title(report: Report) -> str:
-    """The study's title, or one of its devices and how many cells were measured."""
+def _title(report: Report, answers: Sequence[Answer]) -> str:
+    """The study's title, or one of its devices and its strongest answers."""
     if report.study.title:
         return report.study.title
     devices = report.tables.devices
     names = device_names(report.tables)
     start = ", ".join(shortened(names[gpu], MOST_NAME) for gpu in devices[:MOST_DEVICES])
     start += f" and {len(devices) - MOST_DEVICES} more" if len(devices) > MOST_DEVICES else ""
-    measured = int(report.grid["outcome"].eq("ok").sum())
-    return f"{start}: {measured} of {plural(len(report.grid), 'cell')} measured"
+    title = start
+    decided = [answer for answer in answers if answer.gain and answer.verdict in (YES, NO, PARTLY)]
+    for i, answer in enumerate(sorted(decided, key=_size, reverse=True)[:2]):
+        longer = f"{title}{', ' if i else ': '}{answer.gain}"
+        if len(longer.split()) <= MOST_WORDS:
+            title = longer
+    if title == start:
+        measured = int(report.grid["outcome"].eq("ok").sum())
+        title = f"{start}: {measured} of {plural(len(report.grid), 'cell')} measured"
+    return title
+
+
+def _size(answer: Answer) -> float:
+    return max((abs(math.log(bar.value)) for bar in answer.bars if bar.value > 0), default=0.0)
 
 
 def _sub(report: Report) -> Iterator[str]:

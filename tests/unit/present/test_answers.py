@@ -30,11 +30,11 @@ def row(verdict: str, value: float, low: float, high: float, **changes: object) 
 @pytest.mark.parametrize("case", CASES)
 def test_a_setting_has_the_verdict_of_its_comparison(report, case):
     matters, helps, words = CASES[case]
-    (of,) = setting_answer(report.tables, row(*case), "Block size matters?", helps=False)
+    (of,) = setting_answer(report.tables, row(*case), "Block size matters?", "block size", helps=False)
     assert (of.verdict, of.answer) == (matters, words)
     assert all(bar.value >= 1 for bar in of.bars)
     assert all(bar.hollow == (case[0] in ("likely", "not decided")) for bar in of.bars)
-    (of,) = setting_answer(report.tables, row(*case), "Helps?", helps=True)
+    (of,) = setting_answer(report.tables, row(*case), "Helps?", "it", helps=True)
     assert of.verdict == helps
 
 

@@ -120,15 +120,16 @@ def answers(report: Report) -> Iterator[Answer]:
     bars = tuple(Bar(of["ratio"], of["low"], of["high"], f"at {of['x']:g}", hollow=_open(of)) for of in ends)
     said = ", ".join(f"{times(of)} at {of['x']:g}" for of in ends)
     said = said.replace(f"at {first['x']:g}", f"at {first['x']:g} sequence{'s' * (first['x'] != 1)}", 1)
+    gain = f"{b} over {a} {times(first)}"
     if bandwidth.empty:
-        yield Answer(verdict_on(first, helps=True), f"{b} faster than {a}?", said, bars)
+        yield Answer(verdict_on(first, helps=True), f"{b} faster than {a}?", said, bars, gain)
         return
     times_faster = float(bandwidth.iloc[0])
     within = [of["low"] <= times_faster <= of["high"] for of in ends]
     verdict = YES if all(within) else PARTLY if any(within) else NO
     if all(within) and any(_open(of) for of in ends):
         verdict = OPEN
-    yield Answer(verdict, f"As fast as its bandwidth, {times_faster:.2f}×?", said, bars)
+    yield Answer(verdict, f"As fast as its bandwidth, {times_faster:.2f}×?", said, bars, gain)
 
 
 def _spread(row: dict[str, Any]) -> str:

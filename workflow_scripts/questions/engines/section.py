@@ -58,7 +58,9 @@ def answers(report: Report) -> Iterator[Answer]:
     row = records(rows)[0]
     bar = Bar(row["ratio"], row["low"], row["high"], gpu=row["gpu"], hollow=is_hollow(row))
     many = f" with {row['x']:g} sequence{'s' * (row['x'] != 1)}" if pd.notna(row["x"]) else ""
-    yield Answer(verdict_on(row, helps=True), f"vLLM over {HF}?", f"{times(row)}{many}", (bar,))
+    yield Answer(
+        verdict_on(row, helps=True), f"vLLM over {HF}?", f"{times(row)}{many}", (bar,), f"vLLM over {HF} {times(row)}"
+    )
 
 
 def sentence(report: Report) -> str:

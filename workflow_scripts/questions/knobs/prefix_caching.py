@@ -42,7 +42,7 @@ def prefix_caching(tables: Tables) -> Plot:
 
 def answers(report: Report) -> Iterator[Answer]:
     rows = comparisons(report.tables, "knob", KNOB)
-    yield from setting_answer(report.tables, rows, "Prefix caching helps?", helps=True)
+    yield from setting_answer(report.tables, rows, "Prefix caching helps?", "prefix caching", helps=True)
 
 
 def sentence(report: Report) -> str:

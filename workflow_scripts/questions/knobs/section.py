@@ -72,8 +72,8 @@ def _others(tables: Tables, name: str) -> pd.DataFrame:
 
 def answers(report: Report) -> Iterator[Answer]:
     for name in _names(report.tables)[:MOST_ANSWERS]:
-        question = f"{capital(knob_name(name))} matters?"
-        yield from setting_answer(report.tables, _others(report.tables, name), question, helps=False)
+        rows, what = _others(report.tables, name), knob_name(name)
+        yield from setting_answer(report.tables, rows, f"{capital(what)} matters?", what, helps=False)
 
 
 def sentence(report: Report) -> str:

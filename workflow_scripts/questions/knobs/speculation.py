@@ -20,7 +20,7 @@ def speculation(tables: Tables) -> Plot:
 
 def answers(report: Report) -> Iterator[Answer]:
     rows = comparisons(report.tables, "knob", KNOB)
-    yield from setting_answer(report.tables, rows, "Drafting tokens helps?", helps=True)
+    yield from setting_answer(report.tables, rows, "Drafting tokens helps?", "drafted tokens", helps=True)
 
 
 def sentence(report: Report) -> str:

@@ -80,7 +80,7 @@ def _sizes(tables: Tables) -> pd.DataFrame:
 
 def answers(report: Report) -> Iterator[Answer]:
     rows = comparisons(report.tables, "knob", KNOB)
-    yield from setting_answer(report.tables, rows, "Block size matters?", helps=False)
+    yield from setting_answer(report.tables, rows, "Block size matters?", "block size", helps=False)
 
 
 def sentence(report: Report) -> str:

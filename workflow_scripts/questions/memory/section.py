@@ -135,7 +135,8 @@ def answers(report: Report) -> Iterator[Answer]:
     most = records(rows)[-1]
     said = f"{most['users']:.0f} instead of {whole['users']:.0f} in the same memory"
     bar_ = Bar(most["times"], float("nan"), float("nan"), "counted", most["gpu"])
-    yield Answer(YES if most["times"] > 1 else NO, "Paging fits more requests?", said, (bar_,))
+    gain = f"paging {most['times']:.1f}×"
+    yield Answer(YES if most["times"] > 1 else NO, "Paging fits more requests?", said, (bar_,), gain)
 
 
 def sentence(report: Report) -> str:
