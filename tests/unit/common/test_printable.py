@@ -12,7 +12,7 @@ from workflow_scripts.common.checkout import CHECKOUT
 
 # Clears the screen, ends a style that was never begun, goes back to the start of the line, and is not ASCII.
 HOSTILE = "\x1b[2J[/bold]\rno\u202e\x9b2J\u00b5"
-SPELLED_OUT = re.compile(r"\\x1b\[2J\[/bold\](\\r)?no\\u202e\\x9b2J\\xb5")  # rich leaves out the \r
+SPELLED_OUT = re.compile(r"\\x1b\[2J\[/bold\](\\r| )no\\u202e\\x9b2J\\xb5")  # a reason is one line
 STYLE = re.compile(rb"\x1b\[[0-9;]*m")
 
 
