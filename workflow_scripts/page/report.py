@@ -2,7 +2,6 @@
 
 import os
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,8 +21,6 @@ from workflow_scripts.page.blocks import MODEL, Absent, Block, CellMark, Figure,
 from workflow_scripts.page.kit import SIZES, Plot
 from workflow_scripts.page.plot import inline, size_px
 from workflow_scripts.study.grid import COORDINATES
-from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.progress import Progress, may_grow, progress, status_of_starts
 from workflow_scripts.study.setting_words import labels
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.results import MissingError, Tables, records, require
@@ -118,20 +115,6 @@ class Report:
         interval = f" (95 % interval {' to '.join(ends)})" if ends else ""
         text = f"{self.names.get(cell_id, cell_id)}: {words}{value} {unit or 'times'}{interval}"
         return CellMark(self.cell_link(cell_id, text).href, text, round(x, 1), round(y, 1))
-
-    @cached_property
-    def progress(self) -> Progress | None:
-        """The study's progress now, from its cells' files; None if it is complete or the tables are of other files."""
-        paths = StudyPaths(self.cells.parents[1], self.cells.parent.name)
-        starts = self.tables.rows.groupby("cell_id")["start"].nunique()
-        lacks = self.grid["outcome"].eq("missing").any() or (starts < self.study.starts.at_least).any()
-        if not self.cells.is_dir() or not (lacks or may_grow(self.study, paths)):
-            return None
-        seen = progress(self.study, paths, status_of_starts(self.study, paths), time.time())
-        cells = self.tables.rows
-        held = cells[cells["comparable"].eq(True) & cells["outcome"].ne("missing")]
-        starts_held = len(held.drop_duplicates(["cell_id", "start"]))
-        return None if seen.is_complete or seen.ended < starts_held else seen
 
     def link(self, path: Path, text: str) -> Link | None:
         """A link from the page to a file, or None if the file is not there."""

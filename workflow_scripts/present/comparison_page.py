@@ -88,7 +88,7 @@ def render(content: Mapping[str, Any]) -> str:
     return page_of(
         title=f"kvsweep: {found['study_a']} and {found['study_b']} compared",
         question="",
-        first=FirstScreen(title, which, None, [], [], "", [], [], None, []),
+        first=FirstScreen(title, which, [], [], "", [], [], None, []),
         sections=[
             _section("Result", list(map(Text, sentences)), figure=figure),
             *(_section(name, blocks) for name, blocks in parts.items()),

@@ -22,7 +22,6 @@ from workflow_scripts.questions.cells.section import SUBJECT as CELLS
 from workflow_scripts.questions.sections import SECTIONS
 from workflow_scripts.questions.trust.where_measured import host_load
 from workflow_scripts.study.definition import resolved_models
-from workflow_scripts.study.progress import clock
 from workflow_scripts.study.setting_words import setting_phrase
 from workflow_scripts.tables.results import RATE, STEADY, MissingError, records, under_load
 
@@ -34,15 +33,6 @@ TPOT, TTFT, ENERGY = "tpot_s_p50", "ttft_s_p50", "energy_j_per_output_token"
 MOST_WORDS, MOST_NAME, MOST_WORK, MOST_REASON = 8, 28, 52, 80
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 _FINE_TICKS = (1, 1.1, 1.2, 1.5, 2, 3, 5, 0.9, 0.8, 0.7, 0.5)
-
-
-@dataclass(frozen=True)
-class Unfinished:
-    """Progress of an unfinished study: how many of the `wanted` starts of cells have `ended`, and the same in words."""
-
-    ended: int
-    wanted: int
-    words: str
 
 
 @dataclass(frozen=True)
@@ -92,7 +82,6 @@ class FirstScreen:
 
     title: str
     sub: str
-    unfinished: Unfinished | None
     rows: Sequence[Row]
     ticks: Sequence[tuple[float, str]]
     key: str
@@ -108,14 +97,9 @@ def first_screen(report: Report) -> FirstScreen:
     place, ticks = _axis(values)
     rows = [Row(section, answer, _bars(report, answer.bars, place)) for section, answer in found]
     headings, fastest = _fastest(report)
-    unfinished = None
-    if seen := report.progress:
-        words = f"{seen.in_words()} As of {clock(seen.at_s)}."
-        unfinished = Unfinished(seen.ended, seen.wanted, words)
     return FirstScreen(
         _title(report, [answer for _, answer in found]),
         " · ".join(_sub(report)),
-        unfinished,
         rows,
         ticks,
         "Bars: 95 % intervals. Hollow: likely or open." if ticks else "",

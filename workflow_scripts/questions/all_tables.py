@@ -16,7 +16,6 @@ _MAKERS = {
     "questions.predictions.table": ("predictions",),
     "questions.comparisons.table": ("comparisons", "devices"),
     "questions.serving.table": ("serving", "serving_summary"),
-    "questions.serving.side_by_side": ("server_ratios",),
     "questions.serving.conversations": ("conversations",),
     "questions.serving.searches": ("searches",),
     "questions.recommendations.table": ("recommendations",),

@@ -36,4 +36,4 @@ def main(args: Namespace) -> None:
         names = ", ".join(str(schema.name) for schema in maker.schemas)
         print(f"{names}: {time.process_time() - began:.2f} s of CPU time", file=sys.stderr)
     if args.only == TABLES:
-        digest_of(study, inputs.rows, inputs.table).write(inputs.folder / DIGEST, indent=None)
+        digest_of(study, inputs.rows).write(inputs.folder / DIGEST, indent=None)

@@ -291,12 +291,6 @@ def verdicts(comparisons: Comparisons, margin_pct: float, share: float | FloatAr
     return np.select([flat, changes], [FLAT, CHANGES], NOT_DECIDED)
 
 
-def is_higher(comparisons: Comparisons) -> BoolArray:
-    """Whether `a` is shown to be higher than `b`, falsely in at most 2.5 % of cases over all of these comparisons."""
-    higher: BoolArray = holm(comparisons.p_above(0.0)) <= (1 - CONFIDENCE) / 2
-    return higher
-
-
 def directions(comparisons: Comparisons, share: float = 1.0) -> npt.NDArray[np.str_]:
     """`faster` or `slower` where `a` is shown to be that, with an error of at most 5 % over all of the comparisons.
 

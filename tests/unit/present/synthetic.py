@@ -325,7 +325,7 @@ def write_results(
     cells = change(cells_table(study))
     write_tables(cells, folder / "tables")
     tables = TableInputs(study, StudyPaths(folder.parent, folder.name))
-    digest_of(study, tables.rows, tables.table).write(folder / "tables/digest.json", indent=None)
+    digest_of(study, tables.rows).write(folder / "tables/digest.json", indent=None)
     for gpu in dict.fromkeys(cells.loc[cells["repeat"].notna(), "gpu"]):
         parsed = folder / "parsed" / gpu
         parsed.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ def cell(name: str, *means: Mean, **changes: Any) -> DigestCell:
     """A cell that ended ok; `changes` are fields of it."""
     fields: dict[str, Any] = {"id": f"cpu-all/vllm/tiny/chat/{name}", "outcome": "ok", "reason": None, "began": None}
     fields |= {"comparable": True, "source": "measured", "content": CONTENT, "environment": ENVIRONMENT}
-    return DigestCell(**(fields | {"effective": {}, "means": list(means), "ceilings": {}} | changes))
+    return DigestCell(**(fields | {"effective": {}, "means": list(means)} | changes))
 
 
 def digest(*cells: DigestCell, **changes: Any) -> Digest:
@@ -61,7 +61,6 @@ def random_digest(chance: random.Random) -> Digest:
             content=often(CONTENT, {**CONTENT, "num_prompts": 64}, {**CONTENT, **draft}, {}),
             environment=often(ENVIRONMENT, *({**ENVIRONMENT, **of} for of in others)),
             effective=chance.choice([engine, {"max_num_seqs": 32, "enforce_eager": False, "share": 0.9}, {}]),
-            ceilings=often({"datasheet": 500.0}, {"datasheet": 510.5, "measured": 300.0}, {}),
         )
         for name in range(30)
         if chance.random() < 0.9

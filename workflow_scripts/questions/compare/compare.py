@@ -34,7 +34,6 @@ from workflow_scripts.common.markdown import cell, rows_of
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.common.wording import listed, number, plural
 from workflow_scripts.questions.compare.comparison import (
-    CellRatio,
     Comparison,
     comparison,
     in_order,
@@ -135,7 +134,7 @@ def sections(result: Comparison) -> list[Section]:
     of_measures: dict[str, list[tuple[str, ...]]] = {c.measure: [] for c in result.cells}
     for c in sorted(result.cells, key=lambda c: (c.verdict != CHANGES, -c.size)):
         values = (number(column(c.measure).scaled(value)) for value in (c.a, c.b))
-        of_measures[c.measure].append((names[c.cell], ratio_text(c), _verdict(c, result), *values, c.scope or ""))
+        of_measures[c.measure].append((names[c.cell], ratio_text(c), c.verdict, *values, c.scope or ""))
     outcomes = [(all_names[o.cell], o.a, o.b, o.reason or "") for o in result.outcomes]
     refused = [(all_names[r.cell], "; ".join(r.why)) for r in result.refused]
     of_cell = ("cell", "B/A (95 % interval)", "verdict", "A", "B", "interval covers")
@@ -180,13 +179,6 @@ def _in_words(what: str) -> str:
     label = column(key).in_words if key in COLUMNS else knob_name(key).replace(".", " ")
     words = (ENVIRONMENT | _SETTINGS).get(key, label)
     return f"study: {words}" if what != key else words
-
-
-def _verdict(cell: CellRatio, result: Comparison) -> str:
-    words = cell.verdict
-    if pct := result.others_pct.get(cell.cell):
-        words += f"; others used up to {pct:.0f} % of the CPU"
-    return words
 
 
 def _places(result: Comparison) -> list[tuple[str, ...]]:

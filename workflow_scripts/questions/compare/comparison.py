@@ -14,7 +14,6 @@ from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.columns import column
 from workflow_scripts.common.records import Record
 from workflow_scripts.common.wording import number
-from workflow_scripts.device.device_record import NOISY_PCT
 from workflow_scripts.questions.compare.comparability import why_not
 from workflow_scripts.questions.compare.digest import Digest, DigestCell, Mean
 from workflow_scripts.statistics.comparisons import CHANGES, NOT_DECIDED, verdicts
@@ -69,8 +68,7 @@ class Comparison(Record):
 
     `began_a` and `began_b`: when the first repeat of each began, None if not known; `by_itself`: settings that took
     effect and differ, although a cell asks for the same in both; `start_s_a` and `start_s_b`: median time of a start of
-    the engine in seconds, over cells of which both know it; `others_pct`: compared cells during which others used much
-    of the CPU, with the larger share of both runs; `labels`: the settings of each cell of A or B in words, by its id.
+    the engine in seconds, over cells of which both know it; `labels`: the settings of each cell in words, by its id.
     """
 
     study_a: str
@@ -87,7 +85,6 @@ class Comparison(Record):
     by_itself: list[Different]
     start_s_a: float | None
     start_s_b: float | None
-    others_pct: dict[str, float]
     differences: list[Different]
     labels: dict[str, str]
 
@@ -159,7 +156,6 @@ def comparison(a: Digest, b: Digest, occasions_vary_pct: float | None = None) ->
         by_itself=by_itself((x.effective, y.effective) for x, y, _ in ended),
         start_s_a=median(start_s for start_s, _ in starts) if starts else None,
         start_s_b=median(start_s for _, start_s in starts) if starts else None,
-        others_pct={x.id: pct for x, y in compared if (pct := max(x.others_pct or 0, y.others_pct or 0)) > NOISY_PCT},
         differences=[
             *(Different(what=f"study: {d.path}", a=d.a, b=d.b, cells=0, others=0) for d in of_study),
             *counted(difference for x, y, _ in ended for difference in _of_cell(x, y)),
@@ -241,7 +237,4 @@ def _finite(value: float) -> float | None:
 
 def _of_cell(x: DigestCell, y: DigestCell) -> Iterator[Difference]:
     fields_a, fields_b = ({name: ", ".join(values) for name, values in of.environment.items()} for of in (x, y))
-    yield from differences(fields_a, fields_b)
-    for rates, a, b in differences(x.ceilings, y.ceilings):
-        if a is not None and b is not None:
-            yield Difference(f"limit: output tokens/s by {rates} rates", a, b)
+    return differences(fields_a, fields_b)

@@ -44,9 +44,7 @@ class DigestCell(StrictRecord):
     settings that took effect, empty if not known; `label`: the settings in words that tell it from others of its study.
 
     `comparable`: whether it was measured as its study defines it. `began`: when its first repeat began, UTC.
-    `ceilings`: the highest output tokens/s that its device allows, by the source of the device's rates. `start_s`: mean
-    time of a start of the engine; `others_pct`: the most CPU that others used while it was timed, in per cent. None if
-    not known.
+    `start_s`: mean time of a start of the engine; None if not known.
     """
 
     id: str
@@ -59,9 +57,7 @@ class DigestCell(StrictRecord):
     environment: Annotated[dict[str, _Texts], Field(max_length=_MOST)]
     effective: dict[str, JsonValue]
     means: Annotated[list[Mean], Field(max_length=_MOST), FailFast()]
-    ceilings: Annotated[dict[str, _Positive], Field(max_length=_MOST)]
     start_s: _Positive | None = None
-    others_pct: Annotated[float, Field(ge=0)] | None = None
     label: str | None = None
 
     @model_validator(mode="after")

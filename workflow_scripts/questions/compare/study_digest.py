@@ -1,19 +1,17 @@
 """The digest of a study: all that a comparison with another study needs, as `kvsweep tables` writes it.
 
-It holds what was measured in each cell, with what, where and when. The report
-embeds it, so a report can be compared without the folder that it was made from.
+It holds what was measured in each cell, with what, where and when. The report embeds it, so a report can be compared
+without the folder that it was made from.
 """
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from workflow_scripts.questions.compare.digest import Digest, DigestCell, Mean
-from workflow_scripts.questions.limits.table import SCHEMA as LIMITS
 from workflow_scripts.statistics.comparisons import mean_errors
 from workflow_scripts.statistics.summary import RATE, cell_summary, comparable_rows, knob_columns, records
 from workflow_scripts.study.definition import cell_definition, resolved_models
@@ -28,20 +26,19 @@ ENVIRONMENT = (
 )
 # Fields of a cell's definition that a comparison may examine, or that are among its environment.
 NOT_CONTENT = ("gpu", "engine", "knobs", "repeats", "protocol")
-Table = Callable[[str], pd.DataFrame]
 # By these the same cell of two studies is compared; of a cell whose requests arrive at a rate the rate has no mean.
 MEASURES = (RATE, "ttft_s_p50", "tpot_s_p50", "energy_j_per_output_token")
 # Settings of a study apart from its grid.
 SETTINGS = {"repeats", "starts", "cell_time_limit_s", "equivalence_margin_pct", "slo"}
 
 
-def digest_of(study: Study, cells: pd.DataFrame, table: Table) -> Digest:
-    """The digest of a study: `cells` is the frame of `tables.measurements`, `table` gives other tables by name."""
+def digest_of(study: Study, cells: pd.DataFrame) -> Digest:
+    """The digest of a study: `cells` is the frame of `tables.measurements`."""
     models = resolved_models(study)
     by_cell = dict(list(cells.groupby("cell_id", sort=False)))
     grid = cells.drop_duplicates("cell_id").set_index("cell_id")
     words = labels(grid, knob_columns(cells))
-    means, ceilings = _means(cells), _ceilings(table(LIMITS.name))
+    means = _means(cells)
     digest_cells = []
     for cell in expand(study):
         if (rows := by_cell.get(cell.id)) is None:
@@ -65,9 +62,7 @@ def digest_of(study: Study, cells: pd.DataFrame, table: Table) -> Digest:
                 environment={name: values for name, values in environment.items() if values},
                 effective={} if pd.isna(effective) else json.loads(effective),
                 means=means.get(cell.id, []),
-                ceilings=ceilings.get(cell.id, {}),
                 start_s=_finite(rows.groupby("start")["start_s"].first().mean()),
-                others_pct=_finite(rows[["cpu_steal_pct", "cpu_others_pct"]].max().max()),
                 label=words[cell.id],
             )
         )
@@ -89,15 +84,6 @@ def _means(cells: pd.DataFrame) -> dict[str, list[Mean]]:
             mean = Mean(measure=measure, log_mean=_rounded(log_mean), squared_error=_finite(squared), df=_finite(df))
             means[row["cell_id"]].append(mean)
     return means
-
-
-def _ceilings(limits: pd.DataFrame) -> dict[str, dict[str, float]]:
-    rows = limits.dropna(subset=["output_tokens_per_s_ceiling"])
-    medians = rows.groupby(["cell_id", "rates"])["output_tokens_per_s_ceiling"].median()
-    ceilings: dict[str, dict[str, float]] = defaultdict(dict)
-    for row in records(medians.reset_index(name="ceiling")):
-        ceilings[row["cell_id"]][row["rates"]] = float(f"{row['ceiling']:.4g}")
-    return ceilings
 
 
 def _rounded(value: float) -> float:

@@ -16,7 +16,7 @@ import pandas as pd
 from workflow_scripts.catalog.environments import DEFAULT
 from workflow_scripts.engines.hf.knobs import HF_CONTINUOUS, HF_STATIC
 from workflow_scripts.engines.registry import every_knob, metrics_of_columns, without_environment
-from workflow_scripts.engines.vllm.knobs import VLLM
+from workflow_scripts.engines.vllm.knobs import VLLM, VLLM_SERVE
 from workflow_scripts.statistics.comparisons import Comparisons
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks, decide
 from workflow_scripts.statistics.samples import Samples
@@ -44,7 +44,7 @@ ALIKE = ("study", "source", "gpu", "engine", "model", "workload")
 # Of a knob with more values, each is compared with the first and with its neighbours: pairs grow with their square.
 MOST_VALUES = 16
 # What cells may differ in, beside a knob.
-MODEL, AT, GPU, ENGINE = "model", "environment", "gpu", "engine"
+MODEL, AT, GPU, ENGINE, SERVER = "model", "environment", "gpu", "engine", "server"
 # What cells on two devices share, and the engines that are compared; of two the later one is `b`.
 _ON_DEVICES = ["study", "source", *ENVIRONMENT, "engine", "model", "dtype", "workload", "knobs", "quantization"]
 _ENGINES = (HF_STATIC.name, HF_CONTINUOUS.name, VLLM.name)
@@ -92,10 +92,13 @@ def pairs(summary: pd.DataFrame, differ_in: str) -> tuple[pd.DataFrame, pd.DataF
     sides = [(numbered, numbered)]
     if differ_in == ENGINE:
         sides = list(combinations((numbered[rows["engine"] == name] for name in _ENGINES), 2))
+    elif differ_in == SERVER:
+        is_vllm = rows["engine"] == VLLM_SERVE.name
+        sides = [(numbered[~is_vllm], numbered[is_vllm])]
     found = pd.concat(
         [a.merge(b.drop(columns="first"), on="group", suffixes=("_a", "_b")) for a, b in sides], ignore_index=True
     )
-    if differ_in != ENGINE:
+    if differ_in not in (ENGINE, SERVER):
         found = found[found["row_a"] < found["row_b"]]
         few = found["group"].map(rows["group"].value_counts()) <= MOST_VALUES
         found = found[few | found["first"] | (found["row_b"] == found["row_a"] + 1)]
@@ -118,6 +121,11 @@ def grouped(summary: pd.DataFrame, differ_in: str) -> pd.DataFrame:
         rows = summary[summary["engine"].isin(_ENGINES)]
         rows = rows.assign(value=rows["engine"] + "/" + rows["knobs"])
         return _numbered(rows, list(PLACE), [])
+    if differ_in == SERVER:
+        served = summary.reindex(columns=list(dict.fromkeys([*summary, "knob_users", "knob_endpoint"])))
+        rows = served[served["knob_users"].notna()]
+        rows = rows.assign(value=rows["knob_endpoint"].fillna(rows["engine"]))
+        return _numbered(rows, [*PLACE, *ENVIRONMENT, "knob_users", *WORK], [])
     if differ_in == GPU:
         return _numbered(summary.assign(value=summary["gpu"]), [*_ON_DEVICES, "max_concurrency_allowed"], ["gpu"])
     rows = by_environment(summary) if differ_in == AT else summary

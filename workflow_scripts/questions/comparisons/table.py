@@ -20,6 +20,7 @@ from workflow_scripts.questions.comparisons.pairs import (
     ENGINE,
     GPU,
     MODEL,
+    SERVER,
     STEADY,
     WORK,
     ByMetric,
@@ -60,7 +61,10 @@ SCHEMA = table_schema(
     "comparisons",
     "One row per pair of cells that differ in one thing, and per metric. Every ratio is of `b` over `a`. Of more than "
     "16 values of a knob, each is compared with the first and with its neighbours.",
-    TEXT("kind", "`knob`, `load` (of a server), `model`, `environment`, `device` or `engine`"),
+    TEXT(
+        "kind",
+        "`knob`, `load` (of a server), `model`, `environment`, `device`, `engine` or `server` (with as many users)",
+    ),
     TEXT("name", "the knob; else as `kind`"),
     INTEGER("group", "number of the group of cells that differ in `name` alone; null for devices and engines"),
     TEXT("a b", "`cell_id` of both; of two devices `b` is the faster one over all that both measured"),
@@ -131,7 +135,7 @@ def comparison_tables(
         if metric == RATE and len(found):
             by_rate = compare(samples, *(found[f"sample_{side}"].to_numpy() for side in "ba"))
             explained = explanations(rows, shown, by_rate, rates or {}, predictions)
-    parts.append(_of_engines(known, looks))
+    parts += [_of_engines(known, looks, kind) for kind in (ENGINE, SERVER)]
     table = pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
     undecided = table["verdict"].eq(NOT_DECIDED) & ((table["low"] > 1) | (table["high"] < 1))
     table["verdict"] = table["verdict"].mask(undecided, LIKELY)
@@ -229,17 +233,18 @@ def _text(setting: Any) -> str:
     return setting if isinstance(setting, str) else json.dumps(setting)
 
 
-def _of_engines(cells: ByMetric, looks: Looks) -> pd.DataFrame:
-    """Pairs of engines that did equal work in one environment are compared; others have `why_not` instead."""
+def _of_engines(cells: ByMetric, looks: Looks, kind: str) -> pd.DataFrame:
+    """Pairs of engines that did equal work in one environment are compared; others have `why_not` instead. Servers are
+    compared with others under as many users."""
     summary, samples = cells(RATE)
-    rows, found = pairs(summary, ENGINE)
-    found = found.assign(why_not=why_unequal(rows, found))
+    rows, found = pairs(summary, kind)
+    found = found.assign(why_not=why_unequal(rows, found) if kind == ENGINE else None)
     alike = found[found["why_not"].isna()]
     by_rate: Comparisons = compare(samples, *(alike[f"sample_{side}"].to_numpy() for side in "ba"))
     verdict = np.where(directions(by_rate, looks.of_plan) == NOT_DECIDED, NOT_DECIDED, CHANGES)
     shown = alike.assign(**columns_of(by_rate, samples, alike), verdict=verdict)
     shown = pd.concat([shown, found[found["why_not"].notna()]]).sort_index().reset_index(drop=True)
-    return _rows(rows, shown.assign(metric=RATE), ENGINE, ENGINE).assign(held=None)
+    return _rows(rows, shown.assign(metric=RATE), kind, kind).assign(held=None)
 
 
 @makes(SCHEMA, EXPLANATIONS)

@@ -9,12 +9,13 @@ import pandas as pd
 from workflow_scripts.common.columns import column
 from workflow_scripts.page.answers import NO, OPEN, PARTLY, YES, Answer, Bar, times, verdict_on
 from workflow_scripts.page.blocks import MODEL
-from workflow_scripts.page.comparisons import FLAT, NOT_DECIDED, comparisons
-from workflow_scripts.page.kit import Plot, Reference, line, ratio
+from workflow_scripts.page.comparisons import FLAT, comparisons
+from workflow_scripts.page.kit import Plot, Reference, line
 from workflow_scripts.page.parts import claims_on, in_words
 from workflow_scripts.page.report import PLACE_HEADINGS, Report, Subject, TablePart
-from workflow_scripts.page.series import device_names, short_names
+from workflow_scripts.page.series import device_names
 from workflow_scripts.page.style import INK, MUTED, Look
+from workflow_scripts.questions.knobs.section import ratios_of
 from workflow_scripts.study.setting_words import knob_axis
 from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require
 
@@ -59,7 +60,7 @@ def device_ratios(tables: Tables) -> Plot:
     rows = along_sequences(tables)
     first, names = records(rows)[0], device_names(tables)
     if len(rows) < 2:
-        return _of_settings(tables)
+        return ratios_of(tables, "device", "", "One device over another")
     known = of_pair(tables, first)
     references = [
         Reference(float(known[of].dropna().iloc[0]), f"{words} {known[of].dropna().iloc[0]:.2f}×")
@@ -83,29 +84,6 @@ def device_ratios(tables: Tables) -> Plot:
         measure="ratio",
         references=references,
         sources=("measured", "published", *[PREDICTED] * bool(len(predicted))),
-    )
-
-
-def _of_settings(tables: Tables) -> Plot:
-    pairs = comparisons(tables, "device", metric=RATE)
-    names = short_names(list(dict.fromkeys([*pairs["value_b"], *pairs["value_a"]])))
-    several = [name for name in ("engine", "model", "workload", "held") if pairs[name].nunique() > 1]
-    over = [f"{names[b]} over {names[a]}" for a, b in zip(pairs["value_a"], pairs["value_b"], strict=True)]
-    words = pairs[several].astype(str).agg(" · ".join, axis=1) if several else ""
-    rows = pairs.assign(
-        name=(pd.Series(over, index=pairs.index) + " " + words).str.strip(),
-        value=pairs["ratio"],
-        hollow=pairs["verdict"].eq(NOT_DECIDED),
-        colour=INK,
-        cell_id=pairs["b"],
-    )
-    return ratio(
-        rows.drop_duplicates("name"),
-        "One device over another",
-        f"ratio of {column(RATE).in_words}",
-        unit="×",
-        measure="ratio",
-        references=[Reference(1, "")],
     )
 
 

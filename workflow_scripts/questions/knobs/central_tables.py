@@ -61,7 +61,7 @@ def knob_tables(tables: Tables) -> Iterator[tuple[str, Table]]:
         note = NOTE.format(few=few, fixed=f"All have {', '.join(fixed)}. " if fixed else "")
         shown_lines = pd.DataFrame(lines[:MOST_ROWS]).rename(columns=values)
         headings = {**PLACE_HEADINGS, **names, **{name: name for name in values.values()}}
-        yield knob, table_of(shown_lines, headings, f"Rates and their 95 % intervals by {knob_name(knob)}", note)
+        yield knob, table_of(shown_lines, headings, f"Rates (tokens/s) with 95 % intervals by {knob_name(knob)}", note)
 
 
 def _texts(tables: Tables) -> Texts:

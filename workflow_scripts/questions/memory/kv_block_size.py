@@ -8,7 +8,7 @@ import pandas as pd
 from workflow_scripts.common.wording import number, plural
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.page.answers import Answer, is_hollow, setting_answer, upwards
-from workflow_scripts.page.blocks import Block, Text, shown
+from workflow_scripts.page.blocks import Block, Text
 from workflow_scripts.page.comparisons import comparisons
 from workflow_scripts.page.kit import Plot, Reference, bar, beside, ratio
 from workflow_scripts.page.parts import claims_on, compared
@@ -93,36 +93,21 @@ def sentence(report: Report) -> str:
 
 
 def prediction_errors(report: Report) -> Iterator[Block]:
-    names = ["observed_kv_cache_tokens", "observed_max_concurrency"]
     rows = report.tables.need("memory")
-    rows = rows[rows["cell_id"].isin(report.grid.loc[report.grid["outcome"].isin(RAN), "cell_id"])]
-    measured = rows[(rows["source"] == "measured") & rows["observed_kv_cache_tokens"].notna()]
-    both = measured.dropna(subset="kv_cache_tokens_error_pct")
-    require(both, "no cell has KV-cache tokens that were both predicted and measured")
+    ran = report.grid.loc[report.grid["outcome"].isin(RAN), "cell_id"]
+    rows = rows[rows["cell_id"].isin(ran) & (rows["source"] == "measured")].dropna(subset="kv_cache_tokens_error_pct")
+    require(rows, "no cell has KV-cache tokens that were both predicted and measured")
     cells = report.tables.rows
     amounts = [f"knob_{name}" for name, knob in every_knob().items() if knob.reserves == "amount"]
-    is_given = both["cell_id"].isin(cells.loc[cells.filter(amounts).notna().any(axis=1), "cell_id"])
-    error_pct = both.loc[~is_given, "kv_cache_tokens_error_pct"].abs()
-    within = int((error_pct <= WITHIN_PCT).sum())
-    # The number of full-length requests is not known for every cell, so the tokens shown with it are of the same cells.
-    whole = measured.dropna(subset=names)
-    held = [" to ".join(dict.fromkeys([shown(whole[name].min()), shown(whole[name].max())])) for name in names]
-    sentence = (
-        f"The predicted KV cache is within {WITHIN_PCT:g} % of the measured tokens in {within} of {len(error_pct)} "
-        f"cells; the largest error is {number(error_pct.max())} %."
-        if len(error_pct)
-        else "No size of a KV cache had to be predicted."
-    )
-    if len(whole):
-        sentence += (
-            f" Measured KV caches have blocks for {held[0]} tokens, or {held[1]} requests of full length; vLLM keeps "
-            "one of the blocks to itself."
-        )
+    is_given = rows["cell_id"].isin(cells.loc[cells.filter(amounts).notna().any(axis=1), "cell_id"])
     if given := int(is_given.sum()):
-        sentence += f" In {plural(given, 'cell')} the study sets the size, so the prediction is only arithmetic."
-    if unpredicted := len(measured) - len(both):
-        sentence += f" {unpredicted} more measured cells have no prediction."
-    yield Text(sentence)
+        yield Text(f"In {plural(given, 'cell')} the study sets the KV cache, so nothing was to be predicted.")
+    if len(error_pct := rows.loc[~is_given, "kv_cache_tokens_error_pct"].abs()):
+        yield Text(
+            f"The predicted KV cache is within {WITHIN_PCT:g} % of the measured tokens in "
+            f"{int((error_pct <= WITHIN_PCT).sum())} of {len(error_pct)} cells; the largest error is "
+            f"{number(error_pct.max())} %."
+        )
 
 
 CAPACITY = TablePart(

@@ -9,11 +9,11 @@ from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import plural
 from workflow_scripts.page.answers import NO, YES, Answer, Bar
 from workflow_scripts.page.blocks import Block, Fold, table_of
-from workflow_scripts.page.kit import Plot, bar, line
+from workflow_scripts.page.kit import Plot, bar
 from workflow_scripts.page.report import CELL, Report, Subject
 from workflow_scripts.page.series import PLACES, device_looks
 from workflow_scripts.study.grid import COORDINATES
-from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require
+from workflow_scripts.tables.results import RATE, Tables, records, require
 
 POOL = "num_gpu_blocks_override"
 USERS = "running_while_others_wait"
@@ -106,29 +106,6 @@ def _ways(tables: Tables) -> pd.DataFrame:
     return most.sort_values("users", kind="stable")
 
 
-def rate_by_pool(tables: Tables) -> Plot:
-    """Rate by the tokens that the KV cache holds, one line per block size; a broken line is predicted."""
-    rows = under_pressure(tables)
-    rows = rows.assign(lines=rows.groupby([*COORDINATES])["pool_tokens"].transform("nunique"))
-    if rows["lines"].max() < 2:
-        raise MissingError("no block size was measured with KV caches of two sizes")
-    first = records(rows.sort_values("lines", ascending=False, kind="stable"))[0]
-    rows = rows[(rows[COORDINATES] == [first[of] for of in COORDINATES]).all(axis=1)]
-    ends = tables.intervals_of(RATE)[["low", "high"]]
-    look = device_looks(tables)[first["gpu"]]
-    return line(
-        rows.assign(series=rows["layout"], x=rows["pool_tokens"], y=rows[RATE])
-        .join(ends, on="cell_id")
-        .dropna(subset="y")
-        .sort_values("x"),
-        dict.fromkeys(rows["layout"], look),
-        "Rate by the size of the KV cache",
-        column(RATE).axis,
-        "tokens of the pool",
-        measure=RATE,
-    )
-
-
 def answers(report: Report) -> Iterator[Answer]:
     rows = _ways(report.tables)
     whole = records(rows[rows["contiguous"]])[0]
@@ -180,7 +157,7 @@ SUBJECT = Subject(
     title="Memory pressure",
     asked="KV blocks|requests fit|fit more",
     sentence=sentence,
-    figures=[requests_at_once, rate_by_pool],
+    figures=[requests_at_once],
     answers=answers,
     tables=[every_way, every_pool],
     is_in=lambda study: any(POOL in sweep.knobs for sweep in study.sweeps),

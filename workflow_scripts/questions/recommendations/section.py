@@ -75,22 +75,11 @@ def _why(report: Report, row: Mapping[str, Any]) -> str:
         return f"{named} smallest {of} shown to be within {row['margin_pct']:g} % of the fastest."
     bound = f" that keep{'s' * alone} {row['latency_bound']}" if row["role"] == "best_within_latency" else ""
     which = "only one" if alone else "highest"
-    bound += _worst(report, row) * bool(bound)
     words = f"{named} {which} {of}{bound}."
     if ties:
         more = f"; and {len(ties) - MOST_TIES} more" if len(ties) > MOST_TIES else ""
         words += f" Not shown to be slower: {'; '.join(ties[:MOST_TIES])}{more}."
     return words
-
-
-def _worst(report: Report, row: Mapping[str, Any]) -> str:
-    """The percentile in the worst repeat, which may break the bound that the mean keeps, and of how many requests."""
-    repeats = report.tables.measured[report.tables.measured["cell_id"] == row["cell_id"]]
-    worst, requests = column("tpot_s_p99").text(repeats["tpot_s_p99"].max()), repeats["num_requests"].max()
-    ttft = column("ttft_s_p50").text(row["ttft_s_p50"])
-    return (
-        f" as the mean of the repeats ({worst} in the worst one, of {requests:g} requests); the median TTFT is {ttft}"
-    )
 
 
 def about(report: Report) -> Iterator[Block]:

@@ -10,13 +10,14 @@ from workflow_scripts.page.answers import NO, OPEN, PARTLY, YES, Answer
 from workflow_scripts.page.blocks import Block, Fold, Table, Text, shown
 from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.kit import MOST_SERIES, Plot, line
+from workflow_scripts.page.parts import in_words
 from workflow_scripts.page.report import PLACE_HEADINGS, Report, Subject, TablePart
 from workflow_scripts.page.series import PLACES, device_looks, series_labels
 from workflow_scripts.page.style import Look
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import setting, setting_phrase
 from workflow_scripts.study.study import WITHIN_SHARE
-from workflow_scripts.tables.results import Tables, records, require
+from workflow_scripts.tables.results import RATE, Tables, records, require
 
 # The column that sets the load, in the order of the search -> its name.
 LOADS: Mapping[str, str] = {"request_rate_per_s": "requests/s", "users": "users"}
@@ -202,6 +203,13 @@ def slow_clients(report: Report) -> Iterator[Block]:
         yield Text(f"A load keeps the limits if {share} of its requests do: {', '.join(found['slo'].unique())}.")
 
 
+def _servers(tables: Tables) -> pd.DataFrame:
+    rows = tables.need("comparisons")
+    rows = rows[rows["kind"].eq("server") & rows["metric"].eq(RATE)]
+    users = tables.cells.set_index("cell_id").reindex(columns=["knob_users"])["knob_users"]
+    return in_words(rows).assign(users=rows["b"].map(users))
+
+
 SUBJECT = Subject(
     id="serving",
     title="Serving",
@@ -237,18 +245,19 @@ SUBJECT = Subject(
         ),
         side_by_side,
         TablePart(
-            "server_ratios",
+            "comparisons",
             {
                 **PLACE_HEADINGS,
                 "users": "Users",
-                "server": "Other server",
-                "rate_a": "vLLM, output tokens/s",
-                "rate_b": "Other, output tokens/s",
+                "value_a": "Other server",
+                "mean_b": "vLLM, output tokens/s",
+                "mean_a": "Other, output tokens/s",
                 "ratio": "Improvement ratio (95 % interval)",
-                "verdict": "vLLM is",
+                "verdict": "Verdict",
                 "scope": "Interval covers",
             },
             "vLLM's server over others with as many users",
+            rows=_servers,
             optional=True,
         ),
         sequences_by_rate,

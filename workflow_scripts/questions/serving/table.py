@@ -15,7 +15,7 @@ from workflow_scripts.common.columns import LATENCIES, column
 from workflow_scripts.engines.engine import CLIENT_CPU_S
 from workflow_scripts.engines.registry import load_engines, without_environment
 from workflow_scripts.statistics.comparisons import CONFIDENCE, SCOPE_MEANING, mean_interval
-from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, around_mean, mean_of
+from workflow_scripts.statistics.start_spread import FloatArray, around_mean, mean_of
 from workflow_scripts.statistics.summary import comparable_rows, numbers, records, summarise
 from workflow_scripts.study.study import is_late
 from workflow_scripts.tables.parsed_facts import REPEAT, START, read_parsed
@@ -328,7 +328,9 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
     varied = np.array([_varies(repeats) for _, repeats in groups], dtype=bool)
     long = groups["num_requests"].min().ge(TAIL_REQUESTS).to_numpy(dtype=bool)
     for metric in TAILS:
-        value, low, high, _ = tail(summarise(table, by, metric)[1].log)
+        # A server whose slots fill in some starts only has two kinds of 99th percentiles, so no distribution fits them.
+        of_starts = pd.DataFrame(summarise(table, by, metric)[1].log).T
+        value, low, high = (np.exp(numbers(of)) for of in (of_starts.median(), of_starts.min(), of_starts.max()))
         shown = long & varied & (low < high)
         summary[metric] = np.where(long, value, np.nan)
         summary[f"{metric}_low"], summary[f"{metric}_high"] = np.where(shown, [low, high], np.nan)
@@ -359,20 +361,6 @@ def own_interval(log: FloatArray) -> tuple[FloatArray, FloatArray]:
     half = special.stdtrit(df, (1 + CONFIDENCE) / 2) * np.sqrt(squares / df / np.maximum(count, 1))
     mean = mean_of(log)
     return np.exp(mean - half), np.exp(mean + half)
-
-
-def tail(log: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, BoolArray]:
-    """The median, least and greatest value of the starts of cells, and whether the latter two are an interval.
-
-    `log` are logarithms, shape (cells, starts); NaN if missing.
-
-    A server whose slots fill in some starts only has two kinds of 99th percentiles, so no distribution fits them. The
-    range holds the median of all starts in 1 - 2 / 2^n of cases, which is an interval of 95 % with six starts.
-    """
-    starts = pd.DataFrame(log).T
-    is_interval = 2.0 ** (1 - numbers(starts.count())) <= 1 - CONFIDENCE
-    median, low, high = (np.exp(numbers(of)) for of in (starts.median(), starts.min(), starts.max()))
-    return median, low, high, is_interval
 
 
 def _varies(repeats: pd.DataFrame) -> bool:

@@ -9,11 +9,9 @@ from workflow_scripts.page.report import Report, Subject
 from workflow_scripts.page.series import cell_names, device_looks
 from workflow_scripts.questions.trust.what_ran import not_understood, remote_code, simulated, weights
 from workflow_scripts.questions.trust.where_measured import (
-    load_warning,
     loaded_cells,
     rounds,
     slowed_cells,
-    slowed_gpus,
     starts_in_words,
     unsteady_cells,
 )
@@ -70,7 +68,7 @@ SUBJECT = Subject(
     figures=[spread],
     why=[
         what_verdicts_cover,
-        *(starts_in_words, weights, simulated, slowed_gpus, load_warning, unsteady_cells),
+        *(starts_in_words, weights, simulated, unsteady_cells),
         *(remote_code, not_understood),
     ],
     tables=[loaded_cells, slowed_cells, rounds],

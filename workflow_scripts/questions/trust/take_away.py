@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import read_yaml
-from workflow_scripts.page.blocks import UNKNOWN, Block, Command, Fold, Link, Table, Text
+from workflow_scripts.page.blocks import UNKNOWN, Block, Command, Fold, Link, Table
 from workflow_scripts.page.report import Report, Subject
 from workflow_scripts.study.definition import study_sha256
 
 CITATION = CHECKOUT / "CITATION.cff"
-# Digits of a hash in a sentence; the entry for BibTeX has all.
+# Digits of a commit.
 SHORT_HASH = 12
 
 
@@ -27,12 +27,6 @@ def citation(report: Report) -> Iterator[Block]:
     started, commits = cells["started_at"].dropna().astype(str), cells["git_commit"].dropna().unique()
     by = f" by commit {', '.join(commit[:SHORT_HASH] for commit in commits)}" if len(commits) else ""
     measured = f"measured until {started.max()[:10]}{by}" if len(started) else "not measured yet"
-    people = "; ".join(name.strip("{}") for name in named)
-    yield Text(
-        f"{people} ({year}): {software['title']} (software; this report: version {software['version']}). "
-        f"Study {study.name}, definition {digest[:SHORT_HASH]}, {measured}. "
-        "Reports with the same definition request the same measurements."
-    )
     name = study.name.replace("_", "\\_")
     entry = {
         "author": " and ".join(named),
@@ -43,7 +37,7 @@ def citation(report: Report) -> Iterator[Block]:
     }
     fields = "".join(f"  {name} = {{{value}}},\n" for name, value in entry.items())
     command = f"@software{{{software['title']}-{study.name},\n{fields}}}"
-    yield Command("BibTeX", command, ["The same citation for a bibliography."])
+    yield Command("BibTeX", command, ["Reports with the same definition request the same measurements."])
 
 
 def files(report: Report) -> Iterator[Block]:

@@ -30,17 +30,6 @@ def starts_in_words(report: Report) -> Iterator[Block]:
         yield Text("Each cell has one start of its engine; how much starts differ is known from other studies.")
 
 
-def slowed_gpus(report: Report) -> Iterator[Block]:
-    cells = report.tables.rows
-    rows, slowed = cells[cells["throttle_reasons"].notna()], _slowed_repeats(cells)
-    if len(slowed):
-        sentence = (
-            f"In {slowed['cell_id'].nunique()} of {rows['cell_id'].nunique()} cells whose GPU reports it, heat or the "
-            "power supply slowed a GPU down during timing; their rates are too low. The section Provenance names them."
-        )
-        yield Text(sentence)
-
-
 slowed_cells = TablePart(
     "repeats",
     {"cell_id": "Cell", **REPEAT_COLUMNS, "throttle_reasons": "Reasons (NVML)"},
@@ -54,19 +43,6 @@ def _slowed_repeats(cells: pd.DataFrame) -> pd.DataFrame:
     """Rows of `cells` in which heat or the power supply slowed a GPU down."""
     reasons = cells["throttle_reasons"].fillna("").str.split(",")
     return cells[[not set(FAULTS).isdisjoint(named) for named in reasons]]
-
-
-def load_warning(report: Report) -> Iterator[Block]:
-    load, noisy = host_load(report.tables.rows)
-    if noisy.empty:
-        yield Text(f"In no cell did others use more than {NOISY_PCT:g} % of the CPU.")
-    else:
-        sentence = (
-            f"In {len(noisy)} of {len(load)} measured cells the hypervisor or other processes used more than "
-            f"{NOISY_PCT:g} % of the CPU; their rates may be too low and their intervals wide. The section "
-            "Provenance names them."
-        )
-        yield Text(sentence)
 
 
 def unsteady_cells(report: Report) -> Iterator[Block]:
@@ -119,12 +95,6 @@ def provenance(report: Report) -> Iterator[Block]:
     rows = [[heading, texts] for heading, texts in values.items() if texts]
     if len(started):
         rows.append(["First and last repeat started", f"{started.min()} and {started.max()}"])
-    names = {"start_s": "starting", "warmup_s": "warming up", "measure_s": "measuring"}
-    starts = cells.drop_duplicates(["cell_id", "start"])
-    spent_s = starts[list(names)].astype(float).sum()
-    if total_s := spent_s.sum():
-        shares = ", ".join(f"{100 * spent_s[column] / total_s:.0f} % {name}" for column, name in names.items())
-        rows.append(["Time of the engines", f"{total_s / 60:.3g} min: {shares}"])
     yield Table("Where the numbers come from", ["What", "Values"], rows, [False, False])
     yield _measured_where(cells)
     known = report.tables.get("provenance", "cell_id", "kind", "what", "value")

@@ -49,6 +49,10 @@ PAIRS = {
         *({"batch_size": 4}, HF, FOUR, {}),
         ("engine", "engine", "hf-static/static-batch4-cachedynamic", "vllm/seqs4", None),
     ),
+    "the server": (
+        *({"endpoint": "other", "users": 4}, {"engine": "openai"}, {"users": 4} | FOUR, {"engine": "vllm-serve"}),
+        ("server", "server", "other", "vllm-serve", None),
+    ),
     "a server's users": (
         *({"users": 1} | FOUR, {"engine": "vllm-serve"}, {"users": 2} | FOUR, {"engine": "vllm-serve"}),
         ("load", "users", "1", "2", True),
@@ -357,6 +361,13 @@ def test_every_cell_meets_those_of_the_other_engines_at_its_place():
     expected |= {(flowing, b): rates[b] / 4 for b in ("vllm/seqs1", "vllm/seqs16")}
     assert ratios == pytest.approx(expected)
     assert found["why_not"].isna().all()
+
+
+def test_servers_with_other_work_or_users_do_not_meet():
+    vllm, knobs = cell({"users": 5} | FOUR, around(900), engine="vllm-serve"), {"endpoint": "other", "users": 5}
+    fewer = cell(knobs, around(100), engine="openai", output_tokens=900)
+    one = cell(knobs | {"users": 1}, around(100), engine="openai")
+    assert compared(vllm, fewer, one).query("kind == 'server'").empty
 
 
 @pytest.mark.parametrize("other", [*OTHER_PLACES, *NOT_COUNTED])
