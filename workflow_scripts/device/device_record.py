@@ -26,7 +26,7 @@ class Device(TypedDict, total=False):
     instruction_sets: list[str]
     native_dtypes: list[Dtype]
     caches: list[Cache]
-    shared_cores: list[list[int]]
+    shared_cores: list[list[int]]  # of earlier versions, as the next one
     huge_pages: str | None
     uuid: str
     memory_used_before_bytes: int

@@ -1,10 +1,9 @@
-"""What the processor of this host can do: instruction sets, native types, caches, threads that share a core.
+"""What the processor of this host can do: instruction sets, native types, caches.
 
 In config/models/ a model may have the dtype `native`: the smallest that its device computes without emulation.
 """
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from workflow_scripts.device.device_record import Cache, Device
 
 CPUINFO = Path("/proc/cpuinfo")
 CPUS = Path("/sys/devices/system/cpu")
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 # The instruction sets that determine how fast a model runs, in Linux's spelling.
 INSTRUCTION_SETS = (
@@ -27,23 +25,17 @@ _NEEDED: Mapping[Dtype, tuple[str, ...]] = {
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
-def processor_facts(
-    cores: Sequence[int], cpuinfo: Path = CPUINFO, cpus: Path = CPUS, huge_pages: Path = HUGE_PAGES
-) -> Device:
+def processor_facts(cores: Sequence[int], cpuinfo: Path = CPUINFO, cpus: Path = CPUS) -> Device:
     """Facts about the processor of these cores; what the system does not report is not in the lists.
 
     `processor`: name, vendor, family, model and instruction sets in one line, the same for processors with the same
-    abilities. `caches`: `level`, `size_bytes`, `cpus` that share one and `instances` that the cores use together.
-    `shared_cores`: those of `cores` that are threads of one core. `huge_pages`: who gets transparent huge pages
-    (`always`, `madvise`, `never`), null if there are none. The paths are Linux's descriptions of all this.
+    abilities. `caches`: `level`, `size_bytes`, `cpus` that share one and `instances` that the cores use together. The
+    paths are Linux's descriptions of all this.
     """
     first = cpuinfo.read_text(encoding="utf-8").strip().split("\n\n")[0]
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
-    chosen = re.search(r"\[(\w+)\]", _text(huge_pages)) if huge_pages.exists() else None
     flags = fields.get("flags", "").split()
     instruction_sets = [name for name in INSTRUCTION_SETS if name in flags]
-    siblings = [cpus / f"cpu{core}" / "topology" / "thread_siblings_list" for core in cores]
-    threads = {tuple(sorted({*cpu_list(_text(path))} & {*cores})) for path in siblings if path.exists()}
     name = fields.get("model name") or os.uname().machine
     family = f"{fields.get('vendor_id', 'unknown vendor')} {fields.get('cpu family', '?')}-{fields.get('model', '?')}"
     return {
@@ -52,8 +44,6 @@ def processor_facts(
         "instruction_sets": instruction_sets,
         "native_dtypes": ["float32", *(dtype for dtype, sets in _NEEDED.items() if set(sets) & set(instruction_sets))],
         "caches": _caches(cores, cpus),
-        "shared_cores": sorted(list(group) for group in threads if len(group) > 1),
-        "huge_pages": chosen[1] if chosen else None,
     }
 
 

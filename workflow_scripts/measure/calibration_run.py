@@ -185,8 +185,6 @@ class CalibrationRun:
                     ttft_s=[request["first_token_s"] - start_s for request in requests],
                     step_tokens=_known(own, "computed_tokens"),
                     step_graphs=_known(own, "graph"),
-                    queued_s=_known(requests, "queued_s", start_s),
-                    scheduled_s=_known(requests, "scheduled_s", start_s),
                 )
             )
         return served
@@ -218,12 +216,10 @@ def order(points: Sequence[int], backwards: bool = False) -> list[int]:
     return [point for point in rounds[0] for _ in range(2)] + [point for again in rounds[1:] for point in again]
 
 
-def _known(records: Sequence[dict[str, Any]], name: str, start_s: float | None = None) -> list[Any] | None:
-    """One value per record, in seconds from the start if there is one; None unless all records have it."""
+def _known(records: Sequence[dict[str, Any]], name: str) -> list[Any] | None:
+    """One value per record; None unless all records have it."""
     values: list[Any] = [record.get(name) for record in records]
-    if not values or None in values:
-        return None
-    return values if start_s is None else [value - start_s for value in values]
+    return None if not values or None in values else values
 
 
 @command(

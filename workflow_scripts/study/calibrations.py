@@ -52,8 +52,8 @@ class Pass(Record):
     """One pass over a point; times in seconds of the host's monotonic clock.
 
     `ttft_s` has one element per request, and `step_ends_s` one per step of the engine; a server does not
-    report its steps. `step_tokens` and `step_graphs` have the tokens of each step and how it was launched, and
-    `queued_s` and `scheduled_s` seconds from the start for each request, if the engine reports them.
+    report its steps. `step_tokens` and `step_graphs` have the tokens of each step and how it was launched, if the
+    engine reports them. `queued_s` and `scheduled_s` are of earlier versions.
     """
 
     model_config = ConfigDict(populate_by_name=True, loc_by_alias=False)  # earlier versions wrote the alias

@@ -20,19 +20,16 @@ ROME = ("AuthenticAMD", 23, 49, "AMD EPYC 7B12", "f16c avx2 sha_ni clzero")
 class Host:
     """Linux's files of a processor with two hyperthreads or cores; `caches` are level, type, size and who shares it."""
 
-    def __init__(self, folder, processor, caches, siblings):
-        self.cpuinfo, self.cpus, self.huge_pages = folder / "cpuinfo", folder / "cpu", folder / "enabled"
-        write_text(self.huge_pages, "always [madvise] never\n")
+    def __init__(self, folder, processor, caches):
+        self.cpuinfo, self.cpus = folder / "cpuinfo", folder / "cpu"
         write_text(self.cpuinfo, "\n".join(cpuinfo(core, *processor) for core in (0, 1)))
-        for core, text in siblings.items():
-            write_text(self.cpus / f"cpu{core}/topology/thread_siblings_list", f"{text}\n")
         for index, (level, kind, size, shared) in enumerate(caches):
             for core, text in shared.items():
                 for name, value in (("level", level), ("type", kind), ("size", size), ("shared_cpu_list", text)):
                     write_text(self.cpus / f"cpu{core}/cache/index{index}/{name}", f"{value}\n")
 
     def facts(self, *cores):
-        return processor_facts(cores, self.cpuinfo, self.cpus, self.huge_pages)
+        return processor_facts(cores, self.cpuinfo, self.cpus)
 
 
 def test_a_zen_5_with_a_core_each(tmp_path):
@@ -43,7 +40,7 @@ def test_a_zen_5_with_a_core_each(tmp_path):
         (2, "Unified", "1024K", own),
         (3, "Unified", "32768K", {0: "0-1", 1: "0-1"}),
     ]
-    host = Host(tmp_path, ZEN5, caches, own)
+    host = Host(tmp_path, ZEN5, caches)
     assert host.facts(0, 1) == {
         "name": "AMD EPYC",
         "processor": "AMD EPYC (AuthenticAMD 26-2): avx2 avx512f avx512_vnni avx512_bf16",
@@ -54,8 +51,6 @@ def test_a_zen_5_with_a_core_each(tmp_path):
             {"level": 2, "size_bytes": 2**20, "cpus": 1, "instances": 2},
             {"level": 3, "size_bytes": 2**25, "cpus": 2, "instances": 1},
         ],
-        "shared_cores": [],
-        "huge_pages": "madvise",
     }
     assert host.facts(1)["caches"][1]["instances"] == 1
     assert host.facts(1)["processor"] == host.facts(0, 1)["processor"]  # devices of one host are compared
@@ -64,17 +59,15 @@ def test_a_zen_5_with_a_core_each(tmp_path):
 def test_two_hyperthreads_of_a_sapphire_rapids_are_one_core_with_all_types(tmp_path):
     both = {0: "0-1", 1: "0-1"}
     caches = [(1, "Data", "48K", both), (2, "Unified", "2048K", both), (3, "Unified", "480M", both)]
-    host = Host(tmp_path, SAPPHIRE_RAPIDS, caches, both)
+    host = Host(tmp_path, SAPPHIRE_RAPIDS, caches)
     facts = host.facts(0, 1)
     assert facts["native_dtypes"] == ["float32", "bfloat16", "float16"]
     assert facts["instruction_sets"][-3:] == ["amx_tile", "amx_int8", "amx_bf16"]
-    assert facts["shared_cores"] == [[0, 1]]
-    assert host.facts(1)["shared_cores"] == []
     assert last_level_cache_bytes(facts) == 480 * 2**20
 
 
 def test_an_avx2_epyc_has_float32_alone_and_a_cache_in_each_complex(tmp_path):
-    host = Host(tmp_path, ROME, [(3, "Unified", "16384K", {0: "0", 1: "1"})], {0: "0", 1: "1"})
+    host = Host(tmp_path, ROME, [(3, "Unified", "16384K", {0: "0", 1: "1"})])
     facts = host.facts(0, 1)
     assert (facts["instruction_sets"], facts["native_dtypes"]) == (["avx2"], ["float32"])
     assert last_level_cache_bytes(facts) == 2 * 2**24
@@ -84,8 +77,7 @@ def test_an_avx2_epyc_has_float32_alone_and_a_cache_in_each_complex(tmp_path):
 
 def test_a_system_that_tells_nothing(tmp_path):
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nBogoMIPS\t: 50.00\n")
-    facts = processor_facts([0], tmp_path / "cpuinfo", tmp_path, tmp_path / "enabled")
-    assert facts["huge_pages"] is None
-    assert (facts["native_dtypes"], facts["caches"], facts["shared_cores"]) == (["float32"], [], [])
+    facts = processor_facts([0], tmp_path / "cpuinfo", tmp_path)
+    assert (facts["native_dtypes"], facts["caches"]) == (["float32"], [])
     assert facts["name"]
     assert last_level_cache_bytes(facts) is None

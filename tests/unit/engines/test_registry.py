@@ -12,8 +12,8 @@ from tests import echo_engine
 from tests.echo_engine import ECHO
 from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.catalog.gpus_and_models import CatalogError
-from workflow_scripts.engines.engine import Engine, EngineSetup
-from workflow_scripts.engines.registry import BUILT_IN, VARIABLE, get_engine, make_engine, modules_that_predict
+from workflow_scripts.engines.engine import Engine
+from workflow_scripts.engines.registry import BUILT_IN, VARIABLE, get_engine, modules_that_predict
 from workflow_scripts.measure import cell as cell_command
 from workflow_scripts.parse import cell_tables
 from workflow_scripts.predict import plan as plan_command
@@ -107,27 +107,12 @@ def test_without_a_word_on_its_steps_an_engine_is_measured_but_not_predicted(stu
     assert calibrations_of(study, cells) == {}
 
 
-def test_its_faults_are_told_like_those_of_any_engine(study_file):
-    study_file.write_text(study_file.read_text(encoding="utf-8").replace("at_once", "at_twice"), encoding="utf-8")
-    with pytest.raises(StudyError, match=r"knobs.at_once: engine 'echo' needs this knob; knobs.at_twice: "):
-        expand(load_study(study_file))
-
-
 def test_without_the_variable_it_is_unknown(study_file, monkeypatch):
     monkeypatch.delenv(VARIABLE)
     with pytest.raises(StudyError, match=r"'echo' is unknown; allowed: hf-continuous, hf-static"):
         load_study(study_file)
     with pytest.raises(CatalogError, match="unknown engine 'echo'; allowed: vllm, "):
         get_engine("echo")
-
-
-def test_an_adapter_that_is_not_there_is_named(study_file, monkeypatch):
-    monkeypatch.setattr(
-        echo_engine, "LOST", replace(ECHO, name="lost", adapter="tests.echo_engine:Lost"), raising=False
-    )
-    monkeypatch.setenv(VARIABLE, "tests.echo_engine:LOST")
-    with pytest.raises(CatalogError, match=r"'tests\.echo_engine:Lost' is not module:NAME"):
-        make_engine("lost", EngineSetup(Path(), "dummy", "float32", 0, {"at_once": 1}, "cpu"))
 
 
 @pytest.mark.parametrize(

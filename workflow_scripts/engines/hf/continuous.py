@@ -11,7 +11,7 @@ from workflow_scripts.engines.hf.model import (
     load_hf_model,
     seed_the_pass,
 )
-from workflow_scripts.engines.hf.paged_cache import why_model_is_refused
+from workflow_scripts.engines.hf.predictions import why_model_is_refused
 from workflow_scripts.workloads.request import Request
 
 RESULT_TIMEOUT_S = 1.0
