@@ -57,7 +57,6 @@ def random_digest(chance: random.Random) -> Digest:
             comparable=often(True, False),
             source=often("measured", "simulated", "measured elsewhere"),
             began=often(None, "2026-01-02T03:04:05Z"),
-            start_s=often(8.5, 12.0, None),
             content=often(CONTENT, {**CONTENT, "num_prompts": 64}, {**CONTENT, **draft}, {}),
             environment=often(ENVIRONMENT, *({**ENVIRONMENT, **of} for of in others)),
             effective=chance.choice([engine, {"max_num_seqs": 32, "enforce_eager": False, "share": 0.9}, {}]),

@@ -18,10 +18,9 @@ Exit codes: 0: nothing changed; 1: a cell changed or has another outcome;
 import math
 import tempfile
 from argparse import ArgumentTypeError, Namespace
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
 from rich.table import Table
@@ -120,12 +119,6 @@ def summary(result: Comparison) -> Iterator[str]:
         yield f"{plural(len(result.outcomes), 'cell')} ended with another outcome."
     if result.only_a or result.only_b:
         yield f"Only in A: {plural(len(result.only_a), 'cell')}; only in B: {len(result.only_b)}."
-    yield from starts_in_words(result)
-
-
-def starts_in_words(result: Comparison) -> Iterator[str]:
-    if result.start_s_a is not None and result.start_s_b is not None:
-        yield f"A start took {number(result.start_s_a)} s in A and {number(result.start_s_b)} s in B (medians)."
 
 
 def sections(result: Comparison) -> list[Section]:
@@ -138,7 +131,6 @@ def sections(result: Comparison) -> list[Section]:
     outcomes = [(all_names[o.cell], o.a, o.b, o.reason or "") for o in result.outcomes]
     refused = [(all_names[r.cell], "; ".join(r.why)) for r in result.refused]
     of_cell = ("cell", "B/A (95 % interval)", "verdict", "A", "B", "interval covers")
-    of_place = ("device and engine", "measure", "cells", "median B/A", "range")
     tables = [
         Section(
             DIFFERENT,
@@ -146,7 +138,6 @@ def sections(result: Comparison) -> list[Section]:
             ("setting that took effect", "A", "B", "cells"),
             _differing(result.by_itself),
         ),
-        Section(CELLS, "By device and engine", of_place, _places(result)),
         *(
             Section(CELLS, f"{column(measure).axis}, the largest change first", of_cell, rows)
             for measure, rows in of_measures.items()
@@ -179,16 +170,6 @@ def _in_words(what: str) -> str:
     label = column(key).in_words if key in COLUMNS else knob_name(key).replace(".", " ")
     words = (ENVIRONMENT | _SETTINGS).get(key, label)
     return f"study: {words}" if what != key else words
-
-
-def _places(result: Comparison) -> list[tuple[str, ...]]:
-    groups = defaultdict(list)
-    for c in result.cells:
-        groups["/".join(c.cell.split("/")[:2]), c.measure].append(c.ratio)
-    return [
-        (place, column(measure).axis, str(len(r)), number(median(r)), f"{number(min(r))} to {number(max(r))}")
-        for (place, measure), r in groups.items()
-    ]
 
 
 def wide_terminal() -> Terminal:
@@ -263,7 +244,7 @@ def what_is_worse(places: Sequence[Path], now: Digest, vary_pct: float | None) -
     ratios = against_all(baselines, now, results)
     worse = regressions(baselines, now, results, ratios)
     verdict = verdict_in_words(results[-1].margin_pct, ratios, worse, undecided(baselines[-1], ratios, worse))
-    lines = [cell(f"{now.study}: {verdict}"), *starts_in_words(results[-1])]
+    lines = [cell(f"{now.study}: {verdict}")]
     if worse:
         headings = ("cell", "measure", "earlier", "now", "now / earlier (95 % interval)")
         lines += ["", *rows_of(headings, worse[:MOST_ROWS])]

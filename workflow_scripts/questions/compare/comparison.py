@@ -6,7 +6,6 @@ docs/report.md explains the result.
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from statistics import median
 
 import numpy as np
 
@@ -67,8 +66,7 @@ class Comparison(Record):
     """What two studies have in common, and how they differ.
 
     `began_a` and `began_b`: when the first repeat of each began, None if not known; `by_itself`: settings that took
-    effect and differ, although a cell asks for the same in both; `start_s_a` and `start_s_b`: median time of a start of
-    the engine in seconds, over cells of which both know it; `labels`: the settings of each cell in words, by its id.
+    effect and differ, although a cell asks for the same in both; `labels`: each cell's settings in words, by its id.
     """
 
     study_a: str
@@ -83,8 +81,6 @@ class Comparison(Record):
     only_a: list[str]
     only_b: list[str]
     by_itself: list[Different]
-    start_s_a: float | None
-    start_s_b: float | None
     differences: list[Different]
     labels: dict[str, str]
 
@@ -135,7 +131,6 @@ def comparison(a: Digest, b: Digest, occasions_vary_pct: float | None = None) ->
     otherwise = [(x, y, why) for x, y, why in ended if x.outcome != y.outcome]
     compared = [(x, y) for x, y, why in alike if not why]
     margin = a.margin_pct
-    starts = [(x.start_s, y.start_s) for x, y, _ in alike if x.start_s and y.start_s]
     of_study = differences(a.settings, b.settings)
     return Comparison(
         study_a=a.study,
@@ -154,8 +149,6 @@ def comparison(a: Digest, b: Digest, occasions_vary_pct: float | None = None) ->
         only_a=[name for name in of_a if name not in of_b],
         only_b=[name for name in of_b if name not in of_a],
         by_itself=by_itself((x.effective, y.effective) for x, y, _ in ended),
-        start_s_a=median(start_s for start_s, _ in starts) if starts else None,
-        start_s_b=median(start_s for _, start_s in starts) if starts else None,
         differences=[
             *(Different(what=f"study: {d.path}", a=d.a, b=d.b, cells=0, others=0) for d in of_study),
             *counted(difference for x, y, _ in ended for difference in _of_cell(x, y)),

@@ -22,8 +22,7 @@ class DigestError(InputError):
     """Something that cannot be compared; the message says what it is and what is allowed."""
 
 
-# Far beyond any rate, time or ratio, and near enough to 1 that no computation with them overflows.
-_Positive = Annotated[float, Field(ge=1e-100, le=1e100)]
+# Far beyond any rate or time, and near enough to 1 that no computation with them overflows.
 _Log = Annotated[float, Field(ge=-300, le=300)]
 # Far more measures, devices and versions than a cell has; the first fault is enough.
 _MOST = 1000
@@ -44,7 +43,6 @@ class DigestCell(StrictRecord):
     settings that took effect, empty if not known; `label`: the settings in words that tell it from others of its study.
 
     `comparable`: whether it was measured as its study defines it. `began`: when its first repeat began, UTC.
-    `start_s`: mean time of a start of the engine; None if not known.
     """
 
     id: str
@@ -57,7 +55,6 @@ class DigestCell(StrictRecord):
     environment: Annotated[dict[str, _Texts], Field(max_length=_MOST)]
     effective: dict[str, JsonValue]
     means: Annotated[list[Mean], Field(max_length=_MOST), FailFast()]
-    start_s: _Positive | None = None
     label: str | None = None
 
     @model_validator(mode="after")

@@ -62,7 +62,6 @@ def digest_of(study: Study, cells: pd.DataFrame) -> Digest:
                 environment={name: values for name, values in environment.items() if values},
                 effective={} if pd.isna(effective) else json.loads(effective),
                 means=means.get(cell.id, []),
-                start_s=_finite(rows.groupby("start")["start_s"].first().mean()),
                 label=words[cell.id],
             )
         )

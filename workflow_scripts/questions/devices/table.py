@@ -27,7 +27,7 @@ from workflow_scripts.tables.typed_tables import NUMBER, TEXT, table_schema
 # Ratios that follow from rates that were measured on the devices.
 _MEASURED_RATIOS = ("measured_bandwidth_ratio", "measured_flop_ratio", "measured_cache_ratio", "predicted_ratio")
 _ALIKE = 0.1  # with bandwidths that differ by less, a speed-up cannot be attributed to them
-SHOWN, COMPATIBLE, NEAR, NONE = "shown", "compatible", "near", "none"
+NONE = "none"
 # The explanation that is not one resource of the devices, but all that the step model knows of them.
 PREDICTED = "predicted"
 # What may explain a speed-up: the column with its ratio -> the name of the explanation.
@@ -69,7 +69,6 @@ SCHEMA = table_schema(
         "`measured_flop`, `measured_cache`, `kv_capacity`, `predicted` (comma-separated), or `none`",
     ),
     TEXT("compatible_with", "further ratios inside the interval, which is too wide to show more"),
-    TEXT("support", "`shown`: explained; `compatible`: only ratios inside the interval; `near`: no interval; `none`"),
     TEXT("nearest", "nearest of these ratios"),
     NUMBER("nearest_difference_pct", "the nearest over the observed ratio, minus 1"),
     TEXT(
@@ -170,12 +169,11 @@ def explain(
 
     `explanation` are those that the whole interval is within NEAR_PCT of, and whose `p` shows this beside all other
     rows and candidates; without `p` the row is the only one. `compatible_with` are the others in the interval, which
-    explain nothing: a wide interval has any ratio in it. `support` says which of these there are, or `near` if only the
-    interval is missing. All are None if no ratio is known.
+    explain nothing: a wide interval has any ratio in it. All are None if no ratio is known.
 
     >>> row = explain(1.33, 1.17, 1.52, {"bandwidth": 1.43, "flop": 1.0})
-    >>> row["explanation"], row["compatible_with"], row["support"], round(row["nearest_difference_pct"], 1)
-    ('none', 'bandwidth', 'compatible', 7.5)
+    >>> row["explanation"], row["compatible_with"], round(row["nearest_difference_pct"], 1)
+    ('none', 'bandwidth', 7.5)
     """
     ratios = {name: value for name, value in candidates.items() if not math.isnan(value)}
     within = 1 + NEAR_PCT / 100
@@ -184,13 +182,9 @@ def explain(
     compatible = [name for name, value in ratios.items() if low <= value <= high and name not in shown]
     difference_pct = {name: 100 * (ratio / value - 1) for name, value in ratios.items()}
     nearest = min(shown or compatible or ratios, key=lambda name: abs(difference_pct[name]), default=None)
-    support = SHOWN if shown else COMPATIBLE if compatible else NONE
-    if math.isnan(low) and nearest and abs(difference_pct[nearest]) <= NEAR_PCT:
-        support = NEAR
     return {
         "explanation": ", ".join(shown) or (NONE if ratios else None),
         "compatible_with": ", ".join(compatible) or None,
-        "support": support if ratios else None,
         "nearest": nearest,
         "nearest_difference_pct": 100 * (ratios[nearest] / ratio - 1) if nearest else math.nan,
     }

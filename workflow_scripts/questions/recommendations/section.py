@@ -82,15 +82,4 @@ def _why(report: Report, row: Mapping[str, Any]) -> str:
     return words
 
 
-def about(report: Report) -> Iterator[Block]:
-    report.tables.need("recommendations")
-    yield Text(
-        "Settings that differ in one of them have the verdict of the table of effects; the others of one device, model "
-        "and workload are tested against the highest rate, by the rate while full if they served different requests. "
-        "A setting with a set number of KV blocks is a test of preemption and is not recommended. "
-        "A limit on latency is one of TPOT: all requests are "
-        "submitted at once, so TTFT includes waiting."
-    )
-
-
-SUBJECT = Subject(id="recommendations", title="Recommendations", tables=[about, commands])
+SUBJECT = Subject(id="recommendations", title="Recommendations", tables=[commands])

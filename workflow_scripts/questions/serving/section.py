@@ -14,16 +14,12 @@ from workflow_scripts.page.parts import in_words
 from workflow_scripts.page.report import PLACE_HEADINGS, Report, Subject, TablePart
 from workflow_scripts.page.series import PLACES, device_looks, series_labels
 from workflow_scripts.page.style import Look
-from workflow_scripts.study.grid import COORDINATES
-from workflow_scripts.study.setting_words import setting, setting_phrase
+from workflow_scripts.study.setting_words import setting
 from workflow_scripts.study.study import WITHIN_SHARE
 from workflow_scripts.tables.results import RATE, Tables, records, require
 
 # The column that sets the load, in the order of the search -> its name.
 LOADS: Mapping[str, str] = {"request_rate_per_s": "requests/s", "users": "users"}
-# A table of max-num-seqs by rate for each of these, with a sign at loads that were too high.
-SEQUENCES, ARRIVALS, TOO_HIGH = "knob_max_num_seqs", "knob_request_rate_per_s", "*"
-BY_RATE = ("ttft_s_p50", "tpot_s_p50", "goodput_requests_per_s")
 _PANEL = [*PLACES, "axis"]
 OF_SERVER = {
     **PLACE_HEADINGS,
@@ -164,34 +160,6 @@ def _at(wide: pd.DataFrame, cell: tuple[object, ...], measure: str) -> str:
     return shown(wide[measure].get(cell), measure)
 
 
-def sequences_by_rate(report: Report) -> Iterator[Block]:
-    """A table of max-num-seqs by rate for each measure of the cells of a server among which only these two change."""
-    tables, summary = report.tables, report.tables.need("serving_summary")
-    if not {SEQUENCES, ARRIVALS} <= set(tables.knobs):
-        return
-    others = [name for name in tables.knobs if name not in (SEQUENCES, ARRIVALS)]
-    cells = tables.measured.drop_duplicates("cell_id")[["cell_id", *tables.knobs]]
-    rows = summary.merge(cells.dropna(subset=[SEQUENCES, ARRIVALS]), on="cell_id")
-    for _, part in rows.groupby([*COORDINATES, *others], sort=False, dropna=False):
-        if part[[SEQUENCES, ARRIVALS]].nunique().min() > 1:
-            first = part.iloc[0]
-            held = [setting_phrase(name, first[name]) for name in others if pd.notna(first[name])]
-            title = ", ".join([*first[COORDINATES], *held])
-            for measure in BY_RATE:
-                if part[measure].notna().any():
-                    yield _by_rate(part, measure, f"{column(measure).axis} by max-num-seqs and rate: {title}")
-
-
-def _by_rate(rows: pd.DataFrame, measure: str, caption: str) -> Table:
-    too_high = rows["saturated"].eq(True).map({True: f" {TOO_HIGH}", False: ""})
-    texts = rows.assign(text=[shown(value, measure) for value in rows[measure]] + too_high)
-    wide = texts.pivot(index=SEQUENCES, columns=ARRIVALS, values="text").fillna(shown(None))
-    headings = ["max-num-seqs", *(f"{rate:g} requests/s" for rate in wide.columns)]
-    body = [[f"{sequences:g}", *values] for sequences, values in zip(wide.index, wide.to_numpy(), strict=True)]
-    note = f"{TOO_HIGH}: more load than the server sustains, so its latencies grow with the length of the run."
-    return Table(caption, headings, body, [True] * len(headings), note if too_high.any() else "")
-
-
 def slow_clients(report: Report) -> Iterator[Block]:
     """Loads that the client limited, which say nothing of the server, and what limits were searched within."""
     rows = report.tables.need("serving_summary")
@@ -260,7 +228,6 @@ SUBJECT = Subject(
             rows=_servers,
             optional=True,
         ),
-        sequences_by_rate,
         TablePart(
             "searches",
             {

@@ -68,8 +68,8 @@ SUBJECT = Subject(
     figures=[spread],
     why=[
         what_verdicts_cover,
-        *(starts_in_words, weights, simulated, unsteady_cells),
+        *(starts_in_words, weights, simulated),
         *(remote_code, not_understood),
     ],
-    tables=[loaded_cells, slowed_cells, rounds],
+    tables=[loaded_cells, slowed_cells, unsteady_cells, rounds],
 )

@@ -14,8 +14,6 @@ from workflow_scripts.study.rounds import last_plan
 from workflow_scripts.tables.results import RAN_IN, RATE, require
 from workflow_scripts.workloads.warmup import TOLERANCE
 
-# Maximum number of cells in a sentence; a table has all of them.
-MOST_NAMED = 3
 SLOW_FIRST = f"a first repeat over {100 * TOLERANCE:g} % slower than the mean of the others"
 
 
@@ -45,23 +43,13 @@ def _slowed_repeats(cells: pd.DataFrame) -> pd.DataFrame:
     return cells[[not set(FAULTS).isdisjoint(named) for named in reasons]]
 
 
-def unsteady_cells(report: Report) -> Iterator[Block]:
-    measured, unsteady = steadiness(report.tables.rows)
-    if len(unsteady):
-        more = f"; and {len(unsteady) - MOST_NAMED} more" if len(unsteady) > MOST_NAMED else ""
-        some = "; ".join(report.names[cell] for cell in unsteady[:MOST_NAMED]) + more
-        sentence = (
-            f"{len(unsteady)} of {len(measured)} measured cells had {SLOW_FIRST} (of a single repeat: the last two "
-            f"passes of the warm-up differed as much). Their intervals may be "
-            f"wide: {some}. The column steady of the table starts shows which."
-        )
-        yield Text(sentence)
-
-
-def steadiness(cells: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """The cells of which it is known whether their first repeats were slow, and those where one was."""
-    known = cells.dropna(subset="steady")
-    return list(known["cell_id"].unique()), list(known.loc[~known["steady"].astype(bool), "cell_id"].unique())
+unsteady_cells = TablePart(
+    "repeats",
+    {"cell_id": "Cell", "start": "Start"},
+    f"Starts with {SLOW_FIRST}, or whose last two passes of the warm-up differed as much",
+    lambda cells: cells[cells["steady"].eq(False)].drop_duplicates(["cell_id", "start"]),
+    optional=True,
+)
 
 
 loaded_cells = TablePart(
