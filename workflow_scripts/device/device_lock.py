@@ -23,7 +23,6 @@ import psutil
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.common.command import say
-from workflow_scripts.common.files import read_json, write_json
 from workflow_scripts.common.ownership import Peer, own_folder, peer_of, temporary_folder
 from workflow_scripts.common.printable import printable
 from workflow_scripts.device.device_check import nvml_handle
@@ -37,44 +36,24 @@ AGAIN_S = 0.2
 
 
 @contextlib.contextmanager
-def device_lock(gpu: Gpu, count: int = 1) -> Iterator[float | None]:
+def device_lock(gpu: Gpu, count: int = 1) -> Iterator[None]:
     """Hold `count` devices for one job, so that no other job on this host uses them, whichever snakemake started it.
-    The value is the time in seconds since a job of this user last released one of them; None if that is not known. All
-    CPU devices of a host share one lock, because they share its cores and its memory bandwidth. A process that is
+    All CPU devices of a host share one lock, because they share its cores and its memory bandwidth. A process that is
     forked meanwhile must not outlive the job: it holds the lock too. Raises InputError if this user's folder for
     temporary files is not its own, TimeoutError if others hold a device for too long."""
-    names, own = _lock_names(gpu, count), temporary_folder()
+    own = temporary_folder()
     is_given = gpu.kind != "cpu" and "SLURM_JOB_ID" in os.environ and os.environ.get("SLURM_JOB_GPUS")
     files = Path(os.environ[FOLDER]) if FOLDER in os.environ else own if is_given else None
     ends_s = time.monotonic() + 60 * float(os.environ.get(WAIT, WAIT_MIN))
-    with own_folder(own) as folder, contextlib.ExitStack() as held:
-        for name in names:
+    with own_folder(own), contextlib.ExitStack() as held:
+        for name in _lock_names(gpu, count):
             held.enter_context(_locked(files / f"{name}.lock", ends_s) if files else _bound(name, ends_s))
-        left = [folder / f"{name}.left" for name in names]
-        idle_s = [seconds for file in left if (seconds := _seconds_since(file)) is not None]
-        try:
-            yield min(idle_s, default=None)
-        finally:
-            for file in left:
-                with contextlib.suppress(OSError):
-                    write_json(file, [boot_id(), _since_boot_s()])
+        yield
 
 
 def boot_id() -> str:
     """Linux's random id of the present boot of this host."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-
-
-def _since_boot_s() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)  # while the machine sleeps, a device cools down
-
-
-def _seconds_since(file: Path) -> float | None:
-    with contextlib.suppress(OSError, ValueError):
-        boot, at_s = read_json(file)
-        if boot == boot_id():
-            return _since_boot_s() - float(at_s)
-    return None
 
 
 def _lock_names(gpu: Gpu, count: int) -> list[str]:

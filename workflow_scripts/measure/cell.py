@@ -167,8 +167,8 @@ def measure_series(left: list[_Series], study: Study, with_logs: bool) -> int:
     definition = first.job.definition
     # Asked once the engine is up, because its environment may be installed for it.
     provenance = cache(partial(provenance_of, definition))
-    with device_lock(load_gpus()[definition.gpu], definition.knobs.ranks) as idle_before_s:
-        held = {"idle_before_s": idle_before_s, "boot_id": boot_id(), "planned": study.starts.in_words}
+    with device_lock(load_gpus()[definition.gpu], definition.knobs.ranks):
+        held = {"boot_id": boot_id(), "planned": study.starts.in_words}
         while left and status != WRONG_DEVICE:
             several, name = len(left) > 1, secrets.token_hex(4)
             with closing(Session(*(one.job for one in left))) as session:

@@ -95,9 +95,8 @@ class Start(Record):
     """Which engine start of the cell a record is of, and when it was measured among others.
 
     `start` counts the cell's starts, `round` the rounds of the study in the order of time, both from 1; a round
-    measures every cell that needs it once. `position`: place in the order of the round, from 1. `idle_before_s`: since
-    another start of this user on this device of this host ended. `boot_id`: Linux's random id of the present boot of
-    the host. `again`: of older evidence, a measurement that repeats the first cell of a round; nothing reads it.
+    measures every cell that needs it once. `position`: place in the order of the round, from 1. `boot_id`: Linux's
+    random id of the present boot of the host. `idle_before_s` and `again` are of older evidence; nothing reads them.
     `planned`: how many starts the study then asked for, e.g. `2, or up to 8`; each such number was a look at the
     study's data. `session`: an id common to the starts of all cells that one process of an engine served; None: it
     served this start alone. `place_in_session`: place in the order in which it served them, from 1.

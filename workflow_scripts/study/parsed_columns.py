@@ -7,7 +7,6 @@ from workflow_scripts.engines.registry import metrics_of_columns
 _SOURCES = (
     ("string", "{}", "{}", "outcome reason definition_sha256 boot_id session"),
     ("Int64", "{}", "{}", "protocol round position place_in_session"),
-    ("Float64", "{}", "{}", "idle_before_s"),
     ("string", "{}_starts", "{}", "planned"),
     ("boolean", "{}", "device.{}", "simulated"),
     ("string", "{}", "device.{}", "processor"),

@@ -80,7 +80,6 @@ STARTS = table_schema(
         "the first repeat took at most 5 % longer than the mean of the later ones; of a single repeat: the last two "
         "passes of the warm-up agree within 5 %",
     ),
-    NUMBER("idle_before_s", "time since the same user's previous start on this device ended"),
     TEXT("boot_id", "Linux's id of the boot"),
     TEXT("session", "id common to the starts that one process of an engine served; null: it served this one alone"),
     INTEGER("place_in_session", "place in the order in which it served them, from 1"),

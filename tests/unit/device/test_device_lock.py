@@ -157,28 +157,3 @@ def test_jobs_of_another_scope_do_not_wait(shared, monkeypatch):
         monkeypatch.setenv(SCOPE, "of another host on this machine, with a very long name" * 9)
         with device_lock(CPU):
             pass
-
-
-@pytest.mark.parametrize("name", ["kvsweep-locks/cpu.left", "kvsweep-locks"])
-def test_a_link_of_another_user_opens_nothing_to_others(shared, tmp_path, name):
-    (victim := tmp_path / "victim").mkdir(mode=0o700)
-    (shared / name).parent.mkdir(exist_ok=True)
-    (shared / name).symlink_to(victim)
-    with device_lock(CPU):
-        pass
-    assert victim.stat().st_mode & 0o777 == 0o700
-    assert list(victim.iterdir()) == []
-
-
-def test_the_time_without_work_is_that_since_the_last_job_whatever_the_wall_clock_says(shared, monkeypatch):
-    with device_lock(CPU) as idle_s:
-        assert idle_s is None
-    for step_s in (-1e6, 1e6):
-        now_s = time.time() + step_s
-        monkeypatch.setattr(time, "time", lambda now_s=now_s: now_s)
-        with device_lock(CPU) as idle_s:
-            assert idle_s is not None
-            assert 0 < idle_s < 600
-    monkeypatch.setattr(locks, "boot_id", lambda: "of the next boot")
-    with device_lock(CPU) as idle_s:
-        assert idle_s is None

@@ -211,10 +211,10 @@ def test_every_start_of_a_cell_is_read_with_its_number_and_no_copy_of_one(cells,
     assert requests[["cell_id", "start", "repeat"]].to_numpy().tolist() == [[CELL, 1, 0], [CELL, 1, 1], [CELL, 3, 1]]
     starts = pd.read_parquet(tmp_path / "parsed/starts.parquet")
     # A record from before starts were counted is the first one, in the first round.
-    told = ["start", "round", "position", "idle_before_s", "planned_starts", *of_session, "outcome"]
+    told = ["start", "round", "position", "planned_starts", *of_session, "outcome"]
     assert starts[told].astype(object).where(starts[told].notna(), None).to_numpy().tolist() == [
-        [1, 1, None, None, None, None, None, "ok"],
-        [3, 2, 5, 1.5, "3", "s", 2, "ok"],
+        [1, 1, None, None, None, None, "ok"],
+        [3, 2, 5, "3", "s", 2, "ok"],
     ]
 
 
