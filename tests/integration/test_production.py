@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from tests.integration.conftest import CHECKOUT
-from workflow_scripts.deploy.queries import ANSWERED, WAITING
+from workflow_scripts.deploy.deployment import ANSWERED, WAITING
 from workflow_scripts.study.promise import Promise
 
 PICK = "cpu-all/vllm-serve/tiny-llama-57m/short/bs32-seqs4-len512-eager1-cpukv1-rate4"

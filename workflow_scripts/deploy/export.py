@@ -24,9 +24,8 @@ from workflow_scripts.common.checkout import own_or_of_checkout
 from workflow_scripts.common.command import STUDY, command, option, out, positive
 from workflow_scripts.common.files import write_text
 from workflow_scripts.common.printable import printable
-from workflow_scripts.deploy import queries
-from workflow_scripts.deploy.deployment import GIB, PORT, Deployment
-from workflow_scripts.deploy.queries import Watch
+from workflow_scripts.deploy import deployment as metrics
+from workflow_scripts.deploy.deployment import GIB, PORT, Deployment, Watch
 from workflow_scripts.engines.vllm.knobs import SERVE_COMMAND
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.study.definition import resolved_models
@@ -109,7 +108,7 @@ def written(file: str, deployment: Deployment, watch: Watch | None = None) -> st
     }
     constants = {"PORT": PORT, "PROBE_S": PROBE_S, "GIB": GIB, "SERVE_COMMAND": SERVE_COMMAND, "UID": UID}
     constants |= {"PROMETHEUS_IMAGE": PROMETHEUS_IMAGE, "GRAFANA_IMAGE": GRAFANA_IMAGE}
-    values = {"deployment": deployment, "promise": deployment.promise, "watch": watch or Watch(), "metrics": queries}
+    values = {"deployment": deployment, "promise": deployment.promise, "watch": watch or Watch(), "metrics": metrics}
     return environment.get_template(f"{file}.j2").render(constants | values)
 
 

@@ -11,8 +11,7 @@ from workflow_scripts.catalog.gpus_and_models import load_models
 from workflow_scripts.cluster.site import load_site
 from workflow_scripts.deploy.deployment import Deployment
 from workflow_scripts.deploy.export import FILES, deployment_of, written
-from workflow_scripts.study.promise import Promise, Promised
-from workflow_scripts.study.serve_command import ServeSettings
+from workflow_scripts.study.promise import Promise, Promised, ServeSettings
 from workflow_scripts.study.study_file import load_study
 
 CHECKOUT = Path(__file__).parents[3]

@@ -12,9 +12,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from tests.unit.deploy.promises import deployment, on_cpu, promise
-from workflow_scripts.deploy.deployment import Deployment
-from workflow_scripts.deploy.export import FILES, main, written
-from workflow_scripts.deploy.queries import (
+from workflow_scripts.deploy.deployment import (
     ANSWERED,
     HITS,
     KV_USAGE,
@@ -23,8 +21,10 @@ from workflow_scripts.deploy.queries import (
     RUNNING,
     TOKENS,
     WAITING,
+    Deployment,
     Watch,
 )
+from workflow_scripts.deploy.export import FILES, main, written
 
 SATURATED, PREEMPTS, SLOWER, FEWER_HITS = ALERTS = (
     *("QueueGrows", "KvCacheLeadsToPreemption", "ThroughputBelowStudy", "HitRateBelowStudy"),

@@ -11,8 +11,7 @@ from kubernetes_validate import validate
 from tests.unit.deploy.promises import IMAGE, REVISION, compose, deployment, on_cpu, promise
 from workflow_scripts.deploy.deployment import Deployment
 from workflow_scripts.deploy.export import written
-from workflow_scripts.study.promise import PromiseError
-from workflow_scripts.study.serve_command import ServeSettings
+from workflow_scripts.study.promise import PromiseError, ServeSettings
 
 KUBERNETES = "1.33"
 SECRETS = {"VLLM_API_KEY", "HF_TOKEN"}

@@ -32,7 +32,7 @@ from workflow_scripts.statistics.summary import (
 from workflow_scripts.statistics.variation import cell_means
 from workflow_scripts.study.definition import model_key, resolved_models
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.serve_command import Prepared, ServeSettings, serve_settings
+from workflow_scripts.study.promise import Prepared, ServeSettings, serve_settings
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
