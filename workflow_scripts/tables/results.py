@@ -174,11 +174,6 @@ class Tables:
         return require(rows, "no cell has been measured yet")
 
     @cached_property
-    def invalid(self) -> pd.DataFrame:
-        """The repeats of cells that ran and failed a check: their values are shown but never compared."""
-        return self.repeats[self.repeats["outcome"] == "invalid"]
-
-    @cached_property
     def values(self) -> pd.DataFrame:
         """The value of each measure (column) of each measured cell (index), as the table `intervals` has it, and the
         shares of `limits`; where two rates of the device are known, those of the data sheet."""

@@ -11,7 +11,6 @@ from workflow_scripts.page.parts import claims_on
 from workflow_scripts.questions.sections import APPENDIX, SECTIONS, SUBJECTS
 from workflow_scripts.questions.trust.provenance import provenance_table
 from workflow_scripts.study.definition import study_sha256
-from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import load_study
 
@@ -171,13 +170,6 @@ def test_a_study_of_which_nothing_ran_has_a_page_and_one_without_cells_has_none(
     assert results.write_page(tmp_path / "report.html", tables=tmp_path, figures=tmp_path) == 2
     assert "cells.parquet" in capsys.readouterr().err
     assert not (tmp_path / "report.html").exists()
-
-
-def test_no_headline_names_a_cell_by_its_slug(results, page):
-    slugs = {cell.knobs.slug() for cell in expand(load_study(results.study))}
-    assert len(slugs) > 10
-    places = [*page.text["h3"], *page.text["summary"], *page.text["li"], *page.text["figcaption"]]
-    assert [text for text in places if any(slug in text.replace("/", " ").split() for slug in slugs)] == []
 
 
 def test_logs_are_those_of_cells_that_were_tried_in_vain_and_of_the_start_that_is_shown(results, tmp_path, cells):

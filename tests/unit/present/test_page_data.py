@@ -12,7 +12,6 @@ from tests.unit.present.synthetic import SCRIPT
 from workflow_scripts.present.page_data import MOST_BYTES, MOST_ROWS, _intervals, page_data, timelines
 from workflow_scripts.statistics.comparisons import ONE_START
 from workflow_scripts.statistics.summary import comparable_rows
-from workflow_scripts.tables.results import Tables
 
 
 def unpacked(text: str) -> Any:
@@ -151,21 +150,3 @@ def test_a_timeline_has_every_repeat_with_all_rows_or_evenly_chosen_ones(results
     assert values(requests["queued_s"])[:3] == [0, 0.1, 0.2]
     assert len(timeline["steps"]["columns"]["time_s"]) == 3 * 60
     assert all(most >= 64 for most in MOST_ROWS.values())
-
-
-def test_a_large_study_and_a_long_repeat_keep_some_cells_and_evenly_chosen_rows(results, monkeypatch):
-    ten = list(timelines(results.tables).items())[:10]
-    # Ten cells are read eight and two at a time.
-    monkeypatch.setattr("workflow_scripts.present.page_data.MOST_CELLS", 10)
-    assert list(timelines(results.tables).items()) == ten
-    assert timelines(Tables(results.root / "tables", results.root / "nowhere")) == {}
-    most = {"requests": 10, "steps": 25, "trace": 7}
-    monkeypatch.setattr("workflow_scripts.present.page_data.MOST_ROWS", most)
-    timeline = unpacked(next(iter(timelines(results.tables).values())))
-    kept = {name: len(timeline[name]["columns"]["repeat"]) for name in timeline}
-    assert kept == {name: 3 * rows for name, rows in most.items()}
-    assert timeline["steps"]["rows"] == 180
-    times = timeline["steps"]["columns"]["time_s"][:25]
-    assert times == sorted(times)
-    assert times[0] == 0
-    assert times[-1] > 9

@@ -3,9 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import pandas as pd
-
-from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import interval_text, listed, sentence
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.page.blocks import Block, Command, Text
@@ -52,34 +49,21 @@ def commands(report: Report) -> Iterator[Block]:
 
 def _why(report: Report, row: Mapping[str, Any]) -> str:
     """Among which settings it was chosen, its rate, and which are not shown to be slower."""
+    bound = row["latency_bound"] if isinstance(row["latency_bound"], str) else ""
     if not row["eligible"]:
-        bound = row["latency_bound"] if isinstance(row["latency_bound"], str) else "a latency, because none is known"
-        lowest = "" if pd.isna(row["tpot_s_p99"]) else f" (lowest {column('tpot_s_p99').text(row['tpot_s_p99'])})"
-        if row["compared"] == 1:
-            return f"the only setting that was measured does not keep {bound}{lowest}."
-        return f"none of {row['compared']:g} measured settings keeps {bound}{lowest}."
+        return f"none of {row['compared']:g} measured settings keeps {bound or 'a latency, because none is known'}."
     full = " while full" * (row["metric"] == STEADY)
     rate = interval_text(row["rate"], row["rate_low"], row["rate_high"], f" output tokens/s{full}", row["scope"])
     if row["compared"] == 1:
         return f"{rate}, the only setting that was measured."
-    alone, ties = row["eligible"] == 1, []
-    if isinstance(row["ties"], str):
-        ties = [report.setting_of(row, name) for name in row["ties"].split(", ")]
-    some = f"{row['eligible']:g} of " if not alone and row["eligible"] < row["compared"] else ""
-    differ = (
-        "" if row["equal_work"] else " that were full (their requests differ)" if full else " (their requests differ)"
-    )
-    of = f"of {some}{row['compared']:g} measured vLLM settings{differ}"
-    named = f"{sentence(report.setting_of(row, row['knobs']))}: {rate}, the"
+    words = f"{sentence(report.setting_of(row, row['knobs']))}: {rate}, of {row['compared']:g} measured settings"
+    words += "" if row["equal_work"] else " (their requests differ)"
     if row["role"] == "smallest_within_margin":
-        return f"{named} smallest {of} shown to be within {row['margin_pct']:g} % of the fastest."
-    bound = f" that keep{'s' * alone} {row['latency_bound']}" if row["role"] == "best_within_latency" else ""
-    which = "only one" if alone else "highest"
-    words = f"{named} {which} {of}{bound}."
-    if ties:
-        more = f"; and {len(ties) - MOST_TIES} more" if len(ties) > MOST_TIES else ""
-        words += f" Not shown to be slower: {'; '.join(ties[:MOST_TIES])}{more}."
-    return words
+        return f"{words} the smallest shown to be within {row['margin_pct']:g} % of the fastest."
+    words += f", {row['eligible']:g} of which keep {bound}" * bool(bound)
+    ties = [report.setting_of(row, name) for name in str(row["ties"] or "").split(", ") if isinstance(row["ties"], str)]
+    more = f"; and {len(ties) - MOST_TIES} more" if len(ties) > MOST_TIES else ""
+    return f"{words}. Not shown to be slower: {'; '.join(ties[:MOST_TIES])}{more}." if ties else f"{words}."
 
 
 SUBJECT = Subject(id="recommendations", title="Recommendations", tables=[commands])

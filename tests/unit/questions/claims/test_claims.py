@@ -14,7 +14,7 @@ from tests.unit.questions.synthetic_cells import table as cells_table
 from workflow_scripts.catalog.published import Claim, Published, PublishedError, Stated
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.questions.claims import on_memory
-from workflow_scripts.questions.claims.claims import CHECKS, MOST_IDS, MOST_SEEN_HERE, MOST_WRITTEN, claims_table
+from workflow_scripts.questions.claims.claims import CHECKS, claims_table
 from workflow_scripts.questions.claims.evidence import (
     COMPUTED,
     CONTRADICTED,
@@ -212,17 +212,6 @@ def test_what_decides_comes_first_and_what_does_not_bear_is_apart(tmp_path, monk
     assert (row["evidence_sources"], row["evidence_ids"]) == (f"{COMPUTED}; {MEASURED}", "b; a; d; c")
     assert row["seen_here"] == f"[{MEASURED}] As stated. [{MEASURED}] Elsewhere."
     assert (row["quantity"], row["published_value"]) == ("rate; waste", "5 tokens/s; 60 to 80 %")
-
-
-def test_of_many_findings_or_cells_some_are_written_and_the_scope_is_that_of_what_decides(tmp_path, monkeypatch):
-    many = [finding(f"{i}.", CONTRADICTED, ids=map(str, range(MOST_IDS + 1))) for i in range(MOST_WRITTEN + 3)]
-    seen = [finding(f"Seen {i}.", bears=False) for i in range(MOST_SEEN_HERE + 1)]
-    row = made(tmp_path, monkeypatch, *many, finding("It fits.", SUPPORTED, scope="l4"), *seen)
-    written = [*(f"{i}." for i in range(MOST_WRITTEN)), "3 more.", "It fits."]
-    assert row["evidence"] == " ".join(f"[{MEASURED}] {text}" for text in written)
-    assert row["seen_here"].endswith(f"Seen 1. [{MEASURED}] 1 more.")
-    assert row["evidence_ids"] == "; ".join([*map(str, range(MOST_IDS)), "a"])
-    assert (row["verdict"], row["scope"]) == (CONTRADICTED, "h200")
 
 
 def test_a_claim_without_evidence_is_not_testable_and_one_without_a_check_is_refused(tmp_path, monkeypatch):
