@@ -25,14 +25,14 @@ from pydantic import Field, field_validator, model_validator
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG, load_gpus, load_models
 from workflow_scripts.common.checkout import own_or_of_checkout
-from workflow_scripts.common.command import ATTEMPT, STUDY, command, option, positive
+from workflow_scripts.common.command import STUDY, command, option, positive
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
 from workflow_scripts.common.records import Record, read_yaml, validated
 from workflow_scripts.common.wording import allowed_names
 from workflow_scripts.device.device_lock import WAIT
 from workflow_scripts.physics.model_facts import ModelFactsError, facts_on
-from workflow_scripts.study.grid import Cell, expand, find_cell
+from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 
@@ -329,19 +329,15 @@ def sbatch_options(resources: Resources) -> str:
     return " ".join(command.partition("--comment -")[2].split())
 
 
-def _lines(
-    study: Study, site: Site, cells: Sequence[Cell], cells_per_job: int, attempt: int, limits_s: Mapping[str, float]
-) -> Iterable[str]:
+def _lines(study: Study, site: Site, cells: Sequence[Cell], cells_per_job: int) -> Iterable[str]:
     """Options, with the cells that they are for; cells with the same options share one line. No job has more cells than
     there are of its GPU."""
     of_gpu = Counter(cell.gpu for cell in cells)
     kinds: dict[str, list[str]] = {}
     for cell in cells:
         if cell.gpu in site.gpus:
-            tries = Attempt(attempt, site.attempts)
-            resources = job_resources(
-                [cell] * min(cells_per_job, of_gpu[cell.gpu]), site, study.cell_time_limit_s, tries, limits_s=limits_s
-            )
+            job, first = [cell] * min(cells_per_job, of_gpu[cell.gpu]), Attempt(1, site.attempts)
+            resources = job_resources(job, site, study.cell_time_limit_s, first)
             kinds.setdefault(f"sbatch {sbatch_options(resources)}", []).append(cell.id)
         else:
             kinds.setdefault(f"not at {site.name}: {cell.gpu}", []).append(cell.id)
@@ -353,24 +349,17 @@ def _lines(
     "sbatch",
     STUDY,
     option("--site", type=own_or_of_checkout, default=str(SITE), help="the site file (%(default)s)"),
-    option("--cell", help="gpu/engine/model/workload/knobs; without it, one line for each kind of job"),
     option("--cells-per-job", type=positive, help="cells of the largest job (default: by slurm/config.yaml)"),
-    option("--plan", type=Path, help="plan.csv of the study, for shorter time limits"),
-    ATTEMPT,
 )
 def main(args: Namespace) -> None:
     study, site = load_study(args.study), load_site(args.site)
-    cells = [find_cell(study, args.cell)] if args.cell else expand(study)
-    if args.plan and not args.plan.exists():
-        raise InputError(f"{args.plan}: there is no such plan; `snakemake plan` writes it")
-    limits_s = predicted_limits_s(args.plan) if args.plan else {}
+    cells = expand(study)
     together = cells_per_job(site, study, args.cells_per_job or _of_profile())
-    print("\n".join(_lines(study, site, cells, together, args.attempt, limits_s)))
-    tries = Attempt(args.attempt, site.attempts)
+    print("\n".join(_lines(study, site, cells, together)))
     first = {cell.gpu: cell for cell in reversed(cells) if cell.gpu in site.gpus}
     jobs = {gpu: [cell] * min(together, sum(of.gpu == gpu for of in cells)) for gpu, cell in first.items()}
     asked = {
-        gpu: int(job_resources(job, site, study.cell_time_limit_s, tries, limits_s=limits_s)["runtime"])
+        gpu: int(job_resources(job, site, study.cell_time_limit_s, Attempt(1, site.attempts))["runtime"])
         for gpu, job in jobs.items()
     }
     for note in partition_faults(site, asked):

@@ -86,23 +86,20 @@ def _log(path: Path, number: int | None, where: str) -> dict[str, Any]:
 def _over_time(lines: Iterable[Mapping[str, str | None]]) -> list[dict[str, float]]:
     """What periodic lines say, one entry for each time that all engines of a deployment have printed theirs: the sums
     of requests, and the means of shares."""
-    rounds: list[dict[str | None, dict[str, float]]] = []
+    rounds: list[list[Mapping[str, str | None]]] = []
     for line in lines:
-        engine = line["engine"]
-        if not rounds or engine in rounds[-1]:
-            rounds.append({})
-        rounds[-1][engine] = {name: float(text) for name, text in line.items() if text and name != "engine"}
+        if not rounds or line["engine"] in [other["engine"] for other in rounds[-1]]:
+            rounds.append([])
+        rounds[-1].append(line)
     entries = []
     for by_engine in rounds:
-        told: dict[str, list[float]] = {}
-        for of_one in by_engine.values():
-            for name, value in of_one.items():
-                told.setdefault(name, []).append(value)
-        counts = ("running", "waiting")
-        entries.append({name: sum(of) / (1 if name in counts else len(of)) for name, of in told.items()})
+        told = {name: [float(line[name] or 0) for line in by_engine if line[name]] for name in _SHOWN}
+        entries.append({name: sum(of) / (1 if name in _SUMS else len(of)) for name, of in told.items() if of})
     return entries
 
 
+_SUMS = ("running", "waiting")
+_SHOWN = (*_SUMS, "kv_cache_usage_pct", "prefix_cache_hit_rate_pct")
 # Every few seconds; V0 calls waiting requests pending.
 _PER_CENT = r"\d{1,15}(?:\.\d{0,15})?)%"
 _PERIODIC = re.compile(

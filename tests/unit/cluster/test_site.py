@@ -24,7 +24,7 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.device.device_lock import WAIT
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.physics.model_facts import ModelFactsError
-from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.study_file import load_study
 
 ROOT = Path(__file__).parents[3]
@@ -145,7 +145,7 @@ def test_a_bad_site_file_is_one_message_that_names_the_place(tmp_path, changes, 
     assert str(e.value).startswith(f"{path}: {message}")
 
 
-def test_options_are_printed_before_anything_is_submitted(capsys, tmp_path):
+def test_options_are_printed_before_anything_is_submitted(capsys):
     study = ROOT / "config/studies/paged_attention.yaml"
     command = ["--study", str(study), "--site", str(ROOT / "config/site.yaml")]
     assert main(command) == 0
@@ -153,15 +153,6 @@ def test_options_are_printed_before_anything_is_submitted(capsys, tmp_path):
     assert [line.split(" -t")[0] for line in lines] == [f"sbatch -p gpu-{g}" for g in ("h200", "h100", "a100", "l40s")]
     # The published baseline of HuggingFace is repeated on an A100 alone.
     assert [line.rpartition(" and ")[2] for line in lines] == [f"{n} more cells" for n in (19, 19, 23, 19)]
-    one = expand(load_study(study))[0]
-    assert main([*command, "--cell", one.id, "--attempt", "3"]) == 0
-    assert capsys.readouterr().out == (
-        f"sbatch -p gpu-h200 -t 135 --mem 40076 --cpus-per-task=16 --gres=gpu:h200:1    # {one.id}\n"
-    )
-    assert main([*command, "--cell", "none"]) == 2
-    assert "has no cell 'none'" in capsys.readouterr().err
-    assert main([*command, "--plan", str(tmp_path / "none.csv")]) == 2
-    assert "none.csv: " in capsys.readouterr().err
 
 
 def test_a_partition_s_longest_job_lowers_the_cells_of_a_job_and_an_array_is_refused(tmp_path):

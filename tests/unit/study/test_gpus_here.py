@@ -123,16 +123,3 @@ def test_the_devices_here_are_calibrated(tmp_path):
     assert "calibrations/cpu-1core.json" in planned
     # Devices that are this machine's CPU are calibrated in turns by one job.
     assert "calibrations/cpu-1core+cpu-all.json" in Mixed(tmp_path, gpu=("cpu-1core", "cpu-all")).dry_run("calibrate")
-
-
-def test_a_cell_that_never_ran_or_was_found_wrong_is_measured(tmp_path):
-    mixed = Mixed(tmp_path)
-    at_hand = mixed.on("cpu-1core")
-    mixed.end(at_hand, outcome="invalid", reason="environment vllm-0.25.1: no module vllm")
-    planned = mixed.dry_run()
-    assert "1 cells were measured" in planned
-    assert f"cpu-1core {at_hand.knobs.slug()}" in measured_in(planned)[0]
-    mixed.end(at_hand, outcome="invalid", reason="other tokens", phases_s={"start": 1.0})
-    planned = mixed.dry_run()
-    assert "1 cell is tried again: invalid 1" in planned
-    assert f"cpu-1core {at_hand.knobs.slug()}" in measured_in(planned)[0]
