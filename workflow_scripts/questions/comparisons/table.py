@@ -33,7 +33,6 @@ from workflow_scripts.questions.comparisons.pairs import (
 )
 from workflow_scripts.questions.devices.table import SCHEMA as EXPLANATIONS
 from workflow_scripts.questions.devices.table import device_records, explanations
-from workflow_scripts.questions.engines.equal_work import why_unequal
 from workflow_scripts.questions.serving.table import is_served
 from workflow_scripts.statistics.comparisons import (
     ANOTHER_RUN,
@@ -45,7 +44,7 @@ from workflow_scripts.statistics.comparisons import (
     directions,
 )
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
-from workflow_scripts.statistics.summary import RATE, knob_columns, knob_text
+from workflow_scripts.statistics.summary import RATE, Row, knob_columns, knob_text, records
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.workloads.arrivals import Load
@@ -105,6 +104,8 @@ SCHEMA = table_schema(
 _OTHERS = {MODEL: Knob(MODEL, settles=("dtype", "quantization")), AT: Knob(AT)}
 # Settings that follow from many others and have their own column or table.
 _FOLLOWS = {"num_gpu_blocks", "kv_cache_bytes", "client_cores", "client_shares_cores"}
+# Knobs that change what is computed, in how many steps or on how many devices, with their neutral values.
+_UNEQUAL = {f"knob_{name}": knob.neutral for name, knob in every_knob().items() if knob.neutral is not None}
 _NOTHING = dict.fromkeys(("verdict", "scope"), None) | dict.fromkeys(
     ("mean_a", "mean_b", "low", "high", "again_low", "again_high", "at_least", "starts_needed"), np.nan
 )
@@ -231,6 +232,40 @@ def _text(setting: Any) -> str:
     if type(setting) in (int, float):
         return f"{setting:,.10g}"
     return setting if isinstance(setting, str) else json.dumps(setting)
+
+
+def why_unequal(rows: pd.DataFrame, pairs: pd.DataFrame) -> pd.Series:
+    """For each of the `pairs` of rows what makes their work or their environment unequal; None if nothing does."""
+    cells = dict(zip(rows.index, records(rows), strict=True))
+    faults = {row: list(_faults(cells[row])) for row in {*pairs["a"], *pairs["b"]}}
+    each = zip(pairs["a"], pairs["b"], strict=True)
+    reasons = [[*_apart(cells[a], cells[b]), *faults[b], *faults[a], *_amounts(cells[a], cells[b])] for a, b in each]
+    return pd.Series(["; ".join(dict.fromkeys(of)) or None for of in reasons], pairs.index, dtype="string")
+
+
+def _faults(cell: Row) -> Iterator[str]:
+    """What forbids to compare a cell with one of another engine."""
+    for name in WORK:
+        if not cell[f"{name}_values"]:
+            yield f"{name} is not known"
+        elif cell[f"{name}_values"] > 1:
+            yield f"{name} differs between repeats"
+    for knob, equal in _UNEQUAL.items():
+        if not pd.isna(cell.get(knob)) and cell[knob] not in equal:
+            yield f"{knob.removeprefix('knob_')} {cell[knob]} on one side"
+
+
+def _apart(a: Row, b: Row) -> Iterator[str]:
+    for name, words in (("lock_sha256", "environments differ: lock"), ("processor", "processors differ:")):
+        values = {str(of[name])[:12] if name == "lock_sha256" else str(of[name]) for of in (a, b)}
+        if len(values) > 1:
+            yield f"the {words} {' against '.join(sorted(values))}"
+
+
+def _amounts(a: Row, b: Row) -> Iterator[str]:
+    for name in WORK:
+        if a[f"{name}_values"] == b[f"{name}_values"] == 1 and a[name] != b[name]:
+            yield f"{name} differs: {b[name]:g} against {a[name]:g}"
 
 
 def _of_engines(cells: ByMetric, looks: Looks, kind: str) -> pd.DataFrame:
