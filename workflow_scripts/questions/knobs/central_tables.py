@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from workflow_scripts.catalog.published import PROMPT_SHARES
-from workflow_scripts.common.columns import column
+from workflow_scripts.common.columns import column, heading
 from workflow_scripts.page.blocks import UNKNOWN, Block, Table, outcome_words, shown, table_of, with_intervals
 from workflow_scripts.page.report import CELL, MOST_ROWS, PLACE_HEADINGS, Report, Subject, TablePart
 from workflow_scripts.page.series import environments_in_words
@@ -61,7 +61,8 @@ def knob_tables(tables: Tables) -> Iterator[tuple[str, Table]]:
         note = NOTE.format(few=few, fixed=f"All have {', '.join(fixed)}. " if fixed else "")
         shown_lines = pd.DataFrame(lines[:MOST_ROWS]).rename(columns=values)
         headings = {**PLACE_HEADINGS, **names, **{name: name for name in values.values()}}
-        yield knob, table_of(shown_lines, headings, f"Rates (tokens/s) with 95 % intervals by {knob_name(knob)}", note)
+        title = f"{heading('output_tokens_per_s', 'Rates')} with 95 % intervals by {knob_name(knob)}"
+        yield knob, table_of(shown_lines, headings, title, note)
 
 
 def _texts(tables: Tables) -> Texts:
