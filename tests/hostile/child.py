@@ -24,6 +24,14 @@ RESERVED_BYTES = 5 * 10**8
 REFUSED, ACCEPTED, TRACEBACK, SLOW, LARGE = "refused", "accepted", "traceback", "too slow", "too large"
 
 
+def _pages(column: int) -> int:
+    """Bytes of this process, of a column of statm: 0 reserved, 1 resident."""
+    return int(Path("/proc/self/statm").read_text().split()[column]) * resource.getpagesize()
+
+
+FIRST_BYTES = _pages(1)
+
+
 class Ended(NamedTuple):
     """How a command ended; `words`: its traceback, or the end of what it printed."""
 
@@ -37,6 +45,8 @@ def run(call: Call, folder: Path, most_cpu_s: int) -> Ended:
     """Run a command in a child with `folder` as its working folder, and end what it started."""
     name, words = call
     main = importlib.import_module(f"workflow_scripts.{COMMANDS[name]}").main
+    # A child begins with what this process has taken to make earlier cases.
+    taken_bytes = _pages(1) - FIRST_BYTES
     child = os.fork()
     if child == 0:
         _become(main, words, folder, most_cpu_s)
@@ -48,7 +58,7 @@ def run(call: Call, folder: Path, most_cpu_s: int) -> Ended:
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     code, used = os.waitstatus_to_exitcode(ended[1]), ended[2]
-    cpu_s, peak_bytes = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
+    cpu_s, peak_bytes = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 - taken_bytes
     printed = (folder / "printed").read_text(errors="replace")
     # Of this one, 1 is an answer: something has changed.
     is_answer = code == 0 or (name == "compare" and code == 1)
@@ -68,8 +78,7 @@ def _become(main: Command, words: list[str], folder: Path, most_cpu_s: int) -> N
     try:
         os.setpgid(0, 0)
         os.chdir(folder)
-        reserved = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (reserved + MOST_BYTES + RESERVED_BYTES,) * 2)
+        resource.setrlimit(resource.RLIMIT_AS, (_pages(0) + MOST_BYTES + RESERVED_BYTES,) * 2)
         resource.setrlimit(resource.RLIMIT_CPU, (most_cpu_s + 1, most_cpu_s + 2))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
