@@ -110,6 +110,11 @@ class Tables:
                 # The source stands after the name of each device whose numbers this study did not measure.
                 elsewhere = table["source"].notna() & ~table["source"].isin(["measured", "predicted"])
                 table["gpu"] = table["gpu"].mask(elsewhere, table["gpu"] + " (" + table["source"] + ")")
+            if "gpu" in table and name != "cells" and (self.folder / "cells.parquet").exists():
+                known = self._table("cells")["gpu"].str.partition(" (")[0]
+                # Published numbers may be of any device.
+                if others := {gpu for gpu in table["gpu"].dropna() if " (" not in gpu} - {*known}:
+                    raise InputError(f"{path}: no cell is of the device {min(others)!r}")
             self._read[name] = table
         return self._read[name]
 

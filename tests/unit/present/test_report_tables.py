@@ -1,8 +1,11 @@
+from contextlib import nullcontext
+
 import pandas as pd
 import pytest
 
 from tests.unit.present.conftest import whole, write_cells
 from tests.unit.questions.parsed_tables import write_parsed
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.page.blocks import table_of
 from workflow_scripts.study.parsed_columns import table_columns
 from workflow_scripts.tables.results import MissingError, Tables
@@ -26,6 +29,14 @@ def test_a_table_that_does_not_fit_its_schema_is_refused(tmp_path):
             Tables(tmp_path).get("comparisons")
     table.assign(scope=2.5).to_parquet(tmp_path / "comparisons.parquet")
     assert list(Tables(tmp_path).get("comparisons")["scope"]) == ["2.5"]
+
+
+def test_a_table_of_a_device_that_no_cell_has_is_refused(tmp_path):
+    whole("cells", pd.DataFrame({"cell_id": ["a"], "gpu": "h200"})).to_parquet(tmp_path / "cells.parquet")
+    for gpu in ("h200", "l40s"):
+        whole("comparisons", pd.DataFrame({"ratio": [1.5], "gpu": gpu})).to_parquet(tmp_path / "comparisons.parquet")
+        with nullcontext() if gpu == "h200" else pytest.raises(InputError, match="'l40s'"):
+            Tables(tmp_path).need("comparisons")
 
 
 def test_nulls_of_numbers_are_nan_and_of_flags_none_and_devices_measured_elsewhere_are_named_so(tmp_path):
