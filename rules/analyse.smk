@@ -17,6 +17,5 @@ rule tables:
     params:
         code=sources_sha256("questions.make_tables", *TABLE_MODULES),
         settings=SETTINGS,
-        at=now_if_unfinished,
     shell:
         'nice -n 19 python -m workflow_scripts tables --study "$STUDY" --results "$RESULTS" > {log:q} 2>&1'

@@ -2,7 +2,6 @@
 
 import re
 import sys
-import time
 from functools import cache
 from itertools import count, islice, takewhile
 from pathlib import Path
@@ -21,7 +20,6 @@ from workflow_scripts.study.definition import json_sha256, model_key, resolved_m
 from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.gpus_here import cells_without_gpu, gpus_here, unmeasurable, what_is_left
 from workflow_scripts.study.paths import CELL_PATTERN, StudyPaths, usable
-from workflow_scripts.study.progress import may_grow
 from workflow_scripts.study.rounds import RoundPlan
 from workflow_scripts.common.checkout import CHECKOUT, own_or_of_checkout
 from workflow_scripts.common.records import read_yaml
@@ -136,16 +134,6 @@ def ancient_files(cells):
     """The prepared files of cells. `ancient`: they never change, but may be newer than results from elsewhere."""
     files = {file for id in cells for file in (*prepared_models(id), prepared_workload(id), *environments_of(id))}
     return [ancient(file) for file in sorted(files)]
-
-
-def is_complete():
-    """Whether all measurements of the study have ended."""
-    return all(len(PATHS.outcomes(id)) >= STUDY.starts.at_least for id in CELLS) and not may_grow(STUDY, PATHS)
-
-
-def now_if_unfinished(wildcards):
-    """A parameter of what a partial report writes again until all is measured: it says what is being measured."""
-    return int(time.time()) if PARTIAL and not is_complete() else 0
 
 
 def other_runs(key):

@@ -47,7 +47,6 @@ rule report:
         tables=PATHS.tables,
         parsed=PATHS.root / "parsed",
         cells=PATHS.root / "cells",
-        at=now_if_unfinished,
     shell:
         "nice -n 19 python -m workflow_scripts report"
         ' --study "$STUDY"'
