@@ -35,6 +35,12 @@ STYLES = ("page.css", "views.css")
 def render(report: Report, study_file: Path) -> str:
     """The whole page of a study."""
     digest = report.tables.folder / DIGEST
+    sections, appendix = (
+        [_section(subject, report) for subject in subjects if subject.is_in(report.study)]
+        for subjects in (SECTIONS, APPENDIX)
+    )
+    # What has only tables answers no question of this study.
+    answering = [section for section in sections if section["sentence"] or section["figure"]]
     return page_of(
         title=f"kvsweep: study {report.study.name}",
         question=report.study.question,
@@ -43,8 +49,8 @@ def render(report: Report, study_file: Path) -> str:
         timelines=timelines(report.tables),
         # With this digest of the study another report is compared.
         digest=packed(read_json(digest)) if digest.exists() else None,
-        sections=[_section(subject, report) for subject in SECTIONS if subject.is_in(report.study)],
-        appendix=[_section(subject, report) for subject in APPENDIX if subject.is_in(report.study)],
+        sections=answering,
+        appendix=[section for section in sections if section not in answering] + appendix,
     )
 
 

@@ -37,7 +37,8 @@ def _shares(tables: Tables) -> pd.DataFrame:
         place = cells["gpu"].map({gpu: i for i, gpu in enumerate(tables.devices)})
         cells = cells.assign(place=place).sort_values(["place", "x"], kind="stable")
         words = cells["x"].map(lambda x: setting_phrase(line.knob, x))
-        cells = cells.assign(name=[f"{series}, {of}" for series, of in zip(cells["series"], words, strict=True)])
+        series = cells["series"].mask(cells["series"].eq(""), cells["gpu"].map(names))
+        cells = cells.assign(name=series + ", " + words)
         cells = require(cells[cells["cell_id"].isin(shares.index)], "no ceiling is known along the lines")
     except MissingError:
         cells = tables.cells[tables.cells["cell_id"].isin(shares.index)]
