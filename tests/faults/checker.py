@@ -126,8 +126,8 @@ def faults_of_suspension(folder: Path, cell: str, spans: Iterable[Sequence[float
 def faults_of_lists(study: Path, cells: Iterable[str]) -> Iterator[str]:
     """What is wrong with the lists of ended cells: each has the hash of its outcome."""
     listed: dict[str, str] = {}
-    for path in study.glob("measured/*.json"):
-        listed |= {folder: one["sha256"] for folder, one in json.loads(path.read_text()).items()}
+    for path in study.glob("measured/*/round-*.json"):
+        listed |= {folder: one["sha256"] for folder, one in json.loads(path.read_text()).items() if one}
     for cell in cells:
         outcome = study / "cells" / cell / "outcome.json"
         if outcome.exists() and listed.get(cell) != hashlib.sha256(outcome.read_bytes()).hexdigest():
