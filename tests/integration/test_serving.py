@@ -3,6 +3,7 @@
 One call of snakemake measures all cells that the checks share, up to the report.
 """
 
+import importlib
 import json
 import os
 import re
@@ -434,6 +435,7 @@ def refuses_another_user(server: psutil.Process, log: str, monkeypatch: pytest.M
     assert {"/v1/completions", "/invocations", "/collective_rpc", "/pause"} <= routes.keys()
     if os.geteuid() != 0:
         return  # only root can be another user
+    importlib.import_module("aiohttp")  # which the other user may not read
     monkeypatch.chdir(folder)  # so that nothing but this folder is in the way
     os.seteuid(65534)
     try:
