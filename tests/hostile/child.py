@@ -29,9 +29,6 @@ def _pages(column: int) -> int:
     return int(Path("/proc/self/statm").read_text().split()[column]) * resource.getpagesize()
 
 
-FIRST_BYTES = _pages(1)
-
-
 class Ended(NamedTuple):
     """How a command ended; `words`: its traceback, or the end of what it printed."""
 
@@ -41,12 +38,11 @@ class Ended(NamedTuple):
     peak_bytes: int
 
 
-def run(call: Call, folder: Path, most_cpu_s: int) -> Ended:
-    """Run a command in a child with `folder` as its working folder, and end what it started."""
+def run(call: Call, folder: Path, most_cpu_s: int, taken_bytes: int = 0) -> Ended:
+    """Run a command in a child with `folder` as its working folder, and end what it started. `taken_bytes`: memory that
+    this process took to make earlier cases, with which the child begins."""
     name, words = call
     main = importlib.import_module(f"workflow_scripts.{COMMANDS[name]}").main
-    # A child begins with what this process has taken to make earlier cases.
-    taken_bytes = _pages(1) - FIRST_BYTES
     child = os.fork()
     if child == 0:
         _become(main, words, folder, most_cpu_s)
@@ -103,6 +99,7 @@ def made(folder: Path) -> Base:
         if (ended := run(call, folder, MOST_WALL_S)).how != ACCEPTED:
             raise RuntimeError(f"{call}: {ended}")
         base.cpu_s[call[0]] = max(ended.cpu_s, base.cpu_s.get(call[0], 0))
+    base.resident_bytes = _pages(1)
     return base
 
 
@@ -113,7 +110,8 @@ def case(base: Base, kind: str, seed: int, number: int) -> Ended:
         folder = Path(name)
         for call in KINDS[kind](base, Random(f"{seed} {kind} {number}"), folder):
             # On other and loaded processors the same work takes longer.
-            ended = run(call, folder, MOST_CPU_S + math.ceil(base.cpu_s.get(call[0], 0)))
+            most_cpu_s = MOST_CPU_S + math.ceil(base.cpu_s.get(call[0], 0))
+            ended = run(call, folder, most_cpu_s, max(0, _pages(1) - base.resident_bytes))
             if any(folder.rglob("hacked")):
                 return ended._replace(how=TRACEBACK, words=f"{call[0]}: a shell ran a text")
             if ended.how != ACCEPTED:

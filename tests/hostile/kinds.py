@@ -37,6 +37,7 @@ class Base:
         self.study, self.root = folder / f"{NAME}.yaml", folder / "results" / NAME
         self.tables = self.root / "tables"
         self.cpu_s: dict[str, float] = {}  # what each command took for the real files
+        self.resident_bytes = 0  # of the process that makes cases, before it made one
 
     def lay_out(self) -> None:
         """Write the study and its evidence."""
