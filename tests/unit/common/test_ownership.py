@@ -1,15 +1,16 @@
 """Folders and sockets of this user, in places where another user can write."""
 
+import ctypes
 import os
 import socket
 from pathlib import Path
 
 import pytest
 
-from tests.other_user import NOBODY, OTHER_UID, another_user, shared_folder
+from tests.other_user import NOBODY, OTHER_UID, another_user, answer_of_another_user, shared_folder
 from tests.processes import wait_for
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.ownership import own_folder, peer_of
+from workflow_scripts.common.ownership import enter_own_network, own_folder, peer_of
 
 
 @pytest.mark.parametrize("umask", [0, 0o077])
@@ -92,3 +93,21 @@ def test_both_ends_of_a_socket_know_the_process_and_the_user_of_the_other():
         assert peer_of(connection) == (pid, OTHER_UID)
         wait_for(lambda: (shared / "seen").exists() and (shared / "seen").read_text().endswith("\n"))
         assert (shared / "seen").read_text() == f"{os.getpid()} {os.geteuid()}\n"
+
+
+def reached_in_an_own_network() -> str:
+    set_dumpable = 4  # which a process that changes its user is not; those of a user who logs in are
+    ctypes.CDLL(None).prctl(set_dumpable, 1)
+    outside = socket.create_server(("127.0.0.1", 0))
+    enter_own_network()
+    inside = socket.create_server(("127.0.0.1", 0))
+    socket.socket().connect(inside.getsockname())
+    try:
+        socket.socket().connect(outside.getsockname())
+    except ConnectionRefusedError:
+        return "inside alone"
+    return "outside too"
+
+
+def test_a_network_of_its_own_needs_no_rights_and_reaches_nothing_else():
+    assert answer_of_another_user(reached_in_an_own_network) == "inside alone"

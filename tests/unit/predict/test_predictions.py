@@ -262,6 +262,7 @@ CPU = {"block_size": 32, "cpu_kv_cache_gib": 1}
             CPU | {"max_model_len": 4096, "data_parallel_size": 2},
             "data_parallel_size",
         ),
+        ({"model": "mixtral-8x7b", "engine": "vllm-serve"}, {"data_parallel_size": 8}, "share experts"),
         ({}, {"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
         ({}, {"speculative_method": "ngram", "num_speculative_tokens": 2}, "speculative decoding"),
         ({"engine": "vllm-serve"}, {"users": 2, "request_rate_per_s": 1}, "users and a rate"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts.common.files import read_json, read_text, write_json
+from workflow_scripts.common.ownership import enter_own_network
 from workflow_scripts.engines.engine import (
     Effective,
     Engine,
@@ -26,7 +27,7 @@ from workflow_scripts.engines.serving.processes import ServerProcess
 from workflow_scripts.engines.serving.scrape import labelled
 from workflow_scripts.engines.serving.server import SERVED_MODEL_NAME, Serving
 from workflow_scripts.engines.vllm import versions as vllm_versions
-from workflow_scripts.engines.vllm.knobs import ENGINES_WITH_EXPERTS, VllmKnobs, VllmServeKnobs, command_line
+from workflow_scripts.engines.vllm.knobs import VllmKnobs, VllmServeKnobs, command_line
 from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.sampling import settings_of_request
 
@@ -150,10 +151,6 @@ class VllmServe(Serving):
         self._effective_file = setup.evidence / "effective.json"  # by the server
 
     def _launch(self) -> tuple[ServerProcess, Target, str]:
-        """Raises NotImplementedError for several engines of a model with experts, because any user of the host could
-        run code in them: vLLM lets them meet at ports without a key, and unpickles what it receives there."""
-        if self._knobs.engines > 1 and "experts" in read_text(self._setup.model_dir / "config.json"):
-            raise NotImplementedError(ENGINES_WITH_EXPERTS)
         socket = self._own_folder() / "http"
         arguments = {
             **engine_arguments(self._setup, self._knobs),
@@ -178,7 +175,7 @@ class VllmServe(Serving):
         def serve() -> None:
             os.environ.update(environment)
             if self._knobs.engines > 1:
-                vllm_versions.start_engines_without_a_store()
+                meet_unseen(self._setup.model_dir)
             _serve(words, self._effective_file, self._setup.device_kind == "cpu")
 
         return ServerProcess.forked(serve), self._target_at(socket), "/health"
@@ -194,6 +191,21 @@ class VllmServe(Serving):
             return not answer or json.loads(answer)["success"] is True  # an empty body: vLLM until 0.25.1
 
         forget_prefixes(attempt)
+
+
+def meet_unseen(model_dir: Path) -> None:
+    """Let no other user take part when engines of `data_parallel_size` meet. Those of a model with experts find each
+    other at ports without a key, and unpickle what they receive there: they get a network of their own. Raises
+    NotImplementedError if this host does not allow one."""
+    if "experts" not in read_text(model_dir / "config.json"):
+        return vllm_versions.start_engines_without_a_store()
+    try:
+        enter_own_network()
+    except OSError as e:
+        raise NotImplementedError(
+            "data_parallel_size above 1 with experts: any user of this host could run code in the engines, which vLLM"
+            f" lets meet at open ports; they need a network of their own, which this host refuses: {e.strerror}"
+        ) from None
 
 
 def _serve(words: list[str], effective: Path, on_cpu: bool) -> None:

@@ -15,10 +15,6 @@ from workflow_scripts.engines.knobs import Knobs, Positive
 from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.sampling import SETTINGS, THINKING
 
-ENGINES_WITH_EXPERTS = (
-    "data_parallel_size above 1 with experts is not measured: vLLM lets such engines meet at ports without a key, where"
-    " any user of the host could run code in them"
-)
 # The words of a shell that start the server; the model and its options follow.
 SERVE_COMMAND = ("vllm", "serve")
 # A CPU's engine imports its worker and its layers as it starts. A GPU's are left to the fork, because CUDA does not

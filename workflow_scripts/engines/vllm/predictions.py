@@ -9,13 +9,7 @@ from workflow_scripts.engines.capacity import Capacity, Term
 from workflow_scripts.engines.description import UnpredictableError
 from workflow_scripts.engines.steps import EngineSteps, Graphs, SchedulerSettings
 from workflow_scripts.engines.vllm.capacity import predict_capacity
-from workflow_scripts.engines.vllm.knobs import (
-    DEFAULT_BLOCK_SIZE,
-    ENGINES_WITH_EXPERTS,
-    VllmKnobs,
-    VllmServeKnobs,
-    why_block_size_is_refused,
-)
+from workflow_scripts.engines.vllm.knobs import DEFAULT_BLOCK_SIZE, VllmKnobs, VllmServeKnobs, why_block_size_is_refused
 from workflow_scripts.engines.vllm.kv_groups import kv_pool
 from workflow_scripts.engines.vllm.memory import (
     ASYNC_SCHEDULING,
@@ -32,6 +26,7 @@ _MORE_MEMORY = (0, 20)  # `gpu_memory_utilization` is 0.92 by default, and 0.9 b
 _WEIGHTS_FROM_7_5 = ("awq", "awq_marlin", "fp8", "fp8_per_tensor", "int8")  # others run on any GPU of the catalogue
 _BACKENDS_FROM_8 = ("FLASH_ATTN", "FLASHINFER")
 ONE_ENGINE = "data_parallel_size above 1 needs engine vllm-serve: vllm.LLM has one engine"
+NO_EXPERTS = "data_parallel_size above 1 with experts needs a GPU: vLLM's CPU engines cannot exchange tokens (0.32)"
 
 
 def engine_settings(knobs: VllmKnobs, gpu: Gpu, version: str = "") -> EngineSettings:
@@ -58,7 +53,7 @@ def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = 
         why_gpu_is_refused(gpu, knobs, facts)
         or why_block_size_is_refused(gpu.kind, settings.block_size)
         or (ONE_ENGINE if knobs.engines > 1 and settings.usage == "offline" else None)
-        or (ENGINES_WITH_EXPERTS if knobs.engines > 1 and any(facts.of_kind(Experts)) else None)
+        or (NO_EXPERTS if knobs.engines > 1 and gpu.kind == "cpu" and any(facts.of_kind(Experts)) else None)
         or (f"max_model_len {length} is beyond the model's {most} positions" if length > most else None)
     )
     terms: Mapping[str, Term] = {}
@@ -150,6 +145,10 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "")
     if knobs.ranks > 1 and gpu.kind == "cpu":
         raise UnpredictableError(
             "tensor_parallel_size or data_parallel_size above 1: ranks that share a CPU are not modelled"
+        )
+    if knobs.engines > 1 and any(facts.of_kind(Experts)):
+        raise UnpredictableError(
+            "data_parallel_size above 1: engines that share experts, so that each waits for all, are not modelled"
         )
     engine = engine_settings(knobs, gpu, version)
     batch = batch_of(engine, facts, gpu)
