@@ -31,12 +31,12 @@ from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import run_command
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.common.ownership import own_folder, temporary_folder
-from workflow_scripts.statistics.summary import RATE, comparable_rows
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.measurements import read_measurements
+from workflow_scripts.tables.summary import RATE, comparable_rows
 
 STUDY = CHECKOUT / "benchmarks" / "variance.yaml"
 PROBE_BYTES = 2**28

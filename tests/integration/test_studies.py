@@ -9,10 +9,10 @@ import pytest
 
 from tests.integration.conftest import CHECKOUT
 from tests.integration.served_study import Listeners
-from workflow_scripts.statistics.highest_load import MOST_PASSES
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.measurements import read_measurements
+from workflow_scripts.workloads.highest_load import MOST_PASSES
 
 pytestmark = [pytest.mark.studies, pytest.mark.timeout(2000)]
 Snakemake = Callable[..., "subprocess.CompletedProcess[str]"]

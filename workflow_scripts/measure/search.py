@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from workflow_scripts.engines.engine import Engine, EngineSetup, RequestRecord
-from workflow_scripts.statistics.highest_load import Search, queue_grows
 from workflow_scripts.study.outcome import LoadSearch, SearchPass, WarmUp
 from workflow_scripts.study.study import WITHIN_SHARE, Slo, is_late
 from workflow_scripts.workloads.arrivals import Load
+from workflow_scripts.workloads.highest_load import Search, queue_grows
 from workflow_scripts.workloads.request import Request
 
 # The seeds of rounds follow each other; those of passes in a round are others.

@@ -32,7 +32,6 @@ from workflow_scripts.engines.engine import CLIENT_CPU_S
 from workflow_scripts.engines.registry import load_engines, metrics_of_columns
 from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import EngineLogFacts, read_engine_log
-from workflow_scripts.statistics.highest_load import highest_load
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.parsed_columns import RECORDED, REQUEST_COLUMNS, ROW, STEP_COLUMNS, table_columns
 from workflow_scripts.study.paths import (
@@ -46,6 +45,7 @@ from workflow_scripts.study.paths import (
     start_number,
     within,
 )
+from workflow_scripts.workloads.highest_load import highest_load
 from workflow_scripts.workloads.warmup import is_warm
 
 # Columns of times, which the evidence has on the monotonic clock.

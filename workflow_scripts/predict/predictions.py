@@ -32,12 +32,12 @@ from workflow_scripts.predict.prediction_record import Band, Prediction
 from workflow_scripts.predict.public_costs import public_costs
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.speed import CellTask, Task, predict_task
-from workflow_scripts.statistics.highest_load import MOST_PASSES
 from workflow_scripts.study.calibrations import variant
 from workflow_scripts.study.grid import Cell, endpoints_of, like
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.study.study import WITHIN_SHARE, Study
 from workflow_scripts.workloads.arrivals import Load
+from workflow_scripts.workloads.highest_load import MOST_PASSES
 from workflow_scripts.workloads.make_requests import make_requests
 from workflow_scripts.workloads.request import Vocabulary, WorkloadError
 from workflow_scripts.workloads.workload_kinds import MultiTurnWorkload, Workload

@@ -9,7 +9,8 @@ import pandas as pd
 
 from workflow_scripts.common.columns import COLUMNS, Column
 from workflow_scripts.statistics.comparisons import SCOPE_MEANING, mean_interval
-from workflow_scripts.statistics.summary import (
+from workflow_scripts.tables.measurements import FRAME_COLUMNS
+from workflow_scripts.tables.summary import (
     IDENTITY,
     RATE_OF_ARRIVALS,
     THROUGHPUT,
@@ -17,7 +18,6 @@ from workflow_scripts.statistics.summary import (
     comparable_rows,
     summarise,
 )
-from workflow_scripts.tables.measurements import FRAME_COLUMNS
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, table_schema
 

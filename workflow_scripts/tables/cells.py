@@ -6,7 +6,6 @@ from pathlib import Path
 import pandas as pd
 
 from workflow_scripts.common.files import read_jsonl
-from workflow_scripts.statistics.summary import knob_columns, numbers
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import COORDINATES, Cell
 from workflow_scripts.study.study import Study
@@ -15,6 +14,7 @@ from workflow_scripts.tables.imported_cells import with_imported
 from workflow_scripts.tables.measurements import FRAME_COLUMNS, MEASURED, SIMULATED
 from workflow_scripts.tables.parsed_facts import REPEAT, START, read_parsed
 from workflow_scripts.tables.request_lives import Texts, request_lives, shared_texts, tokens_held
+from workflow_scripts.tables.summary import knob_columns, numbers
 from workflow_scripts.tables.timeline import (
     request_facts,
     running_over_time,

@@ -11,9 +11,9 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.statistics.summary import as_applied, dtypes, knob_columns
 from workflow_scripts.tables.parsed_facts import known_facts
 from workflow_scripts.tables.request_lives import Texts
+from workflow_scripts.tables.summary import as_applied, dtypes, knob_columns
 
 # With a smaller share of a repeat in the trace, its energy is not known: the GPU was lost, or the repeat was too short.
 _LEAST_SAMPLED = 0.8

@@ -10,9 +10,9 @@ import pandas as pd
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.engines.registry import every_knob, get_engine
 from workflow_scripts.physics.rate_ceiling import MeanLengths, judge_rate
-from workflow_scripts.statistics.summary import RAN, RATE, Row
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.tables.parsed_facts import known_facts
+from workflow_scripts.tables.summary import RAN, RATE, Row
 
 IMPORTED = "imported"
 # Statuses of a log that mean that the engine cannot do what was asked.

@@ -11,9 +11,9 @@ import pandas as pd
 
 from workflow_scripts.physics import formulas
 from workflow_scripts.statistics.start_spread import FloatArray
-from workflow_scripts.statistics.summary import numbers
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.parsed_facts import REPEAT
+from workflow_scripts.tables.summary import numbers
 from workflow_scripts.workloads.workload_kinds import SharedText, SharedTextWorkload
 
 TIMES = ("scheduled_s", "first_token_s", "last_token_s")

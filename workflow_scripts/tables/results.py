@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.statistics import summary
+from workflow_scripts.tables import summary
 from workflow_scripts.tables.measurements import joined
 from workflow_scripts.tables.parsed_facts import REPEAT, START, read_parsed
 from workflow_scripts.tables.typed_tables import read_table

@@ -12,8 +12,8 @@ from workflow_scripts.common.parquet import readable, text_columns
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import Reach
 from workflow_scripts.statistics.start_spread import FloatArray
-from workflow_scripts.statistics.summary import numbers
 from workflow_scripts.tables.parsed_facts import REPEAT, known_facts, read_parsed
+from workflow_scripts.tables.summary import numbers
 
 REQUEST_COLUMNS = (*REPEAT, "prompt_tokens", "output_tokens", "cached_prompt_tokens")
 

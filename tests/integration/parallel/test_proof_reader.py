@@ -19,9 +19,9 @@ from workflow_scripts.page.blocks import UNKNOWN
 from workflow_scripts.page.digits import rounded
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.rate_ceiling import MeanLengths, judge_rate
-from workflow_scripts.statistics.summary import RATE, comparable_rows
 from workflow_scripts.tables.measurements import joined
 from workflow_scripts.tables.results import under_load
+from workflow_scripts.tables.summary import RATE, comparable_rows
 
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 UNITS = "tokens/s|ms|J/token|GiB"

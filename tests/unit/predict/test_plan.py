@@ -7,8 +7,8 @@ from tests.unit.predict.planned import study, sweep, write_study
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.predict import predict_cell as predict
 from workflow_scripts.predict.plan import main, plan, predicted_spread
-from workflow_scripts.statistics.highest_load import MOST_PASSES
 from workflow_scripts.study.grid import expand
+from workflow_scripts.workloads.highest_load import MOST_PASSES
 
 
 def effects(tmp_path, **changes):

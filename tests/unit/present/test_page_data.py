@@ -11,7 +11,7 @@ from tests.unit.present.conftest import DEMO, changed, in_table, report_of, writ
 from tests.unit.present.synthetic import SCRIPT
 from workflow_scripts.present.page_data import MOST_BYTES, MOST_ROWS, _intervals, page_data, timelines
 from workflow_scripts.statistics.comparisons import ONE_START
-from workflow_scripts.statistics.summary import comparable_rows
+from workflow_scripts.tables.summary import comparable_rows
 
 
 def unpacked(text: str) -> Any:

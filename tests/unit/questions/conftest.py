@@ -1,7 +1,7 @@
 import pytest
 
-from workflow_scripts.statistics import summary
 from workflow_scripts.statistics.variation import Known
+from workflow_scripts.tables import summary
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.questions.synthetic_starts import ends, samples
 from workflow_scripts.statistics.comparisons import compare, mean_interval
-from workflow_scripts.statistics.summary import summarise
+from workflow_scripts.tables.summary import summarise
 
 SURE = {"within": 1e-8, "within_df": 100}
 

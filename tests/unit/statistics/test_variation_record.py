@@ -5,7 +5,7 @@ import pytest
 from benchmarks.variance import of_studies
 from workflow_scripts.statistics.comparisons import CHANGES, NOT_DECIDED
 from workflow_scripts.statistics.further_starts import decide
-from workflow_scripts.statistics.summary import summarise
+from workflow_scripts.tables.summary import summarise
 
 
 @pytest.mark.filterwarnings("ignore")  # statsmodels warns that an estimate may lie on the boundary

@@ -23,7 +23,7 @@ from workflow_scripts.questions.claims.evidence import (
 )
 from workflow_scripts.questions.claims.on_rates import effect_text
 from workflow_scripts.questions.claims.study_tables import Row, StudyTables, highest, pairs
-from workflow_scripts.statistics.summary import PLACE
+from workflow_scripts.tables.summary import PLACE
 
 _RESERVED = run("published_claims", "sweep reserved-slots; table fragmentation")
 _NO_LENGTHS = "the source does not state the lengths of prompts; {} shows how they matter"

@@ -19,8 +19,8 @@ from workflow_scripts.questions.comparisons.pairs import ENGINE, STEADY
 from workflow_scripts.questions.devices import table as devices
 from workflow_scripts.questions.memory import capacity, fragmentation
 from workflow_scripts.questions.predictions import table as predictions
-from workflow_scripts.statistics.summary import IDENTITY, PLACE, RATE, comparable_rows, numbers
 from workflow_scripts.tables import cell_intervals
+from workflow_scripts.tables.summary import IDENTITY, PLACE, RATE, comparable_rows, numbers
 
 # The tables that checks read, beside what was measured.
 TABLES = [str(of.SCHEMA.name) for of in (cell_intervals, capacity, comparisons, devices, fragmentation, predictions)]

@@ -13,11 +13,11 @@ import pandas as pd
 
 from workflow_scripts.questions.compare.digest import Digest, DigestCell, Mean
 from workflow_scripts.statistics.comparisons import mean_errors
-from workflow_scripts.statistics.summary import RATE, cell_summary, comparable_rows, knob_columns, records
 from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.setting_words import labels
 from workflow_scripts.study.study import Study
+from workflow_scripts.tables.summary import RATE, cell_summary, comparable_rows, knob_columns, records
 
 # Columns of the cells table that say where and with what a cell was measured.
 ENVIRONMENT = (

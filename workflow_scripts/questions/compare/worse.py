@@ -14,7 +14,7 @@ from workflow_scripts.common.wording import number, plural
 from workflow_scripts.questions.compare.comparison import CellRatio, Comparison, cell_ratios, means_of, ratio_text
 from workflow_scripts.questions.compare.digest import Digest, DigestCell, Mean
 from workflow_scripts.statistics.comparisons import NOT_DECIDED
-from workflow_scripts.statistics.summary import RATE
+from workflow_scripts.tables.summary import RATE
 
 JUDGED_BY = ("ttft_s_p50", "tpot_s_p50")
 OK, PASSED, REGRESSED = "ok", "passed", "regressed"

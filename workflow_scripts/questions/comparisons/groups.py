@@ -5,7 +5,7 @@ import pandas as pd
 
 from workflow_scripts.questions.comparisons.pairs import STEADY
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
-from workflow_scripts.statistics.summary import RATE
+from workflow_scripts.tables.summary import RATE
 
 
 def overall(comparisons: pd.DataFrame, name: str) -> pd.DataFrame:

@@ -21,7 +21,8 @@ from workflow_scripts.statistics.comparisons import Comparisons
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks, decide
 from workflow_scripts.statistics.samples import Samples
 from workflow_scripts.statistics.start_spread import mean_of
-from workflow_scripts.statistics.summary import (
+from workflow_scripts.study.study import Starts
+from workflow_scripts.tables.summary import (
     BOUND_BY_NEEDS,
     ENVIRONMENT,
     PLACE,
@@ -34,7 +35,6 @@ from workflow_scripts.statistics.summary import (
     knob_columns,
     knob_text,
 )
-from workflow_scripts.study.study import Starts
 from workflow_scripts.workloads.arrivals import Load
 
 STEADY = "steady_output_tokens_per_s"

@@ -44,7 +44,7 @@ from workflow_scripts.statistics.comparisons import (
     directions,
 )
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
-from workflow_scripts.statistics.summary import RATE, Row, knob_columns, knob_text, records
+from workflow_scripts.tables.summary import RATE, Row, knob_columns, knob_text, records
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.workloads.arrivals import Load

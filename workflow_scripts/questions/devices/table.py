@@ -19,9 +19,9 @@ from workflow_scripts.questions.limits.ceilings import as_measured
 from workflow_scripts.questions.predictions.table import SHARES
 from workflow_scripts.statistics.comparisons import EQUIVALENCE_ALPHA, Comparisons, holm
 from workflow_scripts.statistics.start_spread import FloatArray
-from workflow_scripts.statistics.summary import RATE, Row, numbers, records
 from workflow_scripts.tables.expected_ratios import NEAR_PCT, capability_ratios, quotient
 from workflow_scripts.tables.parsed_facts import known_facts
+from workflow_scripts.tables.summary import RATE, Row, numbers, records
 from workflow_scripts.tables.typed_tables import NUMBER, TEXT, table_schema
 
 # Ratios that follow from rates that were measured on the devices.

@@ -24,7 +24,6 @@ from workflow_scripts.common.files import read_json
 from workflow_scripts.questions.comparisons.pairs import by_metric, compared_pairs, looks_at
 from workflow_scripts.statistics.comparisons import NOT_DECIDED
 from workflow_scripts.statistics.further_starts import Looks
-from workflow_scripts.statistics.summary import Row, comparable_rows, records
 from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import outcome_in
@@ -33,6 +32,7 @@ from workflow_scripts.study.rounds import CellStart, OpenComparison, RoundPlan, 
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.measurements import SIMULATED, read_measurements
+from workflow_scripts.tables.summary import Row, comparable_rows, records
 
 # Why comparisons are given up, and why measuring ends.
 TOO_MANY_STARTS = "it needs more starts than the study allows"

@@ -25,10 +25,10 @@ from workflow_scripts.questions.limits.ceilings import (
     rates_of,
 )
 from workflow_scripts.statistics.start_spread import FloatArray
-from workflow_scripts.statistics.summary import as_applied, dtypes, numbers, usable_blocks
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.measurements import MEASURED
 from workflow_scripts.tables.parsed_facts import REPEAT
+from workflow_scripts.tables.summary import as_applied, dtypes, numbers, usable_blocks
 from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, declared, table_schema
 from workflow_scripts.tables.work import read_work
 

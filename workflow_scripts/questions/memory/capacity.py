@@ -15,7 +15,7 @@ from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.common.records import mapping_of, validated
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.physics import formulas
-from workflow_scripts.statistics.summary import RAN, Row, as_applied, numbers, records
+from workflow_scripts.tables.summary import RAN, Row, as_applied, numbers, records
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import FLAG, NUMBER, TEXT, TableError, table_schema
 

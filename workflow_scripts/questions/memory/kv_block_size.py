@@ -15,9 +15,9 @@ from workflow_scripts.page.parts import claims_on, compared
 from workflow_scripts.page.report import CELL, Report, Subject, TablePart
 from workflow_scripts.page.series import PLACES, device_looks
 from workflow_scripts.questions.knobs.central_tables import four_metrics
-from workflow_scripts.statistics.summary import RAN
 from workflow_scripts.study.setting_words import setting_phrase
 from workflow_scripts.tables.results import MissingError, Tables, medians_by_cell, records, require
+from workflow_scripts.tables.summary import RAN
 
 KNOB = "block_size"
 # A smaller error of a KV cache prediction may come from other data in the device's memory.

@@ -16,8 +16,8 @@ from workflow_scripts.common.parquet import read_parquet
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.rate_ceiling import judge_rate
-from workflow_scripts.statistics.summary import RAN, RATE
 from workflow_scripts.study.study import Study
+from workflow_scripts.tables.summary import RAN, RATE
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import FLAG, NUMBER, TEXT, TableError, table_schema
 

@@ -18,7 +18,12 @@ from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED, 
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks, decide
 from workflow_scripts.statistics.samples import Samples
 from workflow_scripts.statistics.start_spread import BoolArray
-from workflow_scripts.statistics.summary import (
+from workflow_scripts.statistics.variation import cell_means
+from workflow_scripts.study.definition import model_key, resolved_models
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.promise import Prepared, ServeSettings, serve_settings
+from workflow_scripts.study.study import Study
+from workflow_scripts.tables.summary import (
     ENVIRONMENT,
     IDENTITY,
     PLACE,
@@ -29,11 +34,6 @@ from workflow_scripts.statistics.summary import (
     numbers,
     records,
 )
-from workflow_scripts.statistics.variation import cell_means
-from workflow_scripts.study.definition import model_key, resolved_models
-from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.promise import Prepared, ServeSettings, serve_settings
-from workflow_scripts.study.study import Study
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from workflow_scripts.statistics.summary import comparable_rows, records
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.parsed_facts import REPEAT, read_parsed
+from workflow_scripts.tables.summary import comparable_rows, records
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, declared, table_schema
 from workflow_scripts.workloads.workload_kinds import MultiTurnWorkload

@@ -27,12 +27,12 @@ from workflow_scripts.statistics.comparisons import CONFIDENCE, mean_errors, mea
 from workflow_scripts.statistics.errors import Error, added, half_width
 from workflow_scripts.statistics.samples import Samples
 from workflow_scripts.statistics.start_spread import FloatArray
-from workflow_scripts.statistics.summary import Row, comparable_rows, knob_columns, records, summarise
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.promise import PROMISE, Promise, Promised, PromiseError
 from workflow_scripts.study.study import WITHIN_SHARE, Study
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.parsed_facts import REPEAT
+from workflow_scripts.tables.summary import Row, comparable_rows, knob_columns, records, summarise
 from workflow_scripts.tables.table_maker import TableInputs
 from workflow_scripts.workloads.arrivals import Load
 

@@ -9,9 +9,9 @@ import pandas as pd
 
 from workflow_scripts.common.parquet import read_parquet
 from workflow_scripts.questions.serving.table import bounds_text
-from workflow_scripts.statistics.summary import comparable_rows, numbers
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.parsed_facts import START, read_parsed
+from workflow_scripts.tables.summary import comparable_rows, numbers
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 

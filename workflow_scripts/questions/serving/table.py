@@ -16,9 +16,9 @@ from workflow_scripts.engines.engine import CLIENT_CPU_S
 from workflow_scripts.engines.registry import load_engines, without_environment
 from workflow_scripts.statistics.comparisons import CONFIDENCE, SCOPE_MEANING, mean_interval
 from workflow_scripts.statistics.start_spread import FloatArray, around_mean, mean_of
-from workflow_scripts.statistics.summary import comparable_rows, numbers, records, summarise
 from workflow_scripts.study.study import is_late
 from workflow_scripts.tables.parsed_facts import REPEAT, START, read_parsed
+from workflow_scripts.tables.summary import comparable_rows, numbers, records, summarise
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.timeline import tokens_inside
 from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, declared, table_schema

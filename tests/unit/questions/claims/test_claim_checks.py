@@ -10,7 +10,7 @@ from workflow_scripts.questions.claims.evidence import COMPUTED, CONTRADICTED, N
 from workflow_scripts.questions.claims.on_rates import flat
 from workflow_scripts.questions.claims.study_tables import StudyTables
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
-from workflow_scripts.statistics.summary import PLACE, RATE
+from workflow_scripts.tables.summary import PLACE, RATE
 
 SEQS_TABLE = "paged_attention_lab_max_num_seqs.csv"
 SLOW = [{"gpu": "H200", "max_num_seqs": n, "throughput_tok_s": 100, "approximate": False} for n in (1, 256)]

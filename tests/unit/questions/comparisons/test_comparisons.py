@@ -14,8 +14,8 @@ from workflow_scripts.questions.comparisons.groups import overall
 from workflow_scripts.questions.comparisons.pairs import ALIKE, MOST_VALUES, WORK, grouped, looks_at
 from workflow_scripts.questions.comparisons.table import SCHEMA, comparison_tables
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
-from workflow_scripts.statistics.summary import ENVIRONMENT
 from workflow_scripts.study.study import Starts
+from workflow_scripts.tables.summary import ENVIRONMENT
 
 RATE, STEADY = "output_tokens_per_s", "steady_output_tokens_per_s"
 ONE, FOUR = {"max_num_seqs": 1}, {"max_num_seqs": 4}

@@ -13,13 +13,13 @@ from workflow_scripts.cluster.site import SITE, load_site
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.deploy.export import deployment_of
 from workflow_scripts.questions.serving.make_promise import another_start, promise_of
-from workflow_scripts.statistics import summary
 from workflow_scripts.statistics.comparisons import BETWEEN_STARTS, ONE_START
 from workflow_scripts.statistics.variation import known_elsewhere
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.promise import Promise, PromiseError
 from workflow_scripts.study.study import Slo, Study
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables import summary
 from workflow_scripts.tables.measurements import read_measurements
 from workflow_scripts.tables.typed_tables import read_table
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from workflow_scripts.statistics.highest_load import MEET, MOST_PASSES, NARROW, Search, highest_load, queue_grows
+from workflow_scripts.workloads.highest_load import MEET, MOST_PASSES, NARROW, Search, highest_load, queue_grows
 
 SEEDS = 200
 

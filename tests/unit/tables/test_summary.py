@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 
 from tests.unit.questions.synthetic_cells import cell, starts_table
-from workflow_scripts.statistics.summary import (
+from workflow_scripts.tables.summary import (
     BOUND_BY_NEEDS,
     ENVIRONMENT,
     IDENTITY,

@@ -208,12 +208,6 @@ def bound_by(summary: pd.DataFrame) -> pd.Series:
     return pd.Series(limit, index=summary.index, dtype="string").replace("", pd.NA)
 
 
-def cell_ids(pairs: pd.DataFrame, gpu: str = "gpu", engine: str = "engine", knobs: str = "knobs") -> pd.Series:
-    """The id of one of the two cells of each pair, from the columns that describe it."""
-    names = pairs[[gpu, engine, "model", "workload", knobs]].astype("string")
-    return names[gpu].str.cat(names.drop(columns=gpu), sep="/")
-
-
 def records(frame: pd.DataFrame) -> list[Row]:
     return cast(list[Row], frame.to_dict("records"))
 
