@@ -62,7 +62,7 @@ def commands(study: Path) -> dict[str, list[str]]:
         "tables": kvsweep("tables", "--results", results),
         "figures": kvsweep("figures", "--tables", str(tables), *of_parsed, "--out", figures),
         "page": kvsweep(
-            *("report", "--tables", str(tables), "--figures", figures),
+            *("draw-report", "--tables", str(tables), "--figures", figures),
             *("--cells", str(root / "cells"), "--out", str(root / "report.html")),
         ),
     }

@@ -48,7 +48,7 @@ rule report:
         parsed=PATHS.root / "parsed",
         cells=PATHS.root / "cells",
     shell:
-        "nice -n 19 python -m workflow_scripts report"
+        "nice -n 19 python -m workflow_scripts draw-report"
         ' --study "$STUDY"'
         " --tables {params.tables:q}"
         " --parsed {params.parsed:q}"

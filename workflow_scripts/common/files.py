@@ -6,6 +6,7 @@ should be. The limits bound memory and time, whatever a file holds.
 
 import base64
 import codecs
+import contextlib
 import gzip
 import hashlib
 import json
@@ -35,6 +36,8 @@ MOST_VALUES = 4_000_000
 MOST_LINES, MOST_LINES_BYTES, MOST_LINE_BYTES = 2**20, 256 * MIB, 8 * MIB
 # Of a log whose end is shown.
 MOST_END_BYTES = 64 * 1024
+MOST_UNPACKED_BYTES = 16 * 1024 * MIB
+_ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError)
 # A number that others write: sums, products and quotients of a few such numbers, and a column of such whole numbers, do
 # not overflow. A smaller one than the inverse is 0.
 MOST_NUMBER, MOST_INTEGER = 1e100, 2**63
@@ -187,20 +190,47 @@ def unpacked(text: str, where: str, most: int = MOST_BYTES) -> bytes:
 
 def read_zipped(archive: Path, pattern: str, most: int = MOST_BYTES) -> bytes | None:
     """The first file of a zip archive whose name matches a shell pattern; None if none does."""
+    with _opened_zip(archive) as packed:
+        member = next((info for info in packed.infolist() if fnmatchcase(info.filename, pattern)), None)
+        return None if member is None else _read_member(packed, member, most)
+
+
+def unpack_zip(archive: Path, pattern: str, folder: Path) -> int:
+    """Unpack the files of a zip archive whose whole names match a regular expression into a new folder; their number.
+    Links become files. Raises InputError if the folder exists, or if they have more than 16 GiB."""
+    with _opened_zip(archive) as packed:
+        members = [info for info in packed.infolist() if re.fullmatch(pattern, info.filename)]
+        if sum(info.file_size for info in members) > MOST_UNPACKED_BYTES:
+            raise InputError(f"{archive}: unpacked larger than {MOST_UNPACKED_BYTES >> 30} GiB")
+        folder.mkdir(parents=True)
+        for info in members:
+            if ".." in Path(info.filename).parts:
+                raise InputError(f"{archive}: {info.filename!r} is outside of the folder")
+            write_bytes(folder / info.filename, _read_member(packed, info, MOST_LINES_BYTES))
+    return len(members)
+
+
+@contextlib.contextmanager
+def _opened_zip(archive: Path) -> Iterator[zipfile.ZipFile]:
     with opened(archive) as file:
         try:
             packed = zipfile.ZipFile(file)
-            member = next((info for info in packed.infolist() if fnmatchcase(info.filename, pattern)), None)
-            if member is None:
-                return None
-            # Of other compressions, zipfile expands whole blocks, however large.
-            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise zipfile.BadZipFile("compressed by another method than deflate")
-            with packed.open(member) as stream:
-                content = stream.read(most + 1)
-        except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError) as e:
-            raise InputError(f"{archive}: a damaged or encrypted archive: {e}") from None
-    return _at_most(content, most, f"{archive}: {member.filename}")
+        except _ZIP_FAULTS as e:
+            raise InputError(f"{archive}: a damaged archive: {e}") from None
+        yield packed
+
+
+def _read_member(packed: zipfile.ZipFile, member: zipfile.ZipInfo, most: int) -> bytes:
+    where = f"{packed.filename}: {member.filename}"
+    try:
+        # Of other compressions, zipfile expands whole blocks, however large.
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise zipfile.BadZipFile("compressed by another method than deflate")
+        with packed.open(member) as stream:
+            content = stream.read(most + 1)
+    except _ZIP_FAULTS as e:
+        raise InputError(f"{where}: damaged or encrypted: {e}") from None
+    return _at_most(content, most, where)
 
 
 def _at_most(content: bytes, most: int, where: str) -> bytes:

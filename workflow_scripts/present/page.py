@@ -1,6 +1,6 @@
 """Write the report of a study: one HTML file that opens offline.
 
-    kvsweep report --study config/studies/demo.yaml --tables results/demo/tables \\
+    kvsweep draw-report --study config/studies/demo.yaml --tables results/demo/tables \\
         --figures results/demo/figures --cells results/demo/cells --out results/demo/report.html
 
 Styles, script and figures are inside the file. Missing parts are shown as missing, with the reason.
@@ -112,7 +112,7 @@ def _together(absent: Sequence[Absent]) -> str:
 
 
 @command(
-    "report",
+    "draw-report",
     STUDY,
     TABLES,
     option("--figures", type=Path, required=True, help="folder that `kvsweep figures` wrote"),

@@ -2,13 +2,16 @@
 
 import re
 from importlib import resources
+from zipfile import ZipFile
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tests.integration.conftest import CHECKOUT
 from tests.integration.installing import uv
 from workflow_scripts.study.archive import main as archive
+from workflow_scripts.study.report_of_archive import main as report_of_archive
 
 PAGE = (CHECKOUT / "docs/artifact.md").read_text(encoding="utf-8")
 CODE = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
@@ -71,3 +74,17 @@ def test_the_archive_is_a_workflow_run_ro_crate(two_gpus, tmp_path):
     terms = resources.files("rocrate") / "data/ro-crate.jsonld"
     validator = ("--no-project", "--isolated", "--with", "roc-validator==0.13.0", "python", "-c", VALIDATE)
     assert uv("run", *validator, str(terms), packed) == ""
+
+
+def test_the_report_of_an_archive_is_drawn_without_its_code(h200_later, tmp_path):
+    study = ["--study", str(CHECKOUT / "config/studies/h200_later.yaml"), "--results", str(h200_later.parent)]
+    assert archive([*study, "--out", str(tmp_path / "kept.zip")]) == 0
+    with ZipFile(tmp_path / "kept.zip") as kept, ZipFile(theirs := tmp_path / "theirs.zip", "w") as sent:
+        for name in kept.namelist():
+            data = name.startswith(("study.yaml", "results/")) and "/tables/" not in name
+            sent.writestr(name, kept.read(name) if data else b"raise SystemExit")
+    assert report_of_archive(["--archive", str(theirs), "--out", str(tmp_path / "theirs")]) == 0
+    drawn = tmp_path / "theirs/results/h200_later"
+    assert "</html>" in (drawn / "report.html").read_text()
+    for table in (h200_later / "tables").glob("*.parquet"):
+        assert pd.read_parquet(drawn / "tables" / table.name).equals(pd.read_parquet(table)), table.name

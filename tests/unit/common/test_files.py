@@ -5,12 +5,14 @@ import gzip
 import hashlib
 import json
 import os
+import stat
 import zipfile
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
+from workflow_scripts.common import files
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import (
     MIB,
@@ -23,6 +25,7 @@ from workflow_scripts.common.files import (
     read_text,
     read_zipped,
     sha256_of,
+    unpack_zip,
     unpacked,
     write_bytes,
     write_json,
@@ -170,3 +173,26 @@ def test_a_file_of_an_archive_is_read_up_to_its_limit(tmp_path):
     assert read_zipped(path, "results/*/c.json") is None
     with pytest.raises(InputError, match=r"a\.zip: results/a/b\.json: larger than"):
         read_zipped(zipped(path, content=bytes(10**8)), "results/*/b.json")
+
+
+def test_only_the_asked_files_of_an_archive_are_unpacked_and_none_beside_their_folder(tmp_path, monkeypatch):
+    link = zipfile.ZipInfo("results/a/link")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(path := tmp_path / "a.zip", "w") as archive:
+        for name in ("Snakefile", "results/a/", "results/a/b.json", "/results/a/c.json"):
+            archive.writestr(name, b"1")
+        archive.writestr(link, b"/etc/passwd")
+    out = tmp_path / "out"
+    assert unpack_zip(path, "results/.*[^/]", out) == 2
+    contents = {file.relative_to(out).as_posix(): file.read_text() for file in out.rglob("*") if not file.is_dir()}
+    assert contents == {"results/a/b.json": "1", "results/a/link": "/etc/passwd"}
+    with pytest.raises(FileExistsError):
+        unpack_zip(path, "results/.*[^/]", out)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("results/../../beside", b"1")
+    with pytest.raises(InputError, match="outside"):
+        unpack_zip(path, "results/.*[^/]", tmp_path / "more/out")
+    monkeypatch.setattr(files, "MOST_UNPACKED_BYTES", 1)
+    with pytest.raises(InputError, match="unpacked larger"):
+        unpack_zip(path, "results/.*[^/]", tmp_path / "less")
+    assert [(tmp_path / name).exists() for name in ("beside", "less")] == [False, False]
