@@ -26,11 +26,10 @@ from workflow_scripts.statistics.comparisons import (
     mean_interval,
     verdicts,
 )
+from workflow_scripts.statistics.errors import BoolArray, FloatArray, IntArray
 from workflow_scripts.statistics.further_starts import Looks, decide
 from workflow_scripts.statistics.occasions import Means, compare_occasions, worse
 from workflow_scripts.statistics.samples import Samples
-from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, IntArray
-from workflow_scripts.statistics.variation import known_elsewhere
 
 MARGIN_PCT, LOOKS = 5.0, Looks(2, 8)
 MARGIN = log_margin(MARGIN_PCT)
@@ -132,7 +131,6 @@ def runs(kind: Kind, studies: int, starts: int, rng: np.random.Generator) -> Ite
     modes = (rng.random(shape) < kind.two_modes) * rng.uniform(0.1, 0.25, shape)
     cells, devices = of_cells(of_day), of_study(of_day)
     in_time = np.linspace(-1, 1, starts) if starts > 1 else np.zeros(1)
-    known = known_elsewhere(kind.cpu).of_cells(shape[1])
     while True:
         day = cells * rng.laplace(0, 0.707, shape) + (devices * rng.normal(0, 1, (studies, kind.devices)))[:, device]
         each = rng.normal(0, 1, (studies, kind.devices, starts))
@@ -156,7 +154,6 @@ def runs(kind: Kind, studies: int, starts: int, rng: np.random.Generator) -> Ite
             shared=np.full(len(device), kind.cpu),
             device=device,
             kind=np.zeros(len(device), dtype=int),
-            known=known,
         )
         yield Run(samples, settings + day, settings)
 
@@ -227,7 +224,8 @@ def slower_seen(studies: int, seed: int) -> Iterator[tuple[str, float]]:
     rng = np.random.default_rng(seed)
     kind = replace(GPU, grid=True)
     one, other = (of for of, _ in zip(runs(kind, studies, 2, rng), range(2), strict=False))
-    a, b = (Means(*(part[:, :16] for part in mean_errors(run.samples))) for run in (one, other))
+    errors = (mean_errors(run.samples) for run in (one, other))
+    a, b = (Means(mean[:, :16], error.of(slice(16))) for mean, error in errors)
     slower = b._replace(log_mean=b.log_mean - np.where(np.arange(16) == 0, np.log(1.2), 0.0))
     seen = worse(compare_occasions(a, slower, is_cpu=False), True, MARGIN_PCT)[:, 0]
     yield "20 % slower seen", 100 * float(seen.mean())

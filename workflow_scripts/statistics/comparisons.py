@@ -6,16 +6,24 @@ docs/statistics.md has the model and its sources. Leading axes, if any, are inde
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from workflow_scripts.statistics.errors import Error, added, from_moments, half_width, p_of
+from workflow_scripts.statistics.errors import (
+    BoolArray,
+    Error,
+    FloatArray,
+    IntArray,
+    added,
+    each,
+    from_moments,
+    half_width,
+    p_of,
+)
 from workflow_scripts.statistics.samples import Samples
-from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, IntArray, mean_of
-from workflow_scripts.statistics.variation import Variation, apart
+from workflow_scripts.statistics.variation import Variation, mean_of
 
 Rows = Sequence[int] | IntArray
 
@@ -27,7 +35,6 @@ EQUIVALENCE_ALPHA = 0.05
 _OF_BOTH_RUNS = 2
 
 FLAT, CHANGES, NOT_DECIDED = "flat", "changes", "not decided"
-FASTER, SLOWER = "faster", "slower"
 ONE_START, BETWEEN_STARTS, BETWEEN_CARDS = (
     "one start, with the spread of other starts",
     "between starts on this device",
@@ -49,11 +56,16 @@ class Interval(NamedTuple):
     high: FloatArray
 
 
+def interval_of(mean: FloatArray, error: Error) -> Interval:
+    """Values, by the means of their logarithms, with their intervals."""
+    half = half_width(error, CONFIDENCE)
+    return Interval(*(np.exp(mean + end) for end in (0.0, -half, half)))
+
+
 def _scope(starts: IntArray, between_cards: BoolArray) -> npt.NDArray[np.object_]:
     """What an interval covers; None without a start."""
-    scope = np.where(starts == 1, ONE_START, np.where(between_cards, BETWEEN_CARDS, BETWEEN_STARTS)).astype(object)
-    scope[starts == 0] = None
-    return scope
+    of = np.array([BETWEEN_STARTS, BETWEEN_CARDS, ONE_START, None])
+    return np.asarray(of[np.select([starts == 0, starts == 1], [3, 2], between_cards)])
 
 
 def mean_interval(samples: Samples) -> tuple[Interval, npt.NDArray[np.object_]]:
@@ -61,54 +73,43 @@ def mean_interval(samples: Samples) -> tuple[Interval, npt.NDArray[np.object_]]:
 
     An interval covers the variation between starts and the effect of rounds on the cell.
     """
-    mean, variance, df = mean_errors(samples)
-    half = half_width(Error(variance, df), CONFIDENCE)
-    interval = Interval(np.exp(mean), np.exp(mean - half), np.exp(mean + half))
-    return interval, _scope(samples.starts, samples.between_cards)
+    return interval_of(*mean_errors(samples)), _scope(samples.starts, samples.between_cards)
 
 
-def mean_errors(samples: Samples) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Means of the logarithms of cells over their starts, with squared standard errors and degrees of freedom."""
+def mean_errors(samples: Samples) -> tuple[FloatArray, Error]:
+    """Means of the logarithms of cells over their starts, with their errors."""
     of_one = added(samples.one_start.starts, samples.of_sessions, samples.variation.rounds)
     with np.errstate(divide="ignore"):
-        return mean_of(samples.log), of_one.variance / samples.starts, of_one.df
+        return mean_of(samples.log), Error(of_one.variance / samples.starts, of_one.df)
 
 
-@dataclass(frozen=True)
-class Comparisons:
+class Comparisons(NamedTuple):
     """Pairs of cells `a` and `b`, compared.
 
     Attributes:
         difference: difference of the means of logarithms over all starts of each.
         error: that of the difference on this occasion.
-        starts: starts in common; for cells without a common round the smaller number.
         scope: what the interval covers; None if there is none.
+        starts: starts in common; for cells without a common round the smaller number.
         occasions, in_verdicts: what an occasion adds to the difference of the two settings, and how much of it verdicts
             allow for.
     """
 
     difference: FloatArray
     error: Error
-    starts: IntArray
     scope: npt.NDArray[np.object_]
-    occasions: Error
-    in_verdicts: Error
-
-    def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The columns of a table of comparisons: ratios with their intervals, those of another run, what they cover."""
-        names = ("ratio", "low", "high", "again_low", "again_high", "scope", "starts")
-        return dict(zip(names, (*self.interval(), *self.another_run(), self.scope, self.starts), strict=True))
+    starts: IntArray = np.array(1)
+    occasions: Error = Error(np.zeros(()))
+    in_verdicts: Error = Error(np.zeros(()))
 
     def interval(self) -> Interval:
         """Ratios of `a` over `b` with their intervals."""
-        half = half_width(self.error, CONFIDENCE)
-        return Interval(*(np.exp(self.difference + end) for end in (0.0, -half, half)))
+        return interval_of(self.difference, self.error)
 
     def another_run(self) -> tuple[FloatArray, FloatArray]:
         """The ends between which 95 % of further runs with as many starts measure the ratio."""
-        both = added(self.error, self.occasions)
-        half = half_width(Error(_OF_BOTH_RUNS * both.variance, both.df), CONFIDENCE)
-        return np.exp(self.difference - half), np.exp(self.difference + half)
+        _, *ends = interval_of(self.difference, added(self.error, self.occasions).times(_OF_BOTH_RUNS))
+        return ends[0], ends[1]
 
     @property
     def of_settings(self) -> Error:
@@ -117,8 +118,7 @@ class Comparisons:
 
     def at_least(self) -> FloatArray:
         """The least size of each ratio in its direction, right in 95 % of cases; below 1 if the direction is open."""
-        half = half_width(self.of_settings, 2 * CONFIDENCE - 1)
-        return np.exp(np.abs(self.difference) - half)
+        return np.exp(np.abs(self.difference) - half_width(self.of_settings, 2 * CONFIDENCE - 1))
 
     def p_beyond(self, margin_pct: float) -> FloatArray:
         """P values of the tests whether ratios are beyond the margin."""
@@ -139,19 +139,7 @@ class Comparisons:
 
     def where(self, chosen: BoolArray) -> "Comparisons":
         """The chosen comparisons, of all studies along one axis."""
-
-        def of(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            return np.broadcast_to(values, chosen.shape)[chosen]
-
-        return replace(
-            self,
-            difference=of(self.difference),
-            error=Error(*map(of, self.error)),
-            starts=of(self.starts),
-            scope=of(self.scope),
-            occasions=Error(*map(of, self.occasions)),
-            in_verdicts=Error(*map(of, self.in_verdicts)),
-        )
+        return each(self, lambda of: np.broadcast_to(of, chosen.shape)[chosen])
 
     def after(self, further: FloatArray | float) -> "Comparisons":
         """The comparisons as they would be with this number of further starts, with the same means and variances.
@@ -160,7 +148,7 @@ class Comparisons:
         """
         n = self.starts + further
         error = Error(self.error.variance * self.starts / np.maximum(n, 1), self.error.df + further)
-        return replace(self, error=error, starts=np.nan_to_num(n).astype(int))
+        return self._replace(error=error, starts=np.nan_to_num(n).astype(int))
 
 
 @np.errstate(divide="ignore", invalid="ignore")
@@ -169,89 +157,64 @@ def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
 
     Two cells in three rounds, of which the second is 10 % slower:
 
-    >>> from workflow_scripts.statistics.variation import known_elsewhere
     >>> nothing = np.zeros(2, dtype=int)
     >>> cells = Samples(
     ...     np.stack([np.log([200, 202, 198]), np.log([100, 100, 100])]) + np.log([1.0, 0.9, 1.0]),
     ...     np.full(2, np.nan), nothing, np.ones(2), nothing, nothing > 0, nothing > 0, nothing, nothing,
-    ...     known_elsewhere(False).of_cells(2),
     ... )
     >>> found = compare(cells, [0], [1])
     >>> [round(float(end[0]), 1) for end in found.interval()], str(found.scope[0])
     ([2.0, 1.9, 2.1], 'between starts on this device')
     """
     a, b = np.broadcast_arrays(np.asarray(a, dtype=int), np.asarray(b, dtype=int))
+    log, device = samples.log, samples.device
     # If starts are missing, each start of a cell counts for less.
     of_a, of_b = (1 / samples.starts[..., c] for c in (a, b))
+
+    def left(of: Error, in_common: IntArray) -> list[Error]:
+        """Of errors that both have in some of their starts, what does not cancel."""
+        return [of.of(c).times(each - in_common * of_a * of_b) for c, each in ((a, of_a), (b, of_b))]
+
     same = samples.group[a] == samples.group[b]
-    one_host = (samples.device[a] == samples.device[b]) | (samples.shared[a] & samples.shared[b])
-    together = np.where(same | one_host, (~np.isnan(samples.log[..., a, :] - samples.log[..., b, :])).sum(axis=-1), 0)
-    rounds = [
-        Error(of.variance * (each - together * of_a * of_b), of.df)
-        for c, each in ((a, of_a), (b, of_b))
-        for of in [Error(*(part[..., c] for part in samples.variation.rounds))]
-    ]
-    moved = _apart(samples, a, b)
-    rounds.append(Error(np.where(same, 0.0, moved.variance * together * of_a * of_b), moved.df))
+    one_host = (device[a] == device[b]) | (samples.shared[a] & samples.shared[b])
+    together = np.where(same | one_host, (~np.isnan(log[..., a, :] - log[..., b, :])).sum(axis=-1), 0)
     starts = np.where(together > 0, together, np.minimum(samples.starts[..., a], samples.starts[..., b]))
+    moved = samples.apart_in_a_round(a, b).times(np.where(same, 0.0, together * of_a * of_b))
+    parts = [_of_starts(samples.one_start, a, b, of_a, of_b), *left(samples.variation.rounds, together), moved]
     if samples.sessions:
         group, column, _ = samples.sessions
-        served = ~np.isnan(samples.log)
-        common = [
-            (served[..., a, r] & served[..., b, s] & (column[a, r] == column[b, s]))
-            for r in range(column.shape[1])
-            for s in range(column.shape[1])
-        ]
-        in_common = np.where((group[a] == group[b]) & samples.in_session[a], np.sum(common, axis=0), 0)
-        of_sessions = samples.of_sessions
-        rounds += [
-            Error(of_sessions.variance[..., c] * (each - in_common * of_a * of_b), of_sessions.df[..., c])
-            for c, each in ((a, of_a), (b, of_b))
-        ]
+        served, numbers = ~np.isnan(log), range(log.shape[-1])
+        common = sum(
+            served[..., a, r] & served[..., b, s] & (column[a, r] == column[b, s]) for r in numbers for s in numbers
+        )
+        in_common = np.where((group[a] == group[b]) & samples.in_session[a], common, 0)
+        parts += left(samples.of_sessions, in_common)
         starts = np.where(in_common > 0, in_common, starts)
-    difference = mean_of(samples.log[..., a, :]) - mean_of(samples.log[..., b, :])
-    error = added(_of_starts(samples.one_start, a, b, of_a, of_b), *rounds)
+    difference = mean_of(log[..., a, :]) - mean_of(log[..., b, :])
+    error = added(*parts)
     error = Error(np.where(np.isnan(difference), np.nan, error.variance), error.df)
     # One of two devices may have been measured on one card only.
     scope = _scope(np.where(np.isnan(difference), 0, starts), samples.between_cards[a] & samples.between_cards[b])
-    return Comparisons(difference, error, starts, scope, *(_occasions(samples, a, b, known) for known in (3, 5)))
+    of_cells = samples.known.occasions, samples.known.occasions_in_verdicts
+    return Comparisons(difference, error, scope, starts, *(_occasions(samples, a, b, of) for of in of_cells))
 
 
 def _of_starts(of: Variation, a: IntArray, b: IntArray, of_a: FloatArray, of_b: FloatArray) -> Error:
     """The error by the starts of both, whose standard deviations are known together as those of one study."""
-    mean_a, mean_b = (of.mean[..., c, :] * each[..., None] for c, each in ((a, of_a), (b, of_b)))
-    square_a, square_b = (of.square[..., c, :] * each[..., None] ** 2 for c, each in ((a, of_a), (b, of_b)))
-    weight = of.weight[..., a, :]
-    square = square_a + square_b + 2 * mean_a * mean_b
+    (mean_a, square_a), (mean_b, square_b) = (
+        (of.mean[..., c, :] * each[..., None], of.square[..., c, :] * each[..., None] ** 2)
+        for c, each in ((a, of_a), (b, of_b))
+    )
+    weight, square = of.weight[..., a, :], square_a + square_b + 2 * mean_a * mean_b
     return from_moments((weight * (mean_a + mean_b)).sum(axis=-1), (weight * square).sum(axis=-1))
 
 
-def _apart(samples: Samples, a: IntArray, b: IntArray) -> Error:
-    """What a round does to the difference of two groups of cells, for each pair."""
-    shape = np.broadcast_shapes(samples.log.shape[:-2]) + a.shape
-    found = Error(np.zeros(shape), np.full(shape, np.inf))
-    of = samples.variation
-    groups = np.stack([samples.group[a], samples.group[b]])
-    for pair in np.unique(groups, axis=1).T:
-        if pair[0] == pair[1]:
-            continue
-        pairs = (groups == pair[:, None]).all(axis=0)
-        first = [np.flatnonzero(samples.group == number)[0] for number in pair]
-        effects = of.effects[..., first[0], :] - of.effects[..., first[1], :]
-        error = of.effects_error[..., first[0]] + of.effects_error[..., first[1]]
-        of_pair = apart(effects, error, samples.known[:, first[0]])
-        for part, each in zip(found, of_pair, strict=True):
-            part[..., pairs] = each[..., None]
-    return found
-
-
-def _occasions(samples: Samples, a: IntArray, b: IntArray, known: int) -> Error:
+def _occasions(samples: Samples, a: IntArray, b: IntArray, of_cells: FloatArray) -> Error:
     """What one occasion adds to the difference of two cells; several cards of a device are several occasions."""
-    cells, cards, differ = samples.known[known] ** 2, samples.known[4] ** 2, samples.known[9]
-    cards = np.where(samples.between_cards, 0.0, cards)
-    of_cells = cells[a] + cells[b] + np.where(samples.device[a] == samples.device[b], 0.0, cards[a] + cards[b])
-    shape = samples.log.shape[:-2] + a.shape
-    return Error(np.broadcast_to(of_cells, shape), np.broadcast_to(2 / np.expm1(differ[a] ** 2), shape))
+    cards = np.where(samples.between_cards, 0.0, samples.known.cards**2)
+    of_cards = np.where(samples.device[a] == samples.device[b], 0.0, cards[a] + cards[b])
+    df = 2 / np.expm1(samples.known.others_differ[a] ** 2)
+    return Error(of_cells[a] ** 2 + of_cells[b] ** 2 + of_cards, df)
 
 
 def log_margin(margin_pct: float) -> float:
@@ -289,12 +252,3 @@ def verdicts(comparisons: Comparisons, margin_pct: float, share: float | FloatAr
     changes = holm(np.minimum(comparisons.p_beyond(margin_pct) / share, 1)) <= 1 - CONFIDENCE
     flat = holm(np.minimum(comparisons.p_within(margin_pct) / share, 1)) <= EQUIVALENCE_ALPHA
     return np.select([flat, changes], [FLAT, CHANGES], NOT_DECIDED)
-
-
-def directions(comparisons: Comparisons, share: float = 1.0) -> npt.NDArray[np.str_]:
-    """`faster` or `slower` where `a` is shown to be that, with an error of at most 5 % over all of the comparisons.
-
-    `share` is the part of this error that the present plan of a study has.
-    """
-    shown = holm(np.minimum(comparisons.p_beyond(0.0) / share, 1)) <= 1 - CONFIDENCE
-    return np.where(shown, np.where(comparisons.difference > 0, FASTER, SLOWER), NOT_DECIDED)

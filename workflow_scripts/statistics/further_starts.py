@@ -20,8 +20,8 @@ from workflow_scripts.statistics.comparisons import (
     compare,
     verdicts,
 )
+from workflow_scripts.statistics.errors import BoolArray, FloatArray
 from workflow_scripts.statistics.samples import Samples
-from workflow_scripts.statistics.start_spread import BoolArray, FloatArray
 
 # If more further starts than this are needed, they are not worth asking for.
 MOST_FURTHER_STARTS = 100
@@ -98,7 +98,7 @@ class Decisions:
             np.broadcast_to(of, undecided.shape)[undecided]
             for of in (undecided.sum(axis=-1, keepdims=True), self.rounds)
         )
-        comparisons = replace(self.found, difference=distance).where(undecided)
+        comparisons = self.found._replace(difference=distance).where(undecided)
         needed[undecided] = np.maximum(further_starts(comparisons, self.margin_pct, family, self.looks, rounds), 1)
         return needed
 

@@ -9,20 +9,18 @@ from typing import NamedTuple
 import numpy as np
 
 from workflow_scripts.statistics.comparisons import Comparisons, holm
-from workflow_scripts.statistics.errors import Error, added
-from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, IntArray
-from workflow_scripts.statistics.variation import of_occasions
+from workflow_scripts.statistics.errors import BoolArray, Error, FloatArray, IntArray, added
+from workflow_scripts.statistics.variation import known_elsewhere
 
 WORSE_ALPHA = 0.1
 BETWEEN_OCCASIONS = "between occasions"
 
 
 class Means(NamedTuple):
-    """Cells measured on one or more `occasions`: means of logarithms as `statistics.mean_errors` gives them."""
+    """Cells measured on one or more `occasions`: means of logarithms as `comparisons.mean_errors` gives them."""
 
     log_mean: FloatArray
-    squared_error: FloatArray
-    df: FloatArray
+    error: Error
     occasions: IntArray | int = 1
 
 
@@ -31,32 +29,22 @@ def compare_occasions(
 ) -> Comparisons:
     """Compare each cell of `b` with the same cell of `a`; ratios are of `b` over `a`.
 
-    The error has a standard deviation of `vary_pct` per cent between occasions, or if it is not given, that of the kind
-    of device (`variation.of_occasions`). This includes the risk that the few starts of a cell with two modes are all in
-    one of them.
+    The error has a standard deviation of `vary_pct` per cent between occasions, or if it is not given, that of new
+    hosts of the kind of device. This includes the risk that the few starts of a cell with two modes are all in one.
 
     Two starts of each, with standard errors of 1 %, and a cell that became 3 times as fast:
 
-    >>> of_a, of_b = (Means(np.log([x]), np.array([1e-4]), np.array([1.0])) for x in (100.0, 300.0))
+    >>> of_a, of_b = (Means(np.log([x]), Error(np.array([1e-4]), np.array([1.0]))) for x in (100.0, 300.0))
     >>> found = compare_occasions(of_a, of_b)
     >>> [round(float(end[0]), 2) for end in found.interval()], str(found.scope[0])
     ([3.0, 1.98, 4.55], 'between occasions')
     >>> bool(found.p_beyond(2.0)[0] < 0.05), bool(compare_occasions(of_a, of_a).p_within(2.0)[0] < 0.05)
     (True, False)
     """
-    pct = np.where(is_cpu, of_occasions(True), of_occasions(False)) if vary_pct is None else vary_pct
-    vary = (pct / 100) ** 2 * (1 / np.asarray(a.occasions) + 1 / np.asarray(b.occasions))
-    shape = a.log_mean.shape
-    error = added(
-        Error(a.squared_error, a.df),
-        Error(b.squared_error, b.df),
-        Error(np.broadcast_to(vary, shape), np.full(shape, np.inf)),
-    )
-    scope = np.full(shape, BETWEEN_OCCASIONS, dtype=object)
-    scope[np.isnan(error.variance)] = None
-    nothing = Error(np.zeros(shape), np.full(shape, np.inf))
-    one = np.ones(shape, dtype=int)  # the error is that of the means
-    return Comparisons(b.log_mean - a.log_mean, error, one, scope, nothing, nothing)
+    vary = known_elsewhere(is_cpu).new_hosts if vary_pct is None else vary_pct / 100
+    error = added(a.error, b.error, Error(vary**2 * (1 / np.asarray(a.occasions) + 1 / np.asarray(b.occasions))))
+    scope = np.array([BETWEEN_OCCASIONS, None])[np.isnan(error.variance).astype(int)]
+    return Comparisons(b.log_mean - a.log_mean, error, scope)
 
 
 def worse(comparisons: Comparisons, more_is_better: BoolArray | bool, margin_pct: float) -> BoolArray:

@@ -10,9 +10,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workflow_scripts.statistics.errors import Error
-from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, IntArray, mean_of
-from workflow_scripts.statistics.variation import Variation, of_repeats, variation
+from workflow_scripts.statistics.errors import BoolArray, Error, FloatArray, IntArray, each
+from workflow_scripts.statistics.variation import (
+    Known,
+    Variation,
+    around_mean,
+    known_elsewhere,
+    mean_of,
+    posterior,
+    variation,
+)
+
+# Two engines on one device, or on two CPUs of one host, share half of the variance of the effects of their rounds.
+_APART_IN_A_ROUND = 0.5
 
 
 class Sessions(NamedTuple):
@@ -35,10 +45,9 @@ class Samples:
         repeats: mean number of repeats per start.
         group: a number for each cell, the same for all cells of one device and engine.
         between_cards: for each cell whether columns are cards.
-        shared: for each cell whether others may use its machine, so that it varies much between occasions.
+        shared: for each cell whether it is on a CPU, which others may use, so that it varies much between occasions.
         device: a number for each cell, the same for all cells of one device.
         kind: a number for each cell, the same for all cells of a study that are on the same kind of device.
-        known: for each cell what other studies show, with the fields of `variation.Known` along the first axis.
         session: for each start the number of the process of an engine that served it, shape (cells, rounds), -1 if it
             served no other cell; None if none did.
     """
@@ -52,7 +61,6 @@ class Samples:
     shared: BoolArray
     device: IntArray
     kind: IntArray
-    known: FloatArray
     session: IntArray | None = None
 
     @cached_property
@@ -70,9 +78,16 @@ class Samples:
         return most
 
     @cached_property
+    def known(self) -> Known:
+        """What other studies show of each cell's kind of device."""
+        return known_elsewhere(self.shared)
+
+    @cached_property
     def of_repeats(self) -> Error:
         """The part of a start's variance that its repeats explain."""
-        return of_repeats(self.within, self.within_df, self.known, self.repeats)
+        squares = np.nan_to_num(self.within) * self.within_df
+        of_one = posterior(self.known.repeats, self.known.repeats_differ, squares, self.within_df)
+        return of_one.times(1 / np.nan_to_num(self.repeats, nan=1.0))
 
     @cached_property
     def sessions(self) -> Sessions | None:
@@ -95,33 +110,43 @@ class Samples:
         effects = within.effects[..., np.arange(len(column))[:, None], column]
         effects = np.where(np.isnan(self.log), np.nan, effects)
         log = np.stack([mean_of(effects[..., of_cell == n, :], axis=-2) for n in range(len(first))], axis=-2)
-        alone, repeats = np.bincount(of_cell) == 1, Error(*(of[..., first] for of in self.of_repeats))
+        alone, repeats = ~self.in_session[first], self.of_repeats.of(first)
         error = Error(
             np.where(alone, repeats.variance, within.effects_error[..., first]), np.where(alone, repeats.df, np.inf)
         )
-        found = variation(log, self.group[first], self.kind[first], self.known[:, first], error)
-        return found.of_cells(of_cell, self.log.ndim - 2)
+        known = each(self.known, lambda of: of[first])
+        found = variation(log, self.group[first], self.kind[first], known, error)
+        return each(found, lambda of: of.take(of_cell, axis=self.log.ndim - 2))
 
     @cached_property
     def in_session(self) -> BoolArray:
         """Whether each cell shares sessions with others."""
-        if self.sessions is None:
-            return np.zeros(len(self.group), dtype=bool)
-        _, of_cell, count = np.unique(self.sessions.group, return_inverse=True, return_counts=True)
-        return np.asarray(count[of_cell] > 1)
+        group = np.arange(len(self.group)) if self.sessions is None else self.sessions.group
+        return np.asarray(np.bincount(group)[group] > 1)
 
     @cached_property
     def one_start(self) -> Variation:
         """How much one start of each cell varies, without what it shares with other cells by its round or session."""
         if self.sessions is None:
             return self.variation
-        return self.variation.where(~self.in_session, self.sessions.starts)
+        both = zip(self.sessions.starts[:3], self.variation[:3], strict=True)
+        mean, square, weight = (np.where(self.in_session[:, None], within, own) for within, own in both)
+        return self.variation._replace(mean=mean, square=square, weight=weight)
 
     @cached_property
     def of_sessions(self) -> Error:
         """The variance of the effects of sessions; 0 for cells that share none."""
-        found = self.variation.starts
-        return Error(np.where(self.in_session, found.variance, 0.0), found.df)
+        return self.variation.starts.times(self.in_session)
+
+    def apart_in_a_round(self, a: IntArray, b: IntArray) -> Error:
+        """What a round does to the difference of the groups of cells `a` and `b`, by the differences that were seen."""
+        _, first, group = np.unique(self.group, return_index=True, return_inverse=True)
+        pairs, of_pair = np.unique(np.stack([group[a], group[b]]), axis=1, return_inverse=True)
+        of, (x, y) = self.variation, first[pairs]
+        median, differ = self.known.rounds[x] * np.sqrt(_APART_IN_A_ROUND), self.known.others_differ[x]
+        squares, df = around_mean(of.effects[..., x, :] - of.effects[..., y, :])
+        error = of.effects_error[..., x] + of.effects_error[..., y]
+        return posterior(median, differ, squares, df, error).of(of_pair)
 
 
 def sessions_of_cells(session: IntArray) -> tuple[IntArray, IntArray]:

@@ -16,8 +16,7 @@ import numpy as np
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import read_yaml
-from workflow_scripts.statistics.errors import Error, from_moments
-from workflow_scripts.statistics.start_spread import BoolArray, FloatArray, IntArray, around_mean, mean_of
+from workflow_scripts.statistics.errors import BoolArray, Error, FloatArray, IntArray, from_moments
 
 RECORD = CHECKOUT / "config" / "variation.yaml"
 # Standard deviations that posteriors are summed over, in standard deviations of their prior.
@@ -26,50 +25,53 @@ _OF_STUDY, _OF_REPEATS = np.linspace(-2.5, 2.5, 7), np.polynomial.hermite_e.herm
 # Sweeps over cells and rounds that remove their effects, also if a round lacks cells; and how often cells are weighed
 # by what they then vary.
 _SWEEPS, _PASSES = 25, 2
-# Two engines on one device, or on two CPUs of one host, share half of the variance of the effects of their rounds.
-_APART_IN_A_ROUND = 0.5
 
 
 class Known(NamedTuple):
-    """What other studies show, as standard deviations of logarithms: of starts, repeats and rounds (medians), of a cell
-    and of a card between occasions, and of a cell as far as verdicts allow for it; and of logarithms of standard
-    deviations: of a cell's starts around its study's, of a study's around others, of repeats, and of all others."""
+    """What other studies show, for each cell, as standard deviations of logarithms: of starts, repeats and rounds
+    (medians), of a cell and of a card between occasions, of a cell as far as verdicts allow for it, and of one that may
+    be on another host; and of logarithms of standard deviations: of a cell's starts around its study's, of a study's
+    around others, of repeats, and of all others."""
 
-    starts: float
-    repeats: float
-    rounds: float
-    occasions: float
-    cards: float
-    occasions_in_verdicts: float
-    cells_differ: float
-    studies_differ: float
-    repeats_differ: float
-    others_differ: float
+    starts: FloatArray
+    repeats: FloatArray
+    rounds: FloatArray
+    occasions: FloatArray
+    cards: FloatArray
+    occasions_in_verdicts: FloatArray
+    new_hosts: FloatArray
+    cells_differ: FloatArray
+    studies_differ: FloatArray
+    repeats_differ: FloatArray
+    others_differ: FloatArray
 
-    def of_cells(self, count: int) -> FloatArray:
-        """The fields along the first axis, the same for each cell."""
-        return np.repeat(np.array(self)[:, None], count, axis=1)
+
+def known_elsewhere(is_cpu: BoolArray | bool) -> Known:
+    """What other studies show about cells on CPUs and on GPUs.
+
+    >>> known_elsewhere(np.array([True, False])).new_hosts.tolist()
+    [0.15, 0.017]
+    """
+    return Known(*(np.where(is_cpu, *of) for of in zip(_recorded("cpu"), _recorded("gpu"), strict=True)))
 
 
 @cache
-def known_elsewhere(is_cpu: bool) -> Known:
-    """What other studies show about starts on CPUs or on GPUs.
-
-    >>> known_elsewhere(True).repeats_differ
-    0.6
-    """
-    record = read_yaml(RECORD, InputError)["cpu" if is_cpu else "gpu"]
-    return Known(*(record[f"{name}_pct"] / 100 if f"{name}_pct" in record else record[name] for name in Known._fields))
+def _recorded(kind: str) -> list[float]:
+    record = read_yaml(RECORD, InputError)[kind]
+    return [record[f"{name}_pct"] / 100 if f"{name}_pct" in record else record[name] for name in Known._fields]
 
 
-@cache
-def of_occasions(is_cpu: bool) -> float:
-    """Standard deviation of a cell from one day, host or version to another on CPUs or on GPUs, in per cent.
+def mean_of(values: FloatArray, axis: int = -1) -> FloatArray:
+    """The mean over an axis without missing values; NaN without a value."""
+    measured = ~np.isnan(values)
+    n = measured.sum(axis=axis)
+    return np.where(n > 0, np.where(measured, values, 0).sum(axis=axis) / np.maximum(n, 1), np.nan)
 
-    >>> of_occasions(True), of_occasions(False)
-    (15.0, 1.7)
-    """
-    return float(read_yaml(RECORD, InputError)["cpu" if is_cpu else "gpu"]["new_hosts_pct"])
+
+def around_mean(values: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The sum of squares around the mean over the last axis, without missing values, and its degrees of freedom."""
+    n: FloatArray = (~np.isnan(values)).sum(axis=-1).astype(np.float64)
+    return np.nansum((values - mean_of(values)[..., None]) ** 2, axis=-1), np.maximum(n - 1, 0)
 
 
 class Variation(NamedTuple):
@@ -89,64 +91,29 @@ class Variation(NamedTuple):
         """The variance of one start of each cell without the effect of its round."""
         return from_moments((self.mean * self.weight).sum(axis=-1), (self.square * self.weight).sum(axis=-1))
 
-    def of_cells(self, cells: IntArray, axis: int) -> "Variation":
-        """The same for chosen cells, which are along this axis."""
-        rounds = Error(*(part[..., cells] for part in self.rounds))
-        mean, square, weight, _, effects, error = self
-        mean, square, weight, effects, error = (
-            of.take(cells, axis=axis) for of in (mean, square, weight, effects, error)
-        )
-        return Variation(mean, square, weight, rounds, effects, error)
 
-    def where(self, chosen: BoolArray, other: "Variation") -> "Variation":
-        """The same, with that of `other` for the cells that are not chosen, but for the effects of rounds."""
-        mean, square, weight = (np.where(chosen[:, None], own, of) for own, of in zip(self[:3], other[:3], strict=True))
-        return self._replace(mean=mean, square=square, weight=weight)
-
-
-def variation(log: FloatArray, group: IntArray, kind: IntArray, known: FloatArray, repeats: Error) -> Variation:
+def variation(log: FloatArray, group: IntArray, kind: IntArray, known: Known, repeats: Error) -> Variation:
     """What starts show, shape (..., cells, rounds); cells of a `group` share the effects of rounds, those of a `kind`
-    how much their study varies. `known` has the fields of `Known` along the first axis, `repeats` is the error of a
-    start's mean by its repeats."""
-    measured = ~np.isnan(log)
+    how much their study varies. `repeats` is the error of a start's mean by its repeats."""
     weigh = np.ones(log.shape[:-1])
     for last in range(_PASSES - 1, -1, -1):
-        effects, left, in_effect = _of_rounds(log, weigh, group)
-        starts = np.maximum(measured.sum(axis=-1) - 1, 0)
-        df = starts * (1 - in_effect)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            own = np.where(df > 1e-9, np.nansum(left**2, axis=-1) / df, 0.0)
-        moments = _of_starts(own, np.where(df > 1e-9, df, 0.0), kind, known, repeats)
+        effects, error, left, in_effect = _of_rounds(log, weigh, group)
+        df = np.maximum((~np.isnan(log)).sum(axis=-1) - 1, 0) * (1 - in_effect)
+        df = np.where(df > 1e-9, df, 0.0)
+        own = np.divide(np.nansum(left**2, axis=-1), df, out=np.zeros(df.shape), where=df > 0)
+        moments = _of_starts(own, df, kind, known, repeats)
         weigh = 1 / (moments[0] * moments[2]).sum(axis=-1) if last else weigh
-    # The error of a round's effect is that of the weighted mean of its cells.
-    error = np.empty(weigh.shape)
-    for number in np.unique(group):
-        cells = group == number
-        present = np.where(measured[..., cells, :], weigh[..., cells, None], 0.0).sum(axis=-2)
-        error[..., cells] = mean_of(1 / np.where(present > 0, present, np.nan))[..., None]
-    squares, count = around_mean(effects)
-    of_rounds = _scaled(known[2], known[9], squares, np.maximum(count - 1, 0), np.nan_to_num(error))
-    return Variation(*moments, of_rounds, effects, np.nan_to_num(error))
+    squares, df = around_mean(effects)
+    of_rounds = posterior(known.rounds, known.others_differ, squares, df, error)
+    return Variation(*moments, of_rounds, effects, error)
 
 
-def of_repeats(within: FloatArray, df: FloatArray, known: FloatArray, repeats: FloatArray) -> Error:
-    """The error of the mean of as many `repeats`, by their variance within starts, which has `df`."""
-    variance, of_variance = _scaled(known[1], known[8], np.nan_to_num(within) * df, df, 0.0)
-    return Error(variance / np.nan_to_num(repeats, nan=1.0), of_variance)
-
-
-def apart(effects: FloatArray, error: FloatArray, known: FloatArray) -> Error:
-    """The variance of the difference of the effects of a round on two groups, by the differences that were seen."""
-    squares, count = around_mean(effects)
-    return _scaled(known[2] * np.sqrt(_APART_IN_A_ROUND), known[9], squares, np.maximum(count - 1, 0), error)
-
-
-def _scaled(
-    median: FloatArray, differ: FloatArray, squares: FloatArray, df: FloatArray, beside: FloatArray | float
+def posterior(
+    median: FloatArray, differ: FloatArray, squares: FloatArray, df: FloatArray, beside: FloatArray | float = 0.0
 ) -> Error:
     """The posterior of a variance, whose root is lognormal around a median; the sum of squares is chi-square with `df`
     times the variance and what is `beside` it."""
-    variance = np.square(np.asarray(median)[..., None] * np.exp(np.asarray(differ)[..., None] * _GRID))
+    variance = np.square(median[..., None] * np.exp(differ[..., None] * _GRID))
     total = variance + np.asarray(beside)[..., None]
     log = -(df[..., None] * np.log(total) + squares[..., None] / total) / 2 - _GRID**2 / 2
     weight = np.exp(log - log.max(axis=-1, keepdims=True))
@@ -155,17 +122,18 @@ def _scaled(
 
 
 def _of_starts(
-    own: FloatArray, df: FloatArray, kind: IntArray, known: FloatArray, repeats: Error
+    own: FloatArray, df: FloatArray, kind: IntArray, known: Known, repeats: Error
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """The first three fields of `Variation`, by the variance of each cell's own starts with its degrees of freedom."""
-    shape = (*own.shape, len(_OF_STUDY))
-    mean, square, weight = np.empty(shape), np.empty(shape), np.empty(shape)
+    mean, square, weight = np.empty((3, *own.shape, len(_OF_STUDY)))
     nodes, node_weights = _OF_REPEATS
     spread = np.sqrt(np.log1p(2 / repeats.df))[..., None]
     of_repeats = repeats.variance[..., None] * np.exp(spread * nodes - spread**2 / 2)
     for number in np.unique(kind):
         cells = kind == number
-        starts, cells_differ, studies_differ = known[[0, 6, 7], np.flatnonzero(cells)[0]]
+        starts, cells_differ, studies_differ = (
+            of[cells][0] for of in (known.starts, known.cells_differ, known.studies_differ)
+        )
         sd = starts * np.exp(np.hypot(cells_differ, studies_differ) * _GRID)
         around = np.log(sd / starts)[:, None] - studies_differ * _OF_STUDY
         prior = np.exp(-((around / cells_differ) ** 2) / 2)
@@ -182,10 +150,13 @@ def _of_starts(
     return mean, square, weight
 
 
-def _of_rounds(log: FloatArray, weigh: FloatArray, group: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """The effects of rounds on the cells of each group, by weighted least squares, NaN if none of them was measured;
-    what is left of each start without these; and each cell's part in the effects."""
-    effects, left, part = np.empty(log.shape), np.empty(log.shape), np.empty(log.shape[:-1])
+def _of_rounds(
+    log: FloatArray, weigh: FloatArray, group: IntArray
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """The effects of rounds on the cells of each group, by weighted least squares, NaN if none of them was measured,
+    and their error, which is that of a weighted mean; what is left of each start without these; and each cell's part in
+    the effects."""
+    (effects, left), (error, part) = np.empty((2, *log.shape)), np.empty((2, *log.shape[:-1]))
     sweeps = _SWEEPS if np.isnan(log).any() else 2
     for number in np.unique(group):
         cells = group == number
@@ -200,8 +171,9 @@ def _of_rounds(log: FloatArray, weigh: FloatArray, group: IntArray) -> tuple[Flo
             rest, of_rounds = rest - moved, of_rounds + moved
         left[..., cells, :] = rest
         effects[..., cells, :] = np.where(in_round > 0, of_rounds, np.nan)
+        error[..., cells] = mean_of(1 / np.where(in_round > 0, in_round, np.nan))
         part[..., cells] = mean_of(np.where(np.isnan(of_group), np.nan, weights))
-    return effects, left, np.nan_to_num(part)
+    return effects, np.nan_to_num(error), left, np.nan_to_num(part)
 
 
 def cell_means(log: FloatArray, group: IntArray) -> FloatArray:

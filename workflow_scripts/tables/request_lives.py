@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.physics import formulas
-from workflow_scripts.statistics.start_spread import FloatArray
+from workflow_scripts.statistics.errors import FloatArray
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.parsed_facts import REPEAT
 from workflow_scripts.tables.summary import numbers

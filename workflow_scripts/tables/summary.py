@@ -8,9 +8,9 @@ import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, readable_models
 from workflow_scripts.engines.registry import every_knob, load_engines, without_environment
+from workflow_scripts.statistics.errors import FloatArray, IntArray
 from workflow_scripts.statistics.samples import Samples
-from workflow_scripts.statistics.start_spread import FloatArray, IntArray, mean_of
-from workflow_scripts.statistics.variation import Known, known_elsewhere
+from workflow_scripts.statistics.variation import mean_of
 
 # A row of a table: column -> value.
 Row = dict[str, Any]
@@ -113,7 +113,6 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
     of_cell = starts.assign(squares=starts["variance"] * (starts["n"] - 1), df=starts["n"] - 1).groupby("cell")
     within = (of_cell["squares"].sum(min_count=1) / of_cell["df"].sum()).reindex(summary.index)
     within_df = numbers(of_cell["df"].sum().reindex(summary.index, fill_value=0))
-    recorded = [known_elsewhere(on_cpu) for on_cpu in is_cpu.tolist()]
     samples = Samples(
         log=log,
         within=numbers(within),
@@ -124,7 +123,6 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
         shared=is_cpu,
         device=numbered("study", "source", "gpu"),
         kind=numbered("study", "source", "is_cpu"),
-        known=np.array(recorded, dtype=float).reshape(-1, len(Known._fields)).T,
         session=session if (session >= 0).any() else None,
     )
     summary.insert(len(by), "starts", samples.starts)

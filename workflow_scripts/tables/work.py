@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from workflow_scripts.common.parquet import readable, text_columns
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import Reach
-from workflow_scripts.statistics.start_spread import FloatArray
+from workflow_scripts.statistics.errors import FloatArray
 from workflow_scripts.tables.parsed_facts import REPEAT, known_facts, read_parsed
 from workflow_scripts.tables.summary import numbers
 

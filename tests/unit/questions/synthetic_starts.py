@@ -4,7 +4,6 @@ import numpy as np
 
 from workflow_scripts.statistics.comparisons import compare
 from workflow_scripts.statistics.samples import Samples
-from workflow_scripts.statistics.variation import known_elsewhere
 
 
 def samples(
@@ -23,7 +22,6 @@ def samples(
         np.full(shape[-1], shared),
         np.zeros(shape[-1], dtype=int) if device is None else np.asarray(device),
         np.zeros(shape[-1], dtype=int),
-        known_elsewhere(shared).of_cells(shape[-1]),
         None if session is None else np.asarray(session),
     )
 

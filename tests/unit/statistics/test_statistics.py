@@ -17,7 +17,6 @@ from workflow_scripts.statistics.comparisons import (
     NOT_DECIDED,
     ONE_START,
     compare,
-    directions,
     holm,
     log_margin,
     mean_interval,
@@ -130,7 +129,7 @@ def test_intervals_of_two_engines_allow_for_what_a_round_does_to_one_of_them(apa
     found = compare(samples(log, group=[0] * 6 + [1] * 3, shared=shared, **SURE), [0, 3], [6, 8])
     _, low, high = found.interval()
     assert 0.92 <= ((low <= 1) & (high >= 1)).mean() <= 0.99
-    assert (directions(found) != NOT_DECIDED).any(axis=-1).mean() <= 0.05
+    assert (verdicts(found, 0.0) != NOT_DECIDED).any(axis=-1).mean() <= 0.05
 
 
 def test_independent_studies_are_each_as_alone():
@@ -198,7 +197,7 @@ def test_above_is_one_sided_and_a_direction_is_shown_over_all_comparisons():
         assert [found.p_above(2.0, sign)[0] <= 0.05 for sign in (1, -1)] == [shown == 1, shown == -1]
     noise = np.array([0.002, -0.002, 0.001])
     found = compare(samples([noise + 1, np.zeros(3), noise * 2], **SURE), [0, 1, 1], [1, 0, 2])
-    assert directions(found).tolist() == ["faster", "slower", "not decided"]
+    assert verdicts(found, 0.0).tolist() == [CHANGES, CHANGES, NOT_DECIDED]
 
 
 @pytest.mark.parametrize(("shared", "decided"), [(False, 0.06), (True, 0.08)])

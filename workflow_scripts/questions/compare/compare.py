@@ -49,7 +49,7 @@ from workflow_scripts.questions.compare.worse import (
     verdict_in_words,
 )
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
-from workflow_scripts.statistics.variation import of_occasions
+from workflow_scripts.statistics.variation import known_elsewhere
 from workflow_scripts.study.setting_words import knob_name
 from workflow_scripts.tables.differences import Different, value_text
 
@@ -107,7 +107,7 @@ def summary(result: Comparison) -> Iterator[str]:
         yield f"All compared cells are of {shared}."
     if result.cells:
         kinds = {on_cpu(c.cell): "CPUs" if on_cpu(c.cell) else "GPUs" for c in result.cells}
-        usual = listed(f"{of_occasions(is_cpu):g} % on {kind}" for is_cpu, kind in kinds.items())
+        usual = listed(f"{100 * known_elsewhere(is_cpu).new_hosts:g} % on {kind}" for is_cpu, kind in kinds.items())
         vary = usual if result.occasions_vary_pct is None else f"{result.occasions_vary_pct:g} %"
         yield (
             "Starts of one occasion do not show how much a cell varies from one day or machine to another. So the "

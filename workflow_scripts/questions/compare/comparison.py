@@ -268,7 +268,8 @@ def means_of(parts: Iterable[Sequence[Mean]]) -> Means:
     for part in parts:
         log, squared, df = np.array([(mean.log_mean, mean.squared_error, mean.df) for mean in part], dtype=float).T
         rows.append((log.mean(), *added(*map(Error, squared / len(part) ** 2, df)), len(part)))
-    return Means(*(np.array(column) for column in zip(*rows, strict=True)))
+    mean, variance, df, occasions = (np.array(column) for column in zip(*rows, strict=True))
+    return Means(mean, Error(variance, df), occasions)
 
 
 def _finite(value: float) -> float | None:

@@ -30,7 +30,7 @@ _Texts = Annotated[list[str], FailFast()]
 
 
 class Mean(StrictRecord):
-    """One measure of a cell: the mean of its logarithms over starts, as `statistics.mean_errors` gives it."""
+    """One measure of a cell: the mean of its logarithms over starts, as `mean_errors` gives it."""
 
     measure: str
     log_mean: _Log

@@ -77,9 +77,9 @@ def _means(cells: pd.DataFrame) -> dict[str, list[Mean]]:
     means = defaultdict(list)
     for measure in MEASURES:
         summary, samples = cell_summary(cells, measure)
-        errors = mean_errors(samples)
+        means_of, error = mean_errors(samples)
         for row in records(summary.drop_duplicates("cell_id")):
-            log_mean, squared, df = (float(of[row["sample"]]) for of in errors)
+            log_mean, squared, df = (float(of[row["sample"]]) for of in (means_of, *error))
             mean = Mean(measure=measure, log_mean=_rounded(log_mean), squared_error=_finite(squared), df=_finite(df))
             means[row["cell_id"]].append(mean)
     return means

@@ -20,7 +20,7 @@ from workflow_scripts.engines.vllm.knobs import VLLM, VLLM_SERVE
 from workflow_scripts.statistics.comparisons import Comparisons
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks, decide
 from workflow_scripts.statistics.samples import Samples
-from workflow_scripts.statistics.start_spread import mean_of
+from workflow_scripts.statistics.variation import mean_of
 from workflow_scripts.study.study import Starts
 from workflow_scripts.tables.summary import (
     BOUND_BY_NEEDS,
@@ -210,6 +210,8 @@ def shown_by(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: Lo
 
 def columns_of(found: Comparisons, samples: Samples, pairs: pd.DataFrame) -> dict[str, npt.NDArray[Any]]:
     """The means of pairs, their ratios with intervals, and the least size of each, NaN if 1 is not excluded."""
-    at_least = found.at_least()
     means = {f"mean_{side}": np.exp(mean_of(samples.log[pairs[f"sample_{side}"].to_numpy()])) for side in "ab"}
-    return means | found.columns() | {"at_least": np.where(at_least > 1, at_least, np.nan)}
+    names, at_least = ("ratio", "low", "high", "again_low", "again_high"), found.at_least()
+    ends = dict(zip(names, (*found.interval(), *found.another_run()), strict=True))
+    at_least = np.where(at_least > 1, at_least, np.nan)
+    return means | ends | {"scope": found.scope, "starts": found.starts, "at_least": at_least}

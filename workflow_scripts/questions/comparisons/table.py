@@ -36,12 +36,11 @@ from workflow_scripts.questions.devices.table import device_records, explanation
 from workflow_scripts.questions.serving.table import is_served
 from workflow_scripts.statistics.comparisons import (
     ANOTHER_RUN,
-    CHANGES,
     NOT_DECIDED,
     SCOPE_MEANING,
     Comparisons,
     compare,
-    directions,
+    verdicts,
 )
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
 from workflow_scripts.tables.summary import RATE, Row, knob_columns, knob_text, records
@@ -276,8 +275,7 @@ def _of_engines(cells: ByMetric, looks: Looks, kind: str) -> pd.DataFrame:
     found = found.assign(why_not=why_unequal(rows, found) if kind == ENGINE else None)
     alike = found[found["why_not"].isna()]
     by_rate: Comparisons = compare(samples, *(alike[f"sample_{side}"].to_numpy() for side in "ba"))
-    verdict = np.where(directions(by_rate, looks.of_plan) == NOT_DECIDED, NOT_DECIDED, CHANGES)
-    shown = alike.assign(**columns_of(by_rate, samples, alike), verdict=verdict)
+    shown = alike.assign(**columns_of(by_rate, samples, alike), verdict=verdicts(by_rate, 0.0, looks.of_plan))
     shown = pd.concat([shown, found[found["why_not"].notna()]]).sort_index().reset_index(drop=True)
     return _rows(rows, shown.assign(metric=RATE), kind, kind).assign(held=None)
 

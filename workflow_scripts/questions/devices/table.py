@@ -5,7 +5,6 @@ Two devices are compared on the same engine, model, workload and settings. docs/
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.questions.limits.ceilings import as_measured
 from workflow_scripts.questions.predictions.table import SHARES
 from workflow_scripts.statistics.comparisons import EQUIVALENCE_ALPHA, Comparisons, holm
-from workflow_scripts.statistics.start_spread import FloatArray
+from workflow_scripts.statistics.errors import FloatArray
 from workflow_scripts.tables.expected_ratios import NEAR_PCT, capability_ratios, quotient
 from workflow_scripts.tables.parsed_facts import known_facts
 from workflow_scripts.tables.summary import RATE, Row, numbers, records
@@ -116,8 +115,8 @@ def p_near(observed: Comparisons, candidates: FloatArray) -> FloatArray:
     `candidates` has one more axis than the ratios, the last; an unknown one is NaN.
     """
     # Two devices are compared for any day, each of which has an effect on both.
-    observed = replace(observed, error=observed.of_settings)
-    away = (replace(observed, difference=observed.difference - of) for of in np.moveaxis(np.log(candidates), -1, 0))
+    observed = observed._replace(error=observed.of_settings)
+    away = (observed._replace(difference=observed.difference - of) for of in np.moveaxis(np.log(candidates), -1, 0))
     p = np.stack([of.p_within(NEAR_PCT) for of in away], axis=-1)
     known = ~np.isnan(p).all(axis=tuple(range(p.ndim - 2)))
     p[..., known] = holm(p[..., known])

@@ -16,7 +16,7 @@ from workflow_scripts.physics import formulas
 from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.rate_ceiling import attention_cost, matrix_flop_per_s
-from workflow_scripts.statistics.start_spread import FloatArray
+from workflow_scripts.statistics.errors import FloatArray
 from workflow_scripts.tables.summary import numbers
 
 # Knobs whose product is the number of ranks.

@@ -24,7 +24,7 @@ from workflow_scripts.questions.limits.ceilings import (
     phase_times,
     rates_of,
 )
-from workflow_scripts.statistics.start_spread import FloatArray
+from workflow_scripts.statistics.errors import FloatArray
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.measurements import MEASURED
 from workflow_scripts.tables.parsed_facts import REPEAT

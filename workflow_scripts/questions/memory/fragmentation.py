@@ -11,7 +11,7 @@ import pandas as pd
 
 from workflow_scripts.engines.vllm.kv_groups import kept_tokens, layers_with_memory
 from workflow_scripts.physics import formulas
-from workflow_scripts.statistics.start_spread import FloatArray
+from workflow_scripts.statistics.errors import FloatArray
 from workflow_scripts.tables.measurements import MEASURED
 from workflow_scripts.tables.parsed_facts import REPEAT, known_facts, read_parsed
 from workflow_scripts.tables.request_lives import TIMES, Texts, by_repeat, paged, request_lives, shared_texts

@@ -15,9 +15,9 @@ from workflow_scripts.engines.vllm.knobs import VLLM, VllmKnobs
 from workflow_scripts.questions.comparisons.pairs import ENGINE, STEADY, WORK, looks_at
 from workflow_scripts.questions.comparisons.table import DEVICE, DIFFERS, LIKELY
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED, SCOPE_MEANING, mean_interval
+from workflow_scripts.statistics.errors import BoolArray
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks, decide
 from workflow_scripts.statistics.samples import Samples
-from workflow_scripts.statistics.start_spread import BoolArray
 from workflow_scripts.statistics.variation import cell_means
 from workflow_scripts.study.definition import model_key, resolved_models
 from workflow_scripts.study.paths import StudyPaths

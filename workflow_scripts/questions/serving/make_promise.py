@@ -12,7 +12,6 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from pydantic import ValidationError
 
@@ -23,10 +22,9 @@ from workflow_scripts.questions.limits.table import SCHEMA as LIMITS
 from workflow_scripts.questions.memory.capacity import SCHEMA as CAPACITY
 from workflow_scripts.questions.recommendations.table import WITHIN_LATENCY, prepared_models, settings_of
 from workflow_scripts.questions.serving.table import GROWTH_REQUESTS, GROWTH_SHARE, bounds_text
-from workflow_scripts.statistics.comparisons import CONFIDENCE, mean_errors, mean_interval
-from workflow_scripts.statistics.errors import Error, added, half_width
+from workflow_scripts.statistics.comparisons import interval_of, mean_errors, mean_interval
+from workflow_scripts.statistics.errors import Error, FloatArray, added
 from workflow_scripts.statistics.samples import Samples
-from workflow_scripts.statistics.start_spread import FloatArray
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.promise import PROMISE, Promise, Promised, PromiseError
 from workflow_scripts.study.study import WITHIN_SHARE, Study
@@ -190,19 +188,15 @@ def _recommended(
 def another_start(samples: Samples) -> tuple[FloatArray, Error]:
     """The logarithm of what one further start of each cell is to measure on another day, with its error:
     of the mean of the study, of both occasions, and of the start itself."""
-    mean, squared, df = mean_errors(samples)
-    occasion, card = samples.known[3], samples.known[4]
-    occasions = 2 * (occasion**2 + card**2) * np.ones_like(squared)
+    mean, error = mean_errors(samples)
+    occasions = Error(2 * (samples.known.occasions**2 + samples.known.cards**2))
     # The squared error of a mean of n starts is the variance of one over n.
-    start = Error(squared * (samples.starts + 1), df)
-    return mean, added(start, Error(occasions, np.full_like(occasions, np.inf)))
+    return mean, added(error.times(samples.starts + 1), occasions)
 
 
 def _promised(samples: Samples) -> Promised:
-    mean, error = another_start(samples)
-    value, half = float(mean[0]), float(half_width(error, CONFIDENCE)[0])
-    ends = {} if np.isnan(half) else {"low": np.exp(value - half), "high": np.exp(value + half)}
-    return Promised(value=np.exp(value), **ends)
+    value, low, high = (float(of[0]) for of in interval_of(*another_start(samples)))
+    return Promised(value=value, low=_float_or_none(low), high=_float_or_none(high))
 
 
 def _loads(served: pd.DataFrame, cells: pd.DataFrame, rows: pd.DataFrame) -> tuple[float | None, float | None]:

@@ -15,7 +15,8 @@ from workflow_scripts.common.columns import LATENCIES, column
 from workflow_scripts.engines.engine import CLIENT_CPU_S
 from workflow_scripts.engines.registry import load_engines, without_environment
 from workflow_scripts.statistics.comparisons import CONFIDENCE, SCOPE_MEANING, mean_interval
-from workflow_scripts.statistics.start_spread import FloatArray, around_mean, mean_of
+from workflow_scripts.statistics.errors import FloatArray
+from workflow_scripts.statistics.variation import around_mean, mean_of
 from workflow_scripts.study.study import is_late
 from workflow_scripts.tables.parsed_facts import REPEAT, START, read_parsed
 from workflow_scripts.tables.summary import comparable_rows, numbers, records, summarise
@@ -355,10 +356,9 @@ def own_interval(log: FloatArray) -> tuple[FloatArray, FloatArray]:
 
     `log` are logarithms, shape (cells, starts); NaN if missing.
     """
-    squares, count = around_mean(log)
-    enough = count >= LEAST_STARTS
-    df = np.where(enough, count - 1, np.nan)
-    half = special.stdtrit(df, (1 + CONFIDENCE) / 2) * np.sqrt(squares / df / np.maximum(count, 1))
+    squares, df = around_mean(log)
+    df = np.where(df + 1 >= LEAST_STARTS, df, np.nan)
+    half = special.stdtrit(df, (1 + CONFIDENCE) / 2) * np.sqrt(squares / df / (df + 1))
     mean = mean_of(log)
     return np.exp(mean - half), np.exp(mean + half)
 

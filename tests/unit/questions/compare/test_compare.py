@@ -13,6 +13,7 @@ from workflow_scripts.questions.compare import compare
 from workflow_scripts.questions.compare.comparison import Comparison, comparison, in_order
 from workflow_scripts.questions.compare.digest import Digest, DigestCell
 from workflow_scripts.statistics.comparisons import verdicts
+from workflow_scripts.statistics.errors import Error
 from workflow_scripts.statistics.occasions import Means, compare_occasions
 
 A, B = (cell("bs32", mean(100), began=f"2026-01-0{day}T00:00:00Z") for day in (1, 2))
@@ -55,7 +56,7 @@ def test_a_change_is_false_in_at_most_5_percent_of_comparisons_of_equal_cells():
 
     def occasion() -> Means:
         starts = rng.normal(0, 0.05, shape)[..., None] + rng.normal(0, 0.03, (*shape, 3))
-        return Means(starts.mean(-1), starts.var(-1, ddof=1) / 3, np.full(shape, 2.0))
+        return Means(starts.mean(-1), Error(starts.var(-1, ddof=1) / 3, np.full(shape, 2.0)))
 
     found = verdicts(compare_occasions(occasion(), occasion(), 5), 2.0)
     assert (found == "changes").any(axis=-1).mean() <= 0.05

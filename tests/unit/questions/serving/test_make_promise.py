@@ -19,7 +19,6 @@ from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.promise import Promise, PromiseError
 from workflow_scripts.study.study import Slo, Study
 from workflow_scripts.study.study_file import load_study
-from workflow_scripts.tables import summary
 from workflow_scripts.tables.measurements import read_measurements
 from workflow_scripts.tables.typed_tables import read_table
 
@@ -146,7 +145,7 @@ def test_of_several_workloads_one_must_be_named(study, tables):
 
 
 def test_starts_promise_what_they_vary_and_a_single_one_what_those_of_other_studies_do(study, tables, monkeypatch):
-    monkeypatch.setattr(summary, "known_elsewhere", known_elsewhere)
+    monkeypatch.setattr("workflow_scripts.statistics.samples.known_elsewhere", known_elsewhere)
     found = promised(study, tables)
     rate = found.measured["output_tokens_per_s"]
     assert found.scope == ONE_START
@@ -163,7 +162,8 @@ def test_starts_promise_what_they_vary_and_a_single_one_what_those_of_other_stud
     assert 1 < of_three.value / of_three.low < rate.value / rate.low  # the starts are copies of each other
 
 
-def test_another_start_has_the_errors_of_two_occasions():
+def test_another_start_has_the_errors_of_two_occasions(monkeypatch):
+    monkeypatch.setattr("workflow_scripts.statistics.samples.known_elsewhere", known_elsewhere)
     log, sure = np.log([[100.0, 101.0, 99.0]]), {"within": 1e-8, "within_df": 100}
     for shared in (False, True):
         known, (_, error) = known_elsewhere(shared), another_start(samples(log, shared=shared, **sure))
