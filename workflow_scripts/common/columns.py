@@ -122,7 +122,7 @@ def _count(name: str, label: str, meaning: str, summary: Summary = "median") -> 
     return Column(name, label, meaning, "Int64", summary=summary, digits=ALL_DIGITS)
 
 
-_PER_REQUEST = (
+PER_REQUEST = (
     Column("ttft_s", "TTFT", "time to the first token, from being queued (servers: from the scheduled arrival)"),
     Column("ttfa_s", "TTFA", "time to the first token of the answer after reasoning, as TTFT; null without reasoning"),
     Column("tpot_s", "TPOT", "mean time per output token after the first, per request"),
@@ -138,7 +138,7 @@ def _quantile(of: Column, quantile: str, words: str) -> Column:
 
 LATENCIES = tuple(
     _quantile(of, quantile, words)
-    for of in _PER_REQUEST
+    for of in PER_REQUEST
     for quantile, words in {"p50": "Median", "p90": "P90", "p99": "P99"}.items()
 )
 _RATE = "over `wall_s`; total includes prompts"
@@ -160,7 +160,7 @@ COLUMNS = {
         Column("requests_per_s", "Request throughput", _RATE, more=True, summary="interval"),
         Column("goodput_requests_per_s", "Goodput within the SLO", "rate of requests within all bounds", more=True),
         Column("slo_attainment", "Requests within the SLO", "share of requests within all bounds", more=True),
-        *_PER_REQUEST,
+        *PER_REQUEST,
         *LATENCIES,
         _quantile(
             Column("queue_s", "Wait until scheduled", "from being queued to being scheduled first"), "p50", "Median"

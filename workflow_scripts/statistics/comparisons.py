@@ -23,11 +23,13 @@ from workflow_scripts.statistics.errors import (
     p_of,
 )
 from workflow_scripts.statistics.samples import Samples
-from workflow_scripts.statistics.variation import Variation, mean_of
+from workflow_scripts.statistics.variation import Variation, around_mean, mean_of
 
 Rows = Sequence[int] | IntArray
 
 CONFIDENCE = 0.95
+# From so many starts on they show alone what they vary.
+LEAST_STARTS = 3
 # Size of each of the two one-sided tests; together they are one test of this size (Berger and Hsu, Statistical Science
 # 11, 1996).
 EQUIVALENCE_ALPHA = 0.05
@@ -59,6 +61,17 @@ class Interval(NamedTuple):
 def interval_of(mean: FloatArray, error: Error) -> Interval:
     """Values, by the means of their logarithms, with their intervals."""
     half = half_width(error, CONFIDENCE)
+    return Interval(*(np.exp(mean + end) for end in (0.0, -half, half)))
+
+
+def own_interval(log: FloatArray) -> Interval:
+    """Geometric means of starts, shape (cells, starts), with intervals by these alone (Student's t), which need
+    LEAST_STARTS."""
+    from scipy import special
+
+    mean, (squares, df) = mean_of(log), around_mean(log)
+    df = np.where(df + 1 >= LEAST_STARTS, df, np.nan)
+    half = special.stdtrit(df, (1 + CONFIDENCE) / 2) * np.sqrt(squares / df / (df + 1))
     return Interval(*(np.exp(mean + end) for end in (0.0, -half, half)))
 
 

@@ -4,11 +4,13 @@ All that states a measure of a whole cell reads it from this table. Whether two 
 intervals of two cells may overlap although the cells differ.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
 from workflow_scripts.common.columns import COLUMNS, Column
-from workflow_scripts.statistics.comparisons import SCOPE_MEANING, mean_interval
+from workflow_scripts.statistics.comparisons import LEAST_STARTS, SCOPE_MEANING, Interval, mean_interval, own_interval
 from workflow_scripts.tables.measurements import FRAME_COLUMNS
 from workflow_scripts.tables.summary import (
     IDENTITY,
@@ -16,10 +18,14 @@ from workflow_scripts.tables.summary import (
     THROUGHPUT,
     cell_summary,
     comparable_rows,
+    is_served,
     summarise,
 )
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, table_schema
+
+OF_ONE_LOAD = f"range of the repeats, widened to Student's 95 % interval of its starts from {LEAST_STARTS} on"
+THIS_LOAD = "repeats of this load"
 
 SCHEMA = table_schema(
     "intervals",
@@ -28,10 +34,14 @@ SCHEMA = table_schema(
     TEXT("cell_id", "as in `cells`"),
     TEXT("measure", "a column of `cells`"),
     NUMBER("value", "geometric mean over the starts, or as below another value of the repeats"),
-    NUMBER("low high", "95 % interval of a mean; null for a throughput that is the rate of arrivals, and for tails"),
+    NUMBER(
+        "low high",
+        f"95 % interval of a mean, of a server's median latency the {OF_ONE_LOAD}; null for a throughput that is the "
+        "rate of arrivals, and for tails",
+    ),
     NUMBER("starts_apart_pct", "of a mean: how far the highest start (of several cards: card) is above the lowest"),
     INTEGER("repeats", "valid repeats of all starts"),
-    TEXT("scope", SCOPE_MEANING),
+    TEXT("scope", f"{SCOPE_MEANING}, or `{THIS_LOAD}`"),
     notes=" ".join(
         f"{words}: {', '.join(f'`{of}`' for of in FRAME_COLUMNS if of in COLUMNS and COLUMNS[of].summary == how)}."
         for how, words in {
@@ -68,12 +78,27 @@ def _of_mean(cells: pd.DataFrame, column: Column) -> pd.DataFrame:
     intervals = pd.DataFrame({"value": value, "starts_apart_pct": apart, "low": low, "high": high, "scope": scope})
     if column.summary == "mean":
         intervals = intervals[["value", "starts_apart_pct"]]
-    rows = summary[["cell_id", "sample", "repeats"]].join(intervals, on="sample")
+    rows = summary[["cell_id", "engine", "sample", "repeats"]].join(intervals, on="sample")
     if measure in THROUGHPUT and RATE_OF_ARRIVALS in cells:
         at_a_rate, _ = summarise(comparable_rows(cells[cells[RATE_OF_ARRIVALS].notna()]), IDENTITY, measure)
         at_a_rate = at_a_rate[at_a_rate["repeats"] > 0]
         rows = pd.concat([rows, at_a_rate.assign(value=np.exp(at_a_rate["log_mean"]))])
+    if measure.endswith("_s_p50") and "low" in rows:
+        # Near saturation latencies vary many times as much as elsewhere, so other cells do not tell how much.
+        served, own = is_served(rows), interval_of_load(comparable_rows(cells), IDENTITY, measure)
+        ends = {"low": own.low, "high": own.high}
+        rows = rows.assign(**{end: rows[end].mask(served, of[rows["sample"]]) for end, of in ends.items()})
+        rows["scope"] = rows["scope"].mask(served, THIS_LOAD)
     return rows.assign(measure=measure)
+
+
+def interval_of_load(rows: pd.DataFrame, by: Sequence[str], metric: str) -> Interval:
+    """The geometric mean of each cell over its starts, with the range of its repeats, widened to the interval of its
+    starts alone if there is one. NaN if all repeats have one value."""
+    value, low, high = own_interval(summarise(rows, by, metric)[1].log)
+    least, most = rows.groupby(list(by), dropna=False, sort=False)[metric].agg(["min", "max"]).to_numpy(dtype=float).T
+    least, most = np.where(least < most, [least, most], np.nan)
+    return Interval(value, np.fmin(low, least), np.fmax(high, most))
 
 
 @makes(SCHEMA)

@@ -45,6 +45,12 @@ def comparable_rows(cells: pd.DataFrame) -> pd.DataFrame:
     return cells[cells["outcome"].eq("ok").fillna(False) & cells["comparable"].fillna(False)]
 
 
+def is_served(cells: pd.DataFrame) -> pd.Series:
+    """Which rows are of engines that are servers."""
+    servers = [engine.name for engine in load_engines().values() if engine.serves]
+    return cells["engine"].map(without_environment).isin(servers)
+
+
 def cell_summary(
     cells: pd.DataFrame, metric: str, observed: Mapping[str, str] | None = None
 ) -> tuple[pd.DataFrame, Samples]:

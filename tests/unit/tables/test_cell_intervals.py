@@ -51,6 +51,18 @@ def test_every_engine_and_measure_has_rows_but_not_what_failed_or_arrives_at_a_r
     assert requests["low"].isna().all()
 
 
+@pytest.mark.parametrize(("starts", "low", "high"), [(1, 0.1, 0.4), (3, 0.03575, 1.119)])
+def test_the_latency_of_a_server_has_the_interval_of_its_own_load(starts, low, high):
+    """Beside a load whose latencies vary by 1 %; the rows are one start's three repeats, or a repeat each of three."""
+    seen = {"ttft_s_p50": [0.1, 0.2, 0.4]}, {"ttft_s_p50": [0.1, 0.101, 0.1]}
+    make = table if starts == 1 else starts_table
+    loads = [{"max_num_seqs": 4, "request_rate_per_s": rate} for rate in (4.0, 2.0)]
+    cells = make(*(cell(load, (7.0,) * 3, engine="vllm-serve", **of) for load, of in zip(loads, seen, strict=True)))
+    row = cell_intervals(cells).query("measure == 'ttft_s_p50'").iloc[0]
+    assert row[["value", "low", "high"]].tolist() == pytest.approx([0.2, low, high], rel=1e-3)
+    assert row["scope"] == "repeats of this load"
+
+
 def test_one_repeat_has_the_interval_of_what_others_vary_and_nothing_gives_an_empty_table():
     row = of_rate(table(cell({"block_size": 16}, (100,)))).iloc[0]
     assert row["value"] == pytest.approx(100)

@@ -11,15 +11,13 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from workflow_scripts.common.columns import LATENCIES, column
+from workflow_scripts.common.columns import LATENCIES, PER_REQUEST, column
 from workflow_scripts.engines.engine import CLIENT_CPU_S
-from workflow_scripts.engines.registry import load_engines, without_environment
 from workflow_scripts.statistics.comparisons import CONFIDENCE, SCOPE_MEANING, mean_interval
-from workflow_scripts.statistics.errors import FloatArray
-from workflow_scripts.statistics.variation import around_mean, mean_of
 from workflow_scripts.study.study import is_late
+from workflow_scripts.tables.cell_intervals import OF_ONE_LOAD, interval_of_load
 from workflow_scripts.tables.parsed_facts import REPEAT, START, read_parsed
-from workflow_scripts.tables.summary import comparable_rows, numbers, records, summarise
+from workflow_scripts.tables.summary import comparable_rows, is_served, numbers, records, summarise
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.timeline import tokens_inside
 from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, declared, table_schema
@@ -72,11 +70,8 @@ SCHEMA = table_schema(
 
 # Columns with a geometric mean over the starts and its interval.
 RATES = ("requests_per_s", "output_tokens_per_s")
-# Latencies near saturation vary many times as much as elsewhere, and a few repeats have most of their mean. So those of
-# a load are the median of its own repeats, with the range of these; from LEAST_STARTS on it is an interval.
-MEDIANS = ("ttft_s_p50", "ttfa_s_p50", "tpot_s_p50", "itl_s_p50", "e2e_s_p50")
-LEAST_STARTS = 3
-# The same for columns that depend on the arrivals so much that each start must have its own.
+MEDIANS = tuple(f"{of.name}_p50" for of in PER_REQUEST)
+# These depend on the arrivals so much that each start must have its own.
 TAILS = ("ttft_s_p99", "e2e_s_p99")
 GOODPUT = "goodput_requests_per_s"
 # With fewer requests in a repeat, its 99th percentile is hardly more than its longest latency.
@@ -103,13 +98,12 @@ SUMMARY_SCHEMA = table_schema(
     TEXT("scope", SCOPE_MEANING),
     NUMBER(
         [f"{name}{end}" for name in MEDIANS for end in ("", "_low", "_high")],
-        "median of the repeats with their range; from three starts on this is widened to the 95 % interval of the "
-        "starts of this load alone (Student's t)",
+        f"median of a repeat, geometric mean over the starts, with the {OF_ONE_LOAD}",
     ),
     NUMBER(
         [f"{name}{end}" for name in TAILS for end in ("", "_low", "_high")],
-        f"99th percentile of a repeat, median of the starts, with their range; null with fewer than {TAIL_REQUESTS}"
-        " requests",
+        "99th percentile of a repeat, geometric mean over the starts, with their range; null with fewer than "
+        f"{TAIL_REQUESTS} requests",
     ),
     TEXT("slo", "as in `serving`"),
     declared("slo_attainment", "mean over the repeats"),
@@ -140,12 +134,6 @@ def serving_tables(cells: pd.DataFrame, parsed: Path, slo: Mapping[str, float]) 
     table = table.reindex(columns=[*SCHEMA.columns, "round", "session", "device_uuid", "midway_s"])
     summary = _summary(table, comparable_rows(cells)["cell_id"])
     return table[list(SCHEMA.columns)], summary
-
-
-def is_served(cells: pd.DataFrame) -> pd.Series:
-    """Which rows are of engines that are servers."""
-    servers = [engine.name for engine in load_engines().values() if engine.serves]
-    return cells["engine"].map(without_environment).isin(servers)
 
 
 def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, slo: Mapping[str, float]) -> pd.DataFrame:
@@ -321,17 +309,14 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
         (value, low, high), scope = mean_interval(summarise(table, by, metric)[1])
         summary = summary.assign(**{metric: value, f"{metric}_low": low, f"{metric}_high": high}, scope=scope)
     for metric in MEDIANS:
-        low, high = own_interval(summarise(table, by, metric)[1].log)
-        value, least, most = groups[metric].agg(["median", "min", "max"]).to_numpy(dtype=float).T
-        least, most = np.where(least < most, [least, most], np.nan)
-        ends = {"": value, "_low": np.fmin(low, least), "_high": np.fmax(high, most)}
-        summary = summary.assign(**{f"{metric}{end}": of for end, of in ends.items()})
+        for end, of in zip(("", "_low", "_high"), interval_of_load(table, by, metric), strict=True):
+            summary[f"{metric}{end}"] = of
     varied = np.array([_varies(repeats) for _, repeats in groups], dtype=bool)
     long = groups["num_requests"].min().ge(TAIL_REQUESTS).to_numpy(dtype=bool)
     for metric in TAILS:
         # A server whose slots fill in some starts only has two kinds of 99th percentiles, so no distribution fits them.
         of_starts = pd.DataFrame(summarise(table, by, metric)[1].log).T
-        value, low, high = (np.exp(numbers(of)) for of in (of_starts.median(), of_starts.min(), of_starts.max()))
+        value, low, high = (np.exp(numbers(of)) for of in (of_starts.mean(), of_starts.min(), of_starts.max()))
         shown = long & varied & (low < high)
         summary[metric] = np.where(long, value, np.nan)
         summary[f"{metric}_low"], summary[f"{metric}_high"] = np.where(shown, [low, high], np.nan)
@@ -349,18 +334,6 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
     summary["saturated"] = saturated.mask(saturated.eq(False) & some_are_open).array
     summary["limited_by"] = groups["limited_by"].agg(lambda texts: ",".join(sorted(set(texts)))).array
     return summary
-
-
-def own_interval(log: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The interval of the geometric mean of the starts of each cell by Student's t; NaN below LEAST_STARTS.
-
-    `log` are logarithms, shape (cells, starts); NaN if missing.
-    """
-    squares, df = around_mean(log)
-    df = np.where(df + 1 >= LEAST_STARTS, df, np.nan)
-    half = special.stdtrit(df, (1 + CONFIDENCE) / 2) * np.sqrt(squares / df / (df + 1))
-    mean = mean_of(log)
-    return np.exp(mean - half), np.exp(mean + half)
 
 
 def _varies(repeats: pd.DataFrame) -> bool:
