@@ -49,8 +49,9 @@ class KvGroup:
 
 @dataclass(frozen=True)
 class KvPool:
-    """The groups of a model, and the bytes of a page on a tensor rank. `block_size`: tokens in a page of attention.
-    `context_ranks` share the tokens of a request among them (decode context parallelism)."""
+    """The groups of a model, and the bytes of a page on a tensor rank, the largest if they differ by layer: then
+    `layer_bytes` has those of each. `block_size`: tokens in a page of attention. `context_ranks` share the tokens of a
+    request among them (decode context parallelism)."""
 
     groups: tuple[KvGroup, ...]
     page_bytes: int
@@ -58,6 +59,7 @@ class KvPool:
     state_blocks: int
     in_flight_tokens: int
     context_ranks: int = 1
+    layer_bytes: tuple[int, ...] = ()
 
     @property
     def keeps_all(self) -> bool:
@@ -66,9 +68,10 @@ class KvPool:
     def bytes_per_block(self, rank: PipelineRank) -> int:
         """Bytes of one block on a pipeline rank: a page for each of its layers in the group with most of them."""
         end = math.inf if rank.last else rank.first_layer + rank.layers  # the last one has the layers that draft
-        return self.page_bytes * max(
-            sum(rank.first_layer <= layer < end for layer in group.layers) for group in self.groups
-        )
+        held = [[layer for layer in group.layers if rank.first_layer <= layer < end] for group in self.groups]
+        if self.layer_bytes:
+            return max(sum(self.layer_bytes[layer] for layer in layers) for layers in held)
+        return self.page_bytes * max(map(len, held))
 
     def blocks_of_group(self, group: KvGroup, max_model_len: int) -> int:
         """Blocks of a group that a request of `max_model_len` tokens may take. A window need not begin at the beginning

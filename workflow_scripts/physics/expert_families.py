@@ -1,5 +1,6 @@
 """Readers of families with routed experts; `dense_families` has those of dense models."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -83,7 +84,7 @@ def latent_experts(c: ConfigValues, dense_layers: int = 0, **indexer: Any) -> Fi
 def _routed_and_shared(c: ConfigValues, bias: bool = False) -> list[FeedForward]:
     block: list[FeedForward] = [experts_of(c, "n_routed_experts")]
     if shared := c.size("n_shared_experts", 0, least=0):
-        block.append(Mlp(shared * c.size("moe_intermediate_size"), bias=bias))
+        block.append(Mlp(shared * c.size("moe_intermediate_size"), bias=bias, role="shared"))
     return block
 
 
@@ -164,6 +165,58 @@ def _gemma4_text(c: ConfigValues) -> Fields:
     return decoder(c, [Layer((mixers[kind],), tuple(block), norms) for kind in kinds], tied=True)
 
 
+def _by_layer(c: ConfigValues, mixers: Sequence[Mixer], block: Sequence[FeedForward], dense: FeedForward) -> Fields:
+    """Layers with these attentions; `moe_layer_freq` says of each whether it has experts."""
+    norms, sparse = 2 * c.size("hidden_size"), c.layer_kinds("moe_layer_freq", len(mixers), (), ("0", "1"))
+    blocks = (tuple(block) if has else (dense,) for has in sparse)
+    return decoder(c, [Layer((mixer,), own, norms) for mixer, own in zip(mixers, blocks, strict=True)])
+
+
+def _minimax_m3(c: ConfigValues) -> Fields:
+    """MiniMax-M3 (2026): attention to the blocks of tokens that an indexer chooses."""
+    own, full = c.part("sparse_attention_config"), attention_of(c, head_dim=128, norms_over="each")
+    if own.size("sparse_num_index_heads") != full.kv_heads:
+        raise c.fault("another number of heads in the indexer than of KV heads is not supported")
+    chosen = own.size("sparse_topk_blocks") * own.size("sparse_block_size")
+    indexed = replace(full, indexer_dim=own.size("sparse_index_dim"), chosen=chosen)
+    sparse = own.layer_kinds("sparse_attention_freq", c.size("num_hidden_layers"), (), ("0", "1"))
+    mixers, width = [indexed if has else full for has in sparse], c.size("intermediate_size")
+    shared = Mlp(c.size("n_shared_experts", 1) * width, role="shared")
+    block = (experts_of(c, "num_local_experts", "intermediate_size"), shared)
+    return _by_layer(c, mixers, block, Mlp(c.size("dense_intermediate_size")))
+
+
+def _mimo_v2(c: ConfigValues) -> Fields:
+    """MiMo-V2 (2025): layers with windows have other heads, and values are narrower than keys."""
+    if c.get("vision_config") or c.get("audio_config"):
+        raise c.fault("encoders of pictures or sounds are not supported")
+    own = {key.removeprefix("swa_"): value for key, value in c.given().items() if key.startswith("swa_")}
+    windows, bias = ConfigValues({**c.given(), **own}), c.flag("attention_bias", False)
+    full, windowed = (attention_of(of, value_dim=of.size("v_head_dim"), qkv_bias=bias) for of in (c, windows))
+    sinks = c.flag("add_swa_attention_sink_bias", False)
+    windowed = replace(windowed, window=c.size("sliding_window_size"), sinks=sinks)
+    kinds = c.layer_kinds("hybrid_layer_pattern", c.size("num_hidden_layers"), (), ("0", "1"))
+    block = [experts_of(c, "n_routed_experts")]
+    return _by_layer(c, [windowed if has else full for has in kinds], block, mlp_of(c))
+
+
+def _step3p5(c: ConfigValues) -> Fields:
+    """Step 3.5 (2026): more heads in layers with windows, and a gate for each head."""
+    layers = c.size("num_hidden_layers")
+    sparse = re.findall(r"\d+", str(c.get("moe_layers_enum", [*range(1, layers)])))
+    own = {"layer_types": c.elements("layer_types")[:layers]}  # further ones are of layers that draft
+    own["moe_layer_freq"] = [int(str(i) in sparse) for i in range(layers)]
+    of_windows = c.part("attention_other_setting").given() if c.get("attention_other_setting") else {}
+    named = {"num_key_value_heads": "num_attention_groups", "num_experts_per_tok": "moe_top_k"}
+    c, windows = (ConfigValues({**c.given(), **o}).with_usual_keys(named) for o in (own, of_windows))
+    gates, bias = int(c.flag("use_head_wise_attn_gate", False)), c.flag("attention_bias", False)
+    full, windowed = (attention_of(of, norms_over="each", gates=gates, qkv_bias=bias) for of in (c, windows))
+    mixers = {FULL: full, WINDOWED: replace(windowed, window=c.size("sliding_window"))}
+    kinds = c.layer_kinds("layer_types", layers, (), tuple(mixers))
+    block = (experts_of(c, "moe_num_experts"), Mlp(c.size("share_expert_dim")))
+    return _by_layer(c, [mixers[kind] for kind in kinds], block, mlp_of(c))
+
+
 EXPERTS: dict[str, Reader] = {
     "gemma4_text": _gemma4_text,
     "gpt_oss": _gpt_oss,
@@ -176,5 +229,8 @@ EXPERTS: dict[str, Reader] = {
     "glm4_moe_lite": lambda c: latent_experts(c, dense_layers=1),
     "minimax_m2": lambda c: _all_sparse(c, attention_of(c, head_dim=128, norms_over="all"), "num_local_experts"),
     "llama4_text": _llama4_text,
+    **dict.fromkeys(("mimo_v2_flash", "mimo_v2"), _mimo_v2),
+    **dict.fromkeys(("minimax_m3_text", "minimax_m3_vl_text"), _minimax_m3),
+    "step3p5": _step3p5,
     "olmoe": lambda c: _all_sparse(c, attention_of(c, norms_over="all", **biases(c)), "num_experts"),
 }

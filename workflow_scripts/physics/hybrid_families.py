@@ -134,7 +134,7 @@ def _qwen_hybrid(c: ConfigValues) -> Fields:
     hidden, layers, every = c.size("hidden_size"), c.size("num_hidden_layers"), c.size("full_attention_interval", 4)
     pattern = [FULL if (i + 1) % every == 0 else LINEAR for i in range(layers)]
     kinds = c.layer_kinds("layer_types", layers, pattern, (FULL, LINEAR))
-    attention = attention_of(c, head_dim=256, norms_over="each", output_gate=True, **biases(c))
+    attention = attention_of(c, head_dim=256, norms_over="each", gates=c.size("head_dim", 256), **biases(c))
     mixer_of: dict[str, Mixer] = {FULL: attention, LINEAR: _delta_net(c)}
     dense = (mlp_of(c),) if c.get("intermediate_size") is not None else ()
     sparse: tuple[FeedForward, ...] = ()
@@ -170,34 +170,30 @@ def _with_biases(*sizes: tuple[int, int]) -> int:
     return sum(inputs * outputs + outputs for inputs, outputs in sizes)
 
 
-def _encoder_layer(hidden: int, intermediate: int) -> int:
-    """Parameters of a layer with biases everywhere: attention, two matrices and two norms."""
-    matrices = _with_biases((hidden, 3 * hidden), (hidden, hidden), (hidden, intermediate), (intermediate, hidden))
-    return matrices + 4 * hidden
+def _tower(v: ConfigValues, inputs: int, positions: int = 0, in_layer: int = 0) -> int:
+    """Parameters of an encoder with biases and a norm: a matrix for patches of `inputs`, `positions`, and layers of
+    attention, two matrices, two norms and `in_layer` more."""
+    hidden, inner = v.size("hidden_size"), v.size("intermediate_size")
+    layer = _with_biases((hidden, 3 * hidden), (hidden, hidden), (hidden, inner), (inner, hidden)) + 4 * hidden
+    return v.size("num_hidden_layers") * (layer + in_layer) + (inputs + positions) * hidden + 2 * hidden
 
 
 def _gemma3(c: ConfigValues) -> Fields:
     fields = gemma3_text(ConfigValues({**_GEMMA3_TEXT, **c.part("text_config").given()}))
     v = c.part("vision_config")
     hidden, patch = v.size("hidden_size"), v.size("patch_size")
-    patches = (v.size("image_size") // patch) ** 2
-    embeddings = _with_biases((3 * patch * patch, hidden)) + patches * hidden
-    projector = hidden * fields["hidden"] + hidden
-    layers = v.size("num_hidden_layers") * _encoder_layer(hidden, v.size("intermediate_size"))
-    encoder = layers + embeddings + 2 * hidden + projector
+    encoder = _tower(v, 3 * patch**2 + 1, (v.size("image_size") // patch) ** 2) + hidden * fields["hidden"] + hidden
     return fields | {"tied_embeddings": c.flag("tie_word_embeddings", True), "encoder_parameters": encoder}
 
 
 def _qwen_pictures(text: Reader) -> Reader:
     def read(c: ConfigValues) -> Fields:
-        fields, v = text(c.part("text_config")), c.part("vision_config")
-        hidden, out = v.size("hidden_size"), v.size("out_hidden_size")
-        patch = 3 * v.size("temporal_patch_size", 2) * v.size("patch_size") ** 2
-        embeddings = _with_biases((patch, hidden)) + v.size("num_position_embeddings") * hidden
-        merged = hidden * v.size("spatial_merge_size", 2) ** 2
-        merger = _with_biases((merged, merged), (merged, out))
-        layers = v.size("depth") * _encoder_layer(hidden, v.size("intermediate_size"))
-        encoder = layers + embeddings + merger + 2 * hidden
+        fields = text(c.part("text_config"))
+        v = c.part("vision_config").with_usual_keys({"num_hidden_layers": "depth"})
+        inputs = 3 * v.size("temporal_patch_size", 2) * v.size("patch_size") ** 2 + 1
+        merged = v.size("hidden_size") * v.size("spatial_merge_size", 2) ** 2
+        merger = _with_biases((merged, merged), (merged, v.size("out_hidden_size")))
+        encoder = _tower(v, inputs, v.size("num_position_embeddings")) + merger
         return fields | {"tied_embeddings": c.flag("tie_word_embeddings", False), "encoder_parameters": encoder}
 
     return read
@@ -221,9 +217,43 @@ def _gemma4(c: ConfigValues) -> Fields:
     return fields | {"tied_embeddings": c.flag("tie_word_embeddings", True), "encoder_parameters": encoder}
 
 
+def _kimi_k25(c: ConfigValues) -> Fields:
+    fields = EXPERTS["kimi_k2"](ConfigValues({**c.part("text_config").given(), "model_type": "kimi_k2"}))
+    given = c.part("vision_config").given()
+    # Remote code names the sizes of the tower with prefixes.
+    v = ConfigValues({key.removeprefix("vt_").removeprefix("init_"): value for key, value in given.items()})
+    merged = 4 * v.size("hidden_size")
+    projector = _with_biases((merged, merged), (merged, fields["hidden"])) + 2 * v.size("hidden_size")
+    positions = v.size("pos_emb_height", 64) * v.size("pos_emb_width", 64)
+    return fields | {"encoder_parameters": _tower(v, 3 * v.size("patch_size", 14) ** 2 + 1, positions) + projector}
+
+
+def _minimax_m3(c: ConfigValues) -> Fields:
+    fields = EXPERTS["minimax_m3_text"](c.part("text_config"))
+    v, inner, out = c.part("vision_config"), c.size("projector_hidden_size", 6144), fields["hidden"]
+    merged = out * v.size("spatial_merge_size", 2) ** 2
+    projector = _with_biases((v.size("hidden_size"), inner), (inner, out), (merged, inner), (inner, out))
+    encoder = _tower(v, 3 * v.size("temporal_patch_size", 2) * v.size("patch_size") ** 2) + projector
+    return fields | {"encoder_parameters": encoder}
+
+
+def _step3p7(c: ConfigValues) -> Fields:
+    fields = EXPERTS["step3p5"](c.part("text_config"))
+    v = c.part("vision_config").with_usual_keys({"hidden_size": "width", "num_hidden_layers": "layers"})
+    hidden, patch = v.size("hidden_size"), v.size("patch_size")
+    v = ConfigValues({**v.given(), "intermediate_size": int(hidden * v.get("mlp_ratio", 8960 / 1536))})
+    # Two scales in each layer, and two convolutions of 3 x 3 that each double the width.
+    narrowing = _with_biases((9 * hidden, 2 * hidden), (9 * 2 * hidden, 4 * hidden)) + 4 * hidden * fields["hidden"]
+    encoder = _tower(v, 3 * patch**2, (v.size("image_size") // patch) ** 2, 2 * hidden) + narrowing
+    return fields | {"encoder_parameters": encoder}
+
+
 PICTURES: dict[str, Reader] = {
     "gemma3": _gemma3,
     "gemma4": _gemma4,
+    "kimi_k25": _kimi_k25,
+    "minimax_m3_vl": _minimax_m3,
+    "step3p7": _step3p7,
     "qwen3_5": _qwen_pictures(HYBRIDS["qwen3_5_text"]),
     "qwen3_5_moe": _qwen_pictures(HYBRIDS["qwen3_5_moe_text"]),
 }

@@ -12,7 +12,8 @@ from workflow_scripts.physics.formulas import Number
 
 MAMBA_2 = "Mamba-2 state"
 
-Role = Literal["attention", "state", "mlp", "experts", "router"]
+# "output": of attention, behind the heads; "shared": of experts that all tokens use.
+Role = Literal["attention", "output", "state", "mlp", "shared", "experts", "router"]
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,10 @@ class Matrix:
 class Attention:
     """Attention to the keys and values of earlier tokens: all of them, or only the last `window`.
 
-    `chunk`: tokens attend only within chunks of this size. `output_gate`: the query matrix also makes as many gates.
-    `norm_parameters`: of norms over queries and keys. `sinks`: a learned score per head. `keys_are_values`: one matrix
-    makes both; caches still hold both.
+    `chunk`: tokens attend only within chunks of this size. `gates`: of each head, beside its query. `value_dim`: of a
+    head, if not `head_dim`. `norm_parameters`: of norms over queries and keys. `sinks`: a learned score per head.
+    `keys_are_values`: one matrix makes both; caches still hold both. With an indexer (MiniMax-M3, 2026) a token attends
+    to the `chosen` tokens in blocks that it prefers, by one key of `indexer_dim` elements, in 16 bits in the cache.
     """
 
     heads: int
@@ -47,9 +49,12 @@ class Attention:
     qkv_bias: bool = False
     output_bias: bool = False
     norm_parameters: int = 0
-    output_gate: bool = False
+    gates: int = 0
     sinks: bool = False
     keys_are_values: bool = False
+    value_dim: int | None = None
+    indexer_dim: int = 0
+    chosen: int | None = None
 
     @property
     def kind(self) -> str:
@@ -62,32 +67,40 @@ class Attention:
     def reach(self) -> int | None:  # with the token itself; None without a limit
         return self.window if self.window is not None else self.chunk
 
-    attended = reach
+    @property
+    def attended(self) -> int | None:
+        return self.chosen or self.reach
+
+    @property
+    def pair_dim(self) -> int:  # of a head's key and value
+        return self.head_dim + (self.value_dim or self.head_dim)
 
     def cache_elements(self, tensor: int = 1) -> int:
         # With more ranks than KV heads each keeps a whole head.
-        return 2 * max(1, self.kv_heads // tensor) * self.head_dim
+        return max(1, self.kv_heads // tensor) * self.pair_dim
 
     def cache_bytes(self, element: int, tensor: int = 1) -> int:
-        return element * self.cache_elements(tensor)
+        return element * self.cache_elements(tensor) + 2 * self.indexer_dim
 
     @property
     def decode_pair_flops(self) -> int:
         """Operations for a decoded token and one token that it attends to: score and weighted value."""
-        return 4 * self.heads * self.head_dim
+        return 2 * self.heads * self.pair_dim
 
     prefill_pair_flops = decode_pair_flops
 
     def matrices(self, hidden: int, tensor: int = 1) -> tuple[Matrix, ...]:
-        query = self.heads // tensor * self.head_dim
-        joined = query * (1 + self.output_gate)
+        heads = self.heads // tensor
+        joined = heads * (self.head_dim + self.gates)
         joined += self.cache_elements(tensor) // (2 if self.keys_are_values else 1)
-        return Matrix.whole("attention", hidden * joined), Matrix.whole("attention", query * hidden)
+        joined += self.indexer_dim * (max(1, self.kv_heads // tensor) + 1)
+        out = heads * (self.value_dim or self.head_dim)
+        return Matrix.whole("attention", hidden * joined), Matrix.whole("output", out * hidden)
 
     def vectors(self, hidden: int) -> int:
-        query = self.heads * self.head_dim * (1 + self.output_gate)
-        qkv = self.qkv_bias * (query + self.cache_elements())
-        return qkv + self.output_bias * hidden + self.norm_parameters + self.sinks * self.heads
+        qkv = self.qkv_bias * (self.heads * (self.head_dim + self.gates) + self.cache_elements())
+        norms = self.norm_parameters + 2 * self.indexer_dim
+        return qkv + self.output_bias * hidden + norms + self.sinks * self.heads
 
 
 @dataclass(frozen=True)
@@ -146,7 +159,7 @@ class LatentAttention:
             Matrix.whole("attention", down + hidden * (self.kv_rank + self.rope_dim)),
             Matrix.whole("attention", up),
             Matrix.whole("attention", self.kv_rank * heads * (self.key_dim + self.value_dim)),
-            Matrix.whole("attention", heads * self.value_dim * hidden),
+            Matrix.whole("output", heads * self.value_dim * hidden),
         )
 
     def vectors(self, hidden: int) -> int:
@@ -208,6 +221,7 @@ class Mlp:
     intermediate: int
     gated: bool = True
     bias: bool = False
+    role: Role = "mlp"
 
     @property
     def width(self) -> int:
@@ -217,8 +231,8 @@ class Mlp:
     def matrices(self, hidden: int, tensor: int = 1) -> tuple[Matrix, ...]:
         """The matrices that lead in, joined, and the one that leads out."""
         split = -(-self.intermediate // tensor)
-        ways_in = Matrix.whole("mlp", hidden * split * (1 + self.gated))
-        return ways_in, Matrix.whole("mlp", split * hidden)
+        ways_in = Matrix.whole(self.role, hidden * split * (1 + self.gated))
+        return ways_in, Matrix.whole(self.role, split * hidden)
 
     def vectors(self, hidden: int) -> int:
         return self.bias * ((1 + self.gated) * self.intermediate + hidden)

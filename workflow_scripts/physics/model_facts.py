@@ -36,6 +36,8 @@ from workflow_scripts.physics.stored_weights import (
 
 # By `model_type`: reads the fields of `ModelFacts` that depend on the family.
 READERS = DENSE | EXPERTS | HYBRIDS | PICTURES
+# Families of vLLM 0.32 whose caches are not counted here.
+_NOT_READ = dict.fromkeys(("deepseek_v4", "deepseek_v41"), "how vLLM packs its compressed caches is not known here")
 # What a list of `layer_types` may name, whatever the family; its reader may allow less.
 _LAYER_TYPES = {FULL, WINDOWED, CHUNKED, LINEAR, "attention", "mamba", "mlp", "moe"}
 # Value of `quantization` if the bytes of the weights are not known.
@@ -185,9 +187,9 @@ class ModelFacts:
     @property
     def query_elements(self) -> int:
         """Queries of all heads in all layers, and as many weighted values, for one token."""
-        plain: int = sum(count * part.heads * part.head_dim for part, count in self.of_kind(Attention))
+        plain: int = sum(count * part.heads * part.pair_dim for part, count in self.of_kind(Attention))
         latent: int = sum(count * part.heads * part.value_dim for part, count in self.of_kind(LatentAttention))
-        return 2 * (plain + latent)
+        return plain + 2 * latent
 
     @property
     def feed_forward_elements(self) -> int:
@@ -381,13 +383,16 @@ def model_facts(
     impossible.
     """
     kind, inner = str(config.get("model_type")), _part_of(config, "text_config")
+    if not config.get("quantization_config"):
+        config = {**config, "quantization_config": inner.get("quantization_config")}
     _part_of(config, "quantization_config")
     if not weights and kind not in READERS and inner.get("model_type") in READERS:
         # The layers of the text model are known, but not what turns pictures or sounds into tokens.
         named = dtype or next((c[k] for c in (inner, config) for k in ("dtype", "torch_dtype") if c.get(k)), None)
         return model_facts({**inner, "quantization_config": {"quant_method": NOT_COUNTED}}, named, weights=False)
     if kind not in READERS:
-        raise ModelFactsError(f"model_type {kind!r} is not supported; supported: {', '.join(READERS)}")
+        why = _NOT_READ.get(kind) or f"supported: {', '.join(READERS)}"
+        raise ModelFactsError(f"model_type {kind!r} is not supported; {why}")
     dtype = dtype or next((c[k] for c in (config, inner) for k in ("dtype", "torch_dtype") if c.get(k)), "float32")
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ModelFactsError(f"dtype {dtype!r} of the weights is unknown; allowed: float32, bfloat16, float16")

@@ -13,11 +13,12 @@ from workflow_scripts.physics.layers import Role
 # Bytes per element. KV caches allow more types than weights do; "auto" means the model's own.
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 
-# Bits per matrix parameter if quantized, including scales and zero points of groups of 128, for mxfp4 of 32.
+# Bits per matrix parameter if quantized, including scales and zero points of groups of 128, for int4 and mxfp4 of 32.
 # Embeddings, the output matrix and routers stay in the model's dtype.
 QUANTIZED_BITS: Mapping[str, float] = {
     **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin"), 4 + (16 + 4) / 128),
     **dict.fromkeys(("fp8", "fp8_per_tensor", "int8"), 8),
+    "int4": 4 + 16 / 32,
     "mxfp4": 4 + 8 / 32,
     "modelopt_fp4": 4 + 8 / 16,
 }
@@ -29,12 +30,12 @@ QUANTIZATION = option(
     choices=[*QUANTIZED_BITS, COMPRESSED_TENSORS],
     help="of the layers' matrices (default: as in the config)",
 )
-# Weights in that format that are supported here: those with one scale per matrix or per row of it.
+# Weights in that format that are supported here: with one scale per matrix or per row of it, or of Kimi-K2.
 _COMPRESSED_WEIGHTS: Mapping[str, str] = {
     f"8 bits {kind} by {strategy}": name
     for kind, name in (("int", "int8"), ("float", "fp8"))
     for strategy in ("tensor", "channel")
-}
+} | {"4 bits int by group of 32": "int4"}
 # Keys under which a checkpoint lists the layers that it does not quantize.
 _LEFT_OUT = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
 # Last parts of names that are counted as not quantized in any case: the output matrix, routers, norms, embeddings.
@@ -47,10 +48,13 @@ _MODELOPT: Mapping[str, str] = {"FP8": "fp8", "NVFP4": "modelopt_fp4"}
 _ALSO_CALLED: Mapping[str | None, str] = {"fbgemm_fp8": "fp8"}
 # Matrices of a layer that a checkpoint may leave out, by role, below `layers.N`; those of encoders are never quantized.
 _LEAVABLE: Mapping[Role, tuple[str, ...]] = {
-    "attention": tuple(f"self_attn.{name}_proj" for name in "qkvo"),
+    "attention": tuple(f"self_attn.{name}_proj" for name in "qkv"),
+    "output": ("self_attn.o_proj",),
     "mlp": tuple(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+    "shared": tuple(f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")),
 }
-_ENCODERS = ("vision", "visual", "multi_modal")
+# Of encoders, and of a layer that MiMo-V2 does not have.
+_ELSEWHERE = ("vision", "visual", "multi_modal", "mm_projector", "model.decoder.self_attn")
 
 
 def is_quantized(quantization: str, role: Role) -> bool:
@@ -148,9 +152,9 @@ def _stored_quantization(stored: Mapping[str, Any]) -> str | None:
 
 
 def _never_quantized(name: str) -> bool:
-    last = name.rsplit(".", 1)[-1]
+    last = name.removesuffix(".*").rsplit(".", 1)[-1]
     return (
-        any(encoder in name for encoder in _ENCODERS)
+        any(part in name for part in _ELSEWHERE)
         or last.removeprefix("re:").lstrip("*") in _NEVER_QUANTIZED
         or "norm" in last
         or last.endswith("bias")  # no matrix
@@ -160,7 +164,8 @@ def _never_quantized(name: str) -> bool:
 def _compressed_weights(stored: Mapping[str, Any]) -> str:
     form = "{num_bits} bits {type} by {strategy}"
     groups = [group.get("weights") or {} for group in (stored.get("config_groups") or {}).values()]
-    weights = sorted({form.format_map(defaultdict(str, group)) for group in groups})
+    sized = [g | {"strategy": f"group of {g['group_size']}"} if g.get("group_size") else g for g in groups]
+    weights = sorted({form.format_map(defaultdict(str, group)) for group in sized})
     if len(weights) == 1 and weights[0] in _COMPRESSED_WEIGHTS:
         return _COMPRESSED_WEIGHTS[weights[0]]
     raise ModelFactsError(

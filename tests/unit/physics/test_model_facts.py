@@ -133,6 +133,34 @@ VARIANTS |= {
     "qwen3_5": with_pictures("qwen3_5", QWEN3_NEXT | {"num_experts": None}),
     "qwen3_5_moe": with_pictures("qwen3_5_moe", QWEN3_NEXT),
 }
+
+MIMO_V2 = MOE | shape("mimo_v2_flash", head_dim=16, n_routed_experts=8, v_head_dim=10, sliding_window=8)
+MIMO_V2 |= {"swa_num_attention_heads": 6, "swa_num_key_value_heads": 4, "swa_head_dim": 16, "swa_v_head_dim": 10}
+MIMO_V2 |= {"num_key_value_heads": 1, "swa_num_key_value_heads": 2, "sliding_window_size": 8}
+MIMO_V2 |= {"hybrid_layer_pattern": [0, 1, 1], "moe_layer_freq": [0, 1, 1], "add_swa_attention_sink_bias": True}
+# As transformers names them.
+MIMO_V2 |= {"layer_types": ["full_attention", *["sliding_attention"] * 2]}
+STEP3P5 = shape("step3p5", layers=3, hidden=48, inner=100, heads=6, vocab=70, positions=32, head_dim=16)
+STEP3P5 |= {"num_attention_groups": 2, "layer_types": ["full_attention", *["sliding_attention"] * 3]}
+STEP3P5 |= {"num_nextn_predict_layers": 1, "sliding_window": 8, "use_head_wise_attn_gate": True}
+STEP3P5 |= {"moe_num_experts": 8, "moe_top_k": 2, "moe_intermediate_size": 40, "share_expert_dim": 20}
+STEP3P5 |= {"moe_layers_enum": "1,2", "attention_other_setting": {"attention_type": "sliding_attention"}}
+STEP3P5["attention_other_setting"] |= {"num_attention_heads": 8, "num_attention_groups": 2, "head_dim": 16}
+MINIMAX_M3 = MIXTRAL | shape("minimax_m3_vl_text", head_dim=16, dense_intermediate_size=90, n_shared_experts=1)
+MINIMAX_M3 |= {"moe_layer_freq": [0, 1, 1], "shared_intermediate_size": 100, "rotary_dim": 8}
+MINIMAX_M3["sparse_attention_config"] = {"sparse_attention_freq": [0, 1, 1], "sparse_num_index_heads": 2}
+MINIMAX_M3["sparse_attention_config"] |= {"sparse_index_dim": 12, "sparse_topk_blocks": 2, "sparse_block_size": 4}
+KIMI_TOWER = shape("kimi_k25_vision", layers=2, hidden=24, inner=50, heads=3, patch_size=7)
+TOWER = shape(layers=2, hidden=24, inner=50, heads=3, image_size=28, patch_size=7)
+
+VARIANTS |= {
+    "mimo_v2_flash": MIMO_V2,
+    "minimax_m3_vl_text": MINIMAX_M3,
+    "minimax_m3_vl": {"model_type": "minimax_m3_vl", "text_config": MINIMAX_M3, "vision_config": TOWER},
+    "step3p7": {"model_type": "step3p7", "text_config": STEP3P5, "vision_config": TOWER},
+    "kimi_k25": {"model_type": "kimi_k25", "text_config": DEEPSEEK, "vision_config": KIMI_TOWER}
+    | {"projection_hidden_size": 24, "tie_word_embeddings": False},
+}
 BY_THE_USUAL_KEYS = ("qwen2", "gemma", "granite", "olmo2", "ministral3")
 VARIANTS |= {family: LLAMA | {"model_type": family} for family in BY_THE_USUAL_KEYS}
 
@@ -320,6 +348,10 @@ def test_compressed_tensors_of_8_bits_are_a_byte_a_parameter(kind, quantization,
         (stored("fp8", kv_cache_scheme={"num_bits": 8, "type": "float"}), "kv_cache_scheme"),
         (stored("gptq", bits=8), "gptq with 8 bits in groups of 128"),
         (stored("awq", bits=4, group_size=32), "awq with 4 bits in groups of 32"),
+        ({"model_type": "deepseek_v4"}, "'deepseek_v4' is not supported; how vLLM packs its compressed caches"),
+        (MIMO_V2 | {"vision_config": {"depth": 2}}, "encoders of pictures or sounds"),
+        (MIMO_V2 | {"moe_layer_freq": 1}, "moe_layer_freq must be a list"),
+        (MINIMAX_M3 | {"num_key_value_heads": 1}, "another number of heads in the indexer"),
         ({"model_type": "mamba"}, r"'mamba' is not supported; supported: llama, mistral.*opt, gpt2"),
         ({"model_type": "mistral", "sliding_window": "wide"}, "mistral: sliding_window must be a whole number above 0"),
         ({"model_type": "gemma2", "layer_types": ["sliding_attention"] * 3}, "gemma2: missing 'sliding_window'"),
@@ -427,6 +459,53 @@ def test_a_layer_that_takes_the_choice_of_another_has_no_indexer(sharing, own):
 def test_mimo_has_the_layers_of_qwen2():
     mimo, qwen2 = model_facts(LLAMA | {"model_type": "mimo"}), model_facts(VARIANTS["qwen2"])
     assert (mimo.stack, mimo.parameters) == (qwen2.stack, qwen2.parameters)
+
+
+INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+KIMI_K25 = DEEPSEEK | shape("kimi_k2", layers=61, hidden=7168, inner=18432, heads=64, vocab=163840, positions=262144)
+KIMI_K25 |= {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+KIMI_K25 |= {"v_head_dim": 128, "n_routed_experts": 384, "n_shared_experts": 1, "moe_intermediate_size": 2048}
+KIMI_K25 |= stored(
+    "compressed-tensors",
+    config_groups={"group_0": {"targets": ["Linear"], "weights": INT4}},
+    ignore=[
+        *("re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*", "re:.*lm_head.*"),
+        *("re:vision_tower.*", "re:mm_projector.*"),
+    ],
+)
+MIMO_V2_FLASH = MIMO_V2 | shape(layers=48, hidden=4096, inner=16384, heads=64, kv_heads=4, head_dim=192, vocab=152576)
+MIMO_V2_FLASH |= {"v_head_dim": 128, "swa_num_attention_heads": 64, "swa_num_key_value_heads": 8, "swa_head_dim": 192}
+MIMO_V2_FLASH |= {"swa_v_head_dim": 128, "n_routed_experts": 256, "moe_intermediate_size": 2048, "layer_types": None}
+MIMO_V2_FLASH |= {"hybrid_layer_pattern": [0, *[1] * 4, *([0] + [1] * 5) * 7, 0], "moe_layer_freq": [0] + [1] * 47}
+MIMO_V2_FLASH |= stored("fp8", ignored_layers=[f"model.layers.{n}.self_attn.o_proj" for n in range(48)])
+MIMO_V2_FLASH["quantization_config"]["ignored_layers"] += ["model.decoder.self_attn.o_proj"]
+STEP_35_FLASH = STEP3P5 | shape(layers=45, hidden=4096, inner=11264, heads=64, vocab=128896, head_dim=128)
+STEP_35_FLASH |= {"num_attention_groups": 8, "moe_num_experts": 288, "moe_intermediate_size": 1280}
+STEP_35_FLASH |= {"share_expert_dim": 1280, "moe_layers_enum": ",".join(map(str, range(3, 45)))}
+STEP_35_FLASH |= {"layer_types": ["full_attention", *["sliding_attention"] * 3] * 12}
+STEP_35_FLASH["attention_other_setting"] = {"num_attention_heads": 96, "num_attention_groups": 8, "head_dim": 128}
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters", "gigabytes", "bytes_per_token"),
+    [
+        # The files of the hub: 595 GB.
+        (
+            {"model_type": "kimi_k25", "text_config": KIMI_K25}
+            | {"vision_config": {"vt_hidden_size": 1152, "vt_intermediate_size": 4304, "vt_num_hidden_layers": 27}},
+            1026.9e9,
+            595.15,
+            61 * 576 * 2,
+        ),
+        (MIMO_V2_FLASH, 309e9, 311.69, (9 * 4 + 39 * 8) * (192 + 128) * 2),  # published: 309 B
+        (STEP_35_FLASH, 196.96e9, 393.9, 45 * 2 * 8 * 128 * 2),  # published: 196.81 B
+    ],
+)
+def test_published_models_of_2026(config, parameters, gigabytes, bytes_per_token):
+    facts = model_facts(config, "bfloat16")
+    assert facts.parameters == pytest.approx(parameters, rel=1e-3)
+    assert facts.weight_bytes / 1e9 == pytest.approx(gigabytes, rel=1e-4)
+    assert facts.bytes_per_token() == bytes_per_token
 
 
 def test_whole_experts_are_as_many_bytes_as_parts_of_all():

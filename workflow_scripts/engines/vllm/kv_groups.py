@@ -23,7 +23,7 @@ _TOKENS_BY_CONCURRENCY = (0, 21)  # "KV cache size: N tokens" is the concurrency
 
 _KERNEL_BLOCK = {"cuda": 16, "rocm": 16, "cpu": 32}  # tokens of the smallest block of an attention kernel
 _KERNEL_BLOCK_LATENT = 128  # of latent attention beside states
-_BLOCK_WITH_INDEXER = 64  # the only one that kernels of sparse attention take
+_BLOCK_WITH_INDEXER = {LatentAttention: 64, Attention: 128}  # the only one that kernels of sparse attention take
 
 
 def layers_with_memory(stack: Sequence[Layer]) -> Iterator[tuple[Mixer, int]]:
@@ -77,30 +77,32 @@ def _planned(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, ki
     drafted = settings.num_speculative_tokens
     states = {facts.bytes_of_state(mixer, tensor, drafted) for mixer in mixers if isinstance(mixer, State)}
     kinds = {(kept_tokens(mixer), isinstance(mixer, LatentAttention)) for mixer in mixers}
-    unequal = len(per_token) > 1 and (states or len(kinds) < len(mixers) or any(latent for _, latent in kinds))
-    latent = [mixer for mixer in mixers if isinstance(mixer, LatentAttention)]
-    indexed = any(mixer.indexer_dim for mixer in latent)
+    # Layers that all keep all tokens form one group, whatever their bytes.
+    several = len(per_token) > 1 and {kept for kept, _ in kinds} != {(None, False)}
+    unequal = several and (states or len(kinds) < len(mixers) or any(latent for _, latent in kinds))
+    latent = any(isinstance(mixer, LatentAttention) for mixer in mixers)
+    indexed = [type(mixer) for mixer in mixers if not isinstance(mixer, State) and mixer.indexer_dim]
     not_all = any(isinstance(mixer, State) or mixer.reach for mixer in mixers)
     plans = "how vLLM plans its KV cache is not known here"
     unknown = {
         f"no layer with attention: {plans}": not per_token,
         f"layers whose tokens or states differ in bytes: {plans}": unequal or len(states) > 1,
         "the processor decides whether vLLM keeps states in float32": states and on_cpu and facts.dtype != "float32",
-        "the processor decides the block size of latent attention": latent and on_cpu,
-        "the GPU decides how sparse attention stores a KV cache in 8 bits": indexed and element == 1,
+        "the processor decides the block size of latent or sparse attention": (latent or indexed) and on_cpu,
+        "the GPU decides how sparse attention stores a KV cache in 8 bits": latent and indexed and element == 1,
         "decode_context_parallel_size with windows or states is not supported": not_all and contexts > 1,
     }
     for why, applies in unknown.items():
         if applies:
             raise ModelFactsError(f"{facts.model_type}: {why}")
-    token_bytes, block_size = max(per_token), _BLOCK_WITH_INDEXER if indexed else settings.block_size
+    token_bytes, block_size = max(per_token), _BLOCK_WITH_INDEXER[indexed[0]] if indexed else settings.block_size
     if states:
         step = max(_KERNEL_BLOCK[kind], settings.block_size, _KERNEL_BLOCK_LATENT if latent else 0)
         block_size = max(block_size, step * math.ceil(max(states) / (step * token_bytes)))
 
     groups = layer_groups(stack, settings.version >= _FREES_CHUNKS)
-    if len(per_token) > 1:
-        own = {n: m.cache_bytes(element, tensor) for m, n in layers_with_memory(stack) if not isinstance(m, State)}
+    own = {n: m.cache_bytes(element, tensor) for m, n in layers_with_memory(stack) if not isinstance(m, State)}
+    if several:
         # More tokens in a page if these fill it, else padding.
         fill = {layer: token_bytes // size if token_bytes % size == 0 else 1 for layer, size in own.items()}
         groups = (replace(group, stretch=fill[group.layers[0]]) for group in groups)
@@ -117,6 +119,7 @@ def _planned(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, ki
         state_blocks=1 + drafted + kept,
         in_flight_tokens=batch.max_num_batched_tokens * in_flight,
         context_ranks=contexts,
+        layer_bytes=tuple(block_size * size for size in own.values()) if len(per_token) > 1 and not several else (),
     )
 
 

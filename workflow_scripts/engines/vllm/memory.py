@@ -208,11 +208,14 @@ def _bytes_per_token(
 
 
 def _of_one_kind(mixer: Attention | LatentAttention, layers: int, tensor: int, element: int) -> str:
+    indexer = f" + {mixer.cache_bytes(0)} bytes of the indexer" if mixer.indexer_dim else ""
     if isinstance(mixer, LatentAttention):
-        indexer = f" + {mixer.cache_bytes(0)} bytes of the indexer" if mixer.indexer_dim else ""
         return f"{layers} layers x (({mixer.kv_rank} + {mixer.rope_dim}) elements x {element} bytes{indexer})"
     kind = "" if mixer.reach is None else f" with {mixer.kind} tokens"
     kv_heads = max(1, mixer.kv_heads // tensor)
+    if indexer or mixer.value_dim:
+        elements = f"{kv_heads} KV heads x ({mixer.head_dim} + {mixer.pair_dim - mixer.head_dim}) elements"
+        return f"{layers} layers{kind} x ({elements} x {element} bytes{indexer})"
     return f"2 x {layers} layers{kind} x {kv_heads} KV heads x {mixer.head_dim} elements x {element} bytes"
 
 

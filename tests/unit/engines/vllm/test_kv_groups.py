@@ -61,6 +61,15 @@ FALCON_H1 |= {"mamba_d_ssm": 4096, "mamba_n_heads": 32, "mamba_d_head": 128, "ma
 INDEXER = {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
 GLM_5 = DEEPSEEK | shape("glm_moe_dsa", layers=78, hidden=6144, heads=64) | INDEXER | {"index_n_heads": 32}
 GLM_5 |= {"q_lora_rank": 2048, "qk_nope_head_dim": 192, "v_head_dim": 256}
+MINIMAX_M3 = COMMON | shape("minimax_m3_text", layers=60, hidden=6144, heads=64, kv_heads=4, head_dim=128)
+MINIMAX_M3 |= {"num_local_experts": 128, "num_experts_per_tok": 4, "dense_intermediate_size": 64}
+MINIMAX_M3 |= {"moe_layer_freq": [0] * 3 + [1] * 57}
+MINIMAX_M3["sparse_attention_config"] = {"sparse_attention_freq": [0] * 3 + [1] * 57, "sparse_block_size": 128}
+MINIMAX_M3["sparse_attention_config"] |= {
+    "sparse_index_dim": 128,
+    "sparse_num_index_heads": 4,
+    "sparse_topk_blocks": 16,
+}
 GEMMA_3_1B = GEMMA_3 | shape(layers=26, hidden=1152, heads=4, kv_heads=1, head_dim=256, sliding_window=512)
 GEMMA_4 = GEMMA_3 | shape("gemma4_text", layers=60, head_dim=256, hidden_size_per_layer_input=0)
 GEMMA_4 |= {"num_global_key_value_heads": 4, "attention_k_eq_v": True}
@@ -129,8 +138,8 @@ def of_blocks(config, blocks, **given):
 
 # What vLLM plans for small models, on no device; tests/integration/test_kv_groups_against_vllm.py makes the plans anew.
 PLANS = json.loads((FIXTURES / "vllm_plans.json").read_text(encoding="utf-8"))
-# vLLM counts as parameters what transformers has as buffers: a bias of each routed expert in three layers.
-MORE_PARAMETERS = {"glm4_moe": 3 * 4}
+# vLLM counts as parameters what transformers has as buffers: a bias of each routed expert.
+MORE_PARAMETERS = {"glm4_moe": 3 * 4, "mimo_v2_flash": 11 * 4, "step3p5": 9 * 4}
 
 
 @pytest.mark.parametrize("name", PLANS["models"])
@@ -228,6 +237,23 @@ def test_ranks_that_share_tokens_hold_more_of_them():
         of_blocks(GPT_OSS, 1000, **given, decode_context_parallel_size=2)
 
 
+@pytest.mark.parametrize(
+    ("config", "planned"),
+    [
+        # Every fourth layer has an indexer, and the first three.
+        (GLM_5 | {"index_topk_freq": 4, "index_skip_topk_offset": 3}, (64, 7244, 463_616, 14.1484)),
+        (MINIMAX_M3, (128, 2440, 312_320, 9.5312)),
+    ],
+)
+def test_layers_of_different_bytes_that_keep_all_tokens_are_one_group(config, planned):
+    """As vLLM 0.32 plans the caches that the layers of these models ask for (`UniformTypeKVCacheSpecs`)."""
+    terms = terms_of(config, kv_cache_memory_bytes=40 * 2**30, max_model_len=32768)
+    found = [terms[name].value for name in ("tokens_per_block", "num_blocks", "kv_cache_tokens", "max_concurrency")]
+    assert tuple(found) == planned
+    blocks = [pool_of(config).bytes_per_block(rank) for rank in split_layers(len(model_facts(config).stack), 2)]
+    assert sum(blocks) == terms["bytes_per_block"].value
+
+
 def test_drafted_tokens_and_indexers_take_pages_and_states():
     sparse = DEEPSEEK | {"model_type": "deepseek_v32"} | INDEXER
     pool = pool_of(sparse)
@@ -299,7 +325,7 @@ def test_every_layer_has_one_slot_and_every_rank_its_pages(kinds, ranks):
 
 
 def test_what_is_not_known_is_refused():
-    for config, decided in ((DEEPSEEK, "the block size of latent attention"), (NEMOTRON, "keeps states in float32")):
+    for config, decided in ((DEEPSEEK, "the block size of latent"), (NEMOTRON, "keeps states in float32")):
         with pytest.raises(ModelFactsError, match=f"the processor decides .*{decided}"):
             pool_of(config, "cpu")
     with pytest.raises(ModelFactsError, match="nemotron_h: no layer with attention"):
