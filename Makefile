@@ -22,7 +22,6 @@ help: ## list the targets
 
 gpu-report: $(TOOLS_VENV)/tools.installed results/two_gpus/compare.json ## draw the report of one H200 and one H100 from their recorded evidence (no GPU, no engine)
 	$(TOOLS_VENV)/bin/snakemake --cores $(CORES) --configfile config/studies/two_gpus.yaml --config partial=1 $(ARGS)
-	@echo "The report: $(CURDIR)/results/two_gpus/report.html"
 
 # The last file of the archive, so that an interrupted command is repeated.
 results/two_gpus/compare.json: | $(TOOLS_VENV)/tools.installed
@@ -34,7 +33,6 @@ report: ## say which commands draw a report
 demo: $(VENV)/cpu.installed ## calibrate this machine's CPU and run the demo study on it (CORES=all)
 	$(BIN)/snakemake --cores $(CORES) $(ARGS) -- calibrate
 	$(BIN)/snakemake --cores $(CORES) $(ARGS)
-	@echo "The report: $(CURDIR)/results/demo/report.html"
 
 # Measurements and clusters need the whole machine, the other tests do not; the longest of these begin first. Exit code 5:
 # pytest found no test to run.

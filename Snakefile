@@ -26,7 +26,7 @@ include: "rules/deploy.smk"
 
 
 onsuccess:
-    if is_measured():
+    if is_drawn():
         shell('python -m workflow_scripts status --study "$STUDY" --results "$RESULTS" --brief')
 
 

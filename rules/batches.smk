@@ -117,7 +117,9 @@ def tell_what_is_measured():
     wanted = [one for number in range(1, STUDY.starts.at_least + 1) for one in batches(number)]
     elsewhere = sorted(set(GPUS) - set(SITE.gpus)) if SITE else []
     if elsewhere and not HERE:
-        raise WorkflowError(f"study {STUDY.name!r} is for {', '.join(GPUS)}; {what_fits(SITE, config['site'])}")
+        raise WorkflowError(
+            f"study {STUDY.name!r} is for {', '.join(GPUS)}; {what_fits(SITE, config['site'], elsewhere)}"
+        )
     others = f"{config['site']} has no {', '.join(elsewhere)}: their cells are left to another cluster."
     notes = [*without_tokenizer(STUDY), others if elsewhere else "", why_left(), *pending().notes(wanted)]
     for note in filter(None, notes):
@@ -157,6 +159,22 @@ def names_of(files):
     return [path.relative_to(measured).with_suffix("") for path in known]
 
 
-def is_measured():
-    """Whether this call measures, or finds everything measured; not in the processes of jobs."""
-    return workflow.is_main_process and any(job.rule.name == "measure" for job in workflow.dag.jobs)
+def is_drawn():
+    """Whether this call is for a report; not in the processes of jobs."""
+    return workflow.is_main_process and any(job.rule.name == "report" for job in workflow.dag.jobs)
+
+
+def measuring_jobs():
+    """Of the jobs of this call that measure, by number: cells, time limits of this attempt and the next one."""
+    needed = [job for job in workflow.dag.needrun_jobs(exclude_finished=False) if job.rule.name == "measure"]
+    return {job.jobid: measuring(tuple(pending_cells(job.wildcards)), job.attempt) for job in needed}
+
+
+@cache
+def measuring(cells, attempt):
+    attempts = range(attempt, min(attempt + 1, ATTEMPTS) + 1) if SITE else ()
+    return len(cells), [resources_of(cells, one)["runtime"] for one in attempts]
+
+
+if workflow.is_main_process and not workflow.output_settings.verbose:
+    show_lines(logger, measuring_jobs, workflow.output_settings.dryrun)

@@ -12,6 +12,7 @@ from workflow_scripts.cluster.batches import Cells, Round, gpus_of
 from workflow_scripts.cluster.pending import Pending, starts_of
 from workflow_scripts.cluster.site import Attempt, cells_per_job, job_resources, load_site
 from workflow_scripts.cluster.site import predicted_limits_s, queue_resources, what_fits
+from workflow_scripts.cluster.terminal_lines import show_lines
 from workflow_scripts.common.files import read_json
 from workflow_scripts.engines.registry import modules_that_predict
 from workflow_scripts.questions.all_tables import TABLE_MODULES, TABLES

@@ -143,15 +143,24 @@ def load_site(path: Path) -> Site:
     return validated(Site, read_yaml(path, InputError), str(path), InputError)
 
 
-def what_fits(site: Site, file: str) -> str:
-    """The devices of a site, the studies whose devices it has, and the command for the first of them."""
+def site_files_for(gpus: Iterable[str]) -> list[str]:
+    """The shipped site files that have these devices."""
+    files = sorted(CONFIG.glob("site*.yaml"))
+    return [str(path.relative_to(CONFIG.parent)) for path in files if load_site(path).gpus.keys() >= {*gpus}]
+
+
+def what_fits(site: Site, file: str, gpus: Iterable[str]) -> str:
+    """The devices of a site, the shipped site files that have those of a study, and the studies for this site."""
     fitting = [
         path.relative_to(CONFIG.parent)
         for path in sorted((CONFIG / "studies").glob("*.yaml"))
         if all(gpu in site.gpus for sweep in load_study(path).sweeps for gpu in sweep.gpu)
     ]
+    options = [f"--config site={other}" for other in site_files_for(gpus)] + [
+        f"--configfile {path}" for path in fitting
+    ]
+    command = "".join(f" Type: snakemake --profile slurm {option}" for option in options[:1])
     names = ", ".join(path.stem for path in fitting) or "none"
-    command = "".join(f" Type: snakemake --profile slurm --configfile {path}" for path in fitting[:1])
     return f"{file} has {', '.join(site.gpus)}. Studies for these: {names}.{command}"
 
 
@@ -340,7 +349,8 @@ def _lines(study: Study, site: Site, cells: Sequence[Cell], cells_per_job: int) 
             resources = job_resources(job, site, study.cell_time_limit_s, first)
             kinds.setdefault(f"sbatch {sbatch_options(resources)}", []).append(cell.id)
         else:
-            kinds.setdefault(f"not at {site.name}: {cell.gpu}", []).append(cell.id)
+            others = "".join(f"; --site {path}" for path in site_files_for([cell.gpu]))
+            kinds.setdefault(f"{cell.gpu} is not in the site file{others}", []).append(cell.id)
     for options, ids in kinds.items():
         yield f"{options}    # {ids[0]}" + (f" and {len(ids) - 1} more cells" if len(ids) > 1 else "")
 

@@ -7,11 +7,13 @@ Each cell has its own log and outcome: a cell that fails does not stop the other
 workload or load share a start of their engine, in a command of their own. The cells of a batch share an allocation, and
 so one wait in the queue, the node's page cache, the compile cache and the fork server. A start that already has its
 outcome, from an earlier attempt or another job, is skipped, unless it failed before this job and is tried again.
+SIGTERM lets it end after the present cells.
 
 Exit code 0: every cell has an outcome of any kind; 1: some have none, and there is no manifest. In a study of several
 rounds, these are left to the next call after the last attempt: the manifest says so, and the later rounds are measured.
 """
 
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +24,7 @@ from pathlib import Path
 from workflow_scripts.cluster.batches import Batch, Cells, Round
 from workflow_scripts.cluster.pending import manifest_of, starts_of
 from workflow_scripts.cluster.site import Attempt
+from workflow_scripts.cluster.terminal_lines import time_left
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option, out, positive
 from workflow_scripts.common.files import last_line, write_json
 from workflow_scripts.measure.cell import WRONG_DEVICE
@@ -37,9 +40,12 @@ def without_outcome(starts: Sequence[CellStart], of: Cells, paths: StudyPaths) -
     return [start for start in starts if not is_outcome_of(paths.outcome(*start), of.definitions[start.cell])]
 
 
-def measure_batch(study_file: Path, of: Cells, paths: StudyPaths, batch: Batch, attempt: Attempt) -> list[CellStart]:
+def measure_batch(
+    study_file: Path, of: Cells, paths: StudyPaths, batch: Batch, attempt: Attempt, told: Sequence[int] = ()
+) -> list[CellStart]:
     """Measure the starts that have no outcome; return those that have none afterwards. If a job of one device finds the
-    wrong one, the remaining cells are not tried. With several devices, only one may be missing."""
+    wrong one, or a signal has `told` it to end, the remaining cells are not tried. With several devices, only one may
+    be missing."""
     starts = {start.cell: start for start in without_outcome(batch.starts, of, paths)}
     if not starts:
         return []
@@ -47,11 +53,15 @@ def measure_batch(study_file: Path, of: Cells, paths: StudyPaths, batch: Batch, 
     ended = ended_starts({name: of.definitions[name] for name, cell in of.cells.items() if cell.gpu in gpus}, paths)
     number = round_of(starts, ended, present_round(ended, time.time(), last_seen_s(ended, paths)))
     failed: list[CellStart] = []
-    done = 0
+    done, began_s = 0, time.monotonic()
     for cells in of.in_sessions(starts):
+        if told:
+            print("    told to end by SIGTERM; the next call measures the other cells", flush=True)
+            return without_outcome(batch.starts, of, paths)
         session = [starts[cell] for cell in cells]
+        left = time_left(time.monotonic() - began_s, done, len(starts))
         for place, cell in enumerate(cells, start=done + 1):
-            print(f"[{place}/{len(starts)}] {cell}", flush=True)
+            print(f"[{place}/{len(starts)} of round {batch.round}{left}] {cell}", flush=True)
         where = Start(start=1, round=number, position=batch.places[session[0]])
         status = _measure(study_file, paths, session, where, attempt)
         done += len(session)
@@ -98,7 +108,11 @@ def main(args: Namespace) -> int:
         ended = ended_starts({cell.id: of.definitions[cell.id] for cell in cells}, paths)
         for start in {*batch.starts} & to_rerun(ended, cells, paths, args.rerun, args.tries).keys():
             set_aside(paths.start(*start))
-    if failed := measure_batch(args.study, of, paths, batch, attempt):
+    told: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    failed = measure_batch(args.study, of, paths, batch, attempt, told)
+    signal.signal(signal.SIGTERM, before)
+    if failed:
         print(f"{len(failed)} of {len(batch.starts)} cells have no outcome", file=sys.stderr)
         if study.starts.at_most == 1 or not attempt.last:
             return 1

@@ -63,7 +63,8 @@ def test_without_a_study_the_profile_stops_and_names_a_command_that_works(checko
     assert stopped.returncode == 1
     assert "h200, h100-sxm, a100-pcie-80gb, l40s" in stopped.stderr
     assert "Job stats" not in stopped.stdout + stopped.stderr
-    (named,) = re.findall(r"Type: (snakemake --profile slurm --configfile \S+)", stopped.stderr)
+    (named,) = re.findall(r"Type: (snakemake --profile slurm --\S+ \S+)", stopped.stderr)
+    assert "Traceback" not in stopped.stderr
     planned = typed(f"{named} --dry-run")
     assert planned.returncode == 0, planned.stderr
     assert "rule measure:" in planned.stdout

@@ -19,6 +19,7 @@ from workflow_scripts.cluster.site import (
     needs_of,
     predicted_limits_s,
     sbatch_options,
+    what_fits,
 )
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.device.device_lock import WAIT
@@ -153,6 +154,10 @@ def test_options_are_printed_before_anything_is_submitted(capsys):
     assert [line.split(" -t")[0] for line in lines] == [f"sbatch -p gpu-{g}" for g in ("h200", "h100", "a100", "l40s")]
     # The published baseline of HuggingFace is repeated on an A100 alone.
     assert [line.rpartition(" and ")[2] for line in lines] == [f"{n} more cells" for n in (19, 19, 23, 19)]
+    # A device that the site file lacks: the shipped one that has it.
+    assert main(["--study", str(ROOT / "config/studies/demo.yaml"), *command[2:]]) == 0
+    assert "config/site_cpu.yaml" in capsys.readouterr().out
+    assert "site=config/site_cpu.yaml" in what_fits(load_site(Path(command[3])), "site.yaml", ["cpu-all"])
 
 
 def test_a_partition_s_longest_job_lowers_the_cells_of_a_job_and_an_array_is_refused(tmp_path):

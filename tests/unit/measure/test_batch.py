@@ -1,6 +1,8 @@
 """What a batch measures, what its manifest says, and with which exit code it ends; the command that measures a cell is
 a stand-in."""
 
+import os
+import signal
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -160,3 +162,22 @@ def test_on_the_wrong_device_no_cell_is_tried_but_one_of_several_stops_none(of_s
 def test_a_batch_that_the_study_does_not_have_is_an_error(of_several, capsys):
     assert of_several.measure("--batch", "x1b-00000000") == 2
     assert "has no batch x1b-00000000" in capsys.readouterr().err
+
+
+def test_sigterm_ends_a_batch_after_the_present_start_of_an_engine(tmp_path, monkeypatch, capsys):
+    once, run = Measured(tmp_path, monkeypatch, starts=1), subprocess.run
+    once.batch = once.batch_of(1)
+
+    def killed(words: list[str], **how: Any) -> Any:
+        if "--cell" in words:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return run(words, **how)
+
+    monkeypatch.setattr(subprocess, "run", killed)
+    assert once.measure() == 1
+    assert [len(cells) for cells in once.sessions] == [2]
+    monkeypatch.setattr(subprocess, "run", run)
+    assert once.measure() == 0
+    assert [len(cells) for cells in once.sessions] == [2]
+    # The second start of an engine would say how long the rest takes; the only one of this call does not.
+    assert capsys.readouterr().out.count("of round 1]") == 4
