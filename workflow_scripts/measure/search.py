@@ -60,7 +60,7 @@ def search_load(
         grows = kept and not users and queue_grows(*_waits(records))
         met = kept and not grows
         passes.append(SearchPass(load=value, met=met, requests=len(records), late=len(late)))
-        search.add(value, met)
+        search.passes.append((value, met))
         found = "within the limits, but its queue grows" if grows else "within the limits" if met else "too high"
         print(f"{load.find}: {value:.4g} is {found}", flush=True)
     return LoadSearch(users=users, least=least, most=most, passes=passes)

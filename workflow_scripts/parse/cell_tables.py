@@ -45,7 +45,7 @@ from workflow_scripts.study.paths import (
     start_number,
     within,
 )
-from workflow_scripts.workloads.highest_load import highest_load
+from workflow_scripts.workloads.highest_load import Search
 from workflow_scripts.workloads.warmup import is_warm
 
 # Columns of times, which the evidence has on the monotonic clock.
@@ -136,7 +136,8 @@ def start_row(outcome: Outcome, log: EngineLogFacts | None) -> tuple[dict[str, A
     if warmup:
         groups["warmup"] = warmup.model_dump() | {"passes": len(warmup.passes_s)}
     if (search := outcome.search) and (passes := search.passes):
-        found = highest_load([(one.load, one.met) for one in passes], search.least, search.most, search.users)
+        tried = [(one.load, one.met) for one in passes]
+        found = Search(passes[0].load, search.least, search.most, search.users, tried).highest()
         ends = zip(("load", "load_low", "load_high"), found, strict=True)
         sent = {"passes": len(passes), "requests": sum(one.requests for one in passes)}
         groups["search"] = {**dict(ends), **sent}

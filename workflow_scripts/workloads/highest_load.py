@@ -11,11 +11,11 @@ Research 39, 1999.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 # Of the 95 % interval.
 _ENDS = (0.025, 0.975)
@@ -44,69 +44,59 @@ class Highest(NamedTuple):
     high: float | None
 
 
-def highest_load(passes: Iterable[tuple[float, bool]], least: float, most: float, whole: bool = False) -> Highest:
-    """What the passes of a search show, each with its load and whether it met the limits, in their order.
+@dataclass
+class Search:
+    """A search from the load `first` on, between two others; users are `whole` numbers. `passes` are those so far, each
+    with its load and whether it met the limits.
 
     >>> passes = [(8.0, True), (16.0, False), (12.0, True), (13.0, False), (12.0, True), (13.0, False)]
-    >>> highest_load(passes, 1, 64, whole=True)
+    >>> Search(8.0, 1, 64, True, passes).highest()
     Highest(load=10, low=4, high=13)
     """
-    passes = list(passes)
-    search = Search(passes[0][0], least, most, whole)
-    for load, met in passes:
-        search.add(load, met)
-    return search.highest()
 
-
-class Search:
-    """A search from the load `first` on, between two others; users are `whole` numbers."""
-
-    def __init__(self, first: float, least: float, most: float, whole: bool = False) -> None:
-        self._first, self._whole, self._loads = first, whole, list[float]()
-        self._results = set[bool]()
-        self._least, self._most = least, most
-        self._log = np.linspace(math.log(self._least) - 1, math.log(self._most) + 1, _POINTS)
-        prior = -np.log1p(((self._log - math.log(first)) / _SCALE) ** 2)
-        self._log_posterior: npt.NDArray[np.float64] = np.tile(prior[:, None], len(_WIDTHS))
-
-    def add(self, load: float, met: bool) -> None:
-        """Take note of a pass: whether it met the limits."""
-        above = np.clip((math.log(load) - self._log[:, None]) / _WIDTHS - math.log(MEET / (1 - MEET)), -500, 500)
-        meets = LAPSES + (1 - 2 * LAPSES) / (1 + np.exp(above))
-        self._log_posterior = self._log_posterior + np.log(meets if met else 1 - meets)
-        self._loads.append(load)
-        self._results.add(met)
+    first: float
+    least: float
+    most: float
+    whole: bool = False
+    passes: list[tuple[float, bool]] = field(default_factory=list)
 
     def _quantiles(self, *shares: float) -> list[float]:
-        weight = np.exp(self._log_posterior - self._log_posterior.max()).sum(axis=1)
+        log = np.linspace(math.log(self.least) - 1, math.log(self.most) + 1, _POINTS)[:, None]
+        log_posterior = -np.log1p(((log - math.log(self.first)) / _SCALE) ** 2) + np.zeros(len(_WIDTHS))
+        for load, met in self.passes:
+            above = np.clip((math.log(load) - log) / _WIDTHS - math.log(MEET / (1 - MEET)), -500, 500)
+            meets = LAPSES + (1 - 2 * LAPSES) / (1 + np.exp(above))
+            log_posterior += np.log(meets if met else 1 - meets)
+        weight = np.exp(log_posterior - log_posterior.max()).sum(axis=1)
         below = np.cumsum(weight) - weight / 2
-        return [math.exp(at) for at in np.interp(shares, below / weight.sum(), self._log)]
+        return [math.exp(at) for at in np.interp(shares, below / weight.sum(), log[:, 0])]
 
     def next(self) -> float | None:
         """The load of the next pass; None if there is none."""
-        if not self._loads:
-            return self._inside(round(self._first) if self._whole else self._first)
-        low, high = self._quantiles(*_ENDS)
-        narrow = math.floor(high) == math.floor(low) if self._whole else high <= NARROW * low
-        is_inside = self._least <= low and high <= self._most
-        if len(self._loads) == MOST_PASSES or (narrow and is_inside) or self.highest().load is None:
-            return None
-        share = _QUANTILES[len(self._loads) % len(_QUANTILES)] if len(self._results) > 1 else 0.5
-        (at,) = self._quantiles(share)
-        return self._inside(round(at) if self._whole else at)
+        load = self.first
+        if self.passes:
+            low, high = self._quantiles(*_ENDS)
+            narrow = math.floor(high) == math.floor(low) if self.whole else high <= NARROW * low
+            is_inside = self.least <= low and high <= self.most
+            if len(self.passes) == MOST_PASSES or (narrow and is_inside) or self.highest().load is None:
+                return None
+            differ = len({met for _, met in self.passes}) > 1
+            (load,) = self._quantiles(_QUANTILES[len(self.passes) % len(_QUANTILES)] if differ else 0.5)
+        return self._inside(round(load) if self.whole else load)
 
     def _inside(self, load: float) -> float:
-        return min(max(load, self._least), self._most)
+        return min(max(load, self.least), self.most)
 
     def highest(self) -> Highest:
         """What is known so far."""
         median, low, high = self._quantiles(0.5, *_ENDS)
-        if median < self._least and self._loads.count(self._least) >= PASSES_AT_AN_END:
-            return Highest(None, None, self._least)
-        if median > self._most and self._loads.count(self._most) >= PASSES_AT_AN_END:
-            return Highest(None, self._most, None)
+        loads = [load for load, _ in self.passes]
+        if median < self.least and loads.count(self.least) >= PASSES_AT_AN_END:
+            return Highest(None, None, self.least)
+        if median > self.most and loads.count(self.most) >= PASSES_AT_AN_END:
+            return Highest(None, self.most, None)
         ends = [self._inside(load) for load in (median, low, high)]
-        return Highest(*map(math.floor, ends)) if self._whole else Highest(*ends)
+        return Highest(*map(math.floor, ends)) if self.whole else Highest(*ends)
 
 
 def queue_grows(arrived_s: Sequence[float], waited_s: Sequence[float]) -> bool:
@@ -119,10 +109,7 @@ def queue_grows(arrived_s: Sequence[float], waited_s: Sequence[float]) -> bool:
     """
     order = np.argsort(arrived_s)[len(arrived_s) // 2 :]
     arrived, waited = (np.asarray(of, dtype=float)[order] for of in (arrived_s, waited_s))
-    arrived, waited = arrived - arrived.mean(), waited - waited.mean()
-    squares = float((arrived**2).sum())
-    if len(order) < 3 or squares == 0:
+    if len(order) < 3 or np.ptp(arrived) == 0:
         return False
-    growth = float((arrived * waited).sum()) / squares
-    left = float(((waited - growth * arrived) ** 2).sum()) / (len(order) - 2)
-    return growth > max(MOST_GROWTH, 2 * math.sqrt(left / squares))
+    (growth, _), errors = np.polyfit(arrived - arrived.mean(), waited, 1, cov=True)
+    return bool(growth > max(MOST_GROWTH, 2 * math.sqrt(errors[0, 0])))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from workflow_scripts.workloads.highest_load import MEET, MOST_PASSES, NARROW, Search, highest_load, queue_grows
+from workflow_scripts.workloads.highest_load import MEET, MOST_PASSES, NARROW, Search, queue_grows
 
 SEEDS = 200
 
@@ -68,7 +68,7 @@ def test_the_interval_holds_the_known_load_in_93_percent_of_searches(server):
         rng = np.random.default_rng(seed + 1)
         search = Search(server.capacity_per_s * rng.uniform(0.1, 1.5), 0.01 * server.capacity_per_s, 1000.0)
         while (rate := search.next()) is not None:
-            search.add(rate, bool(server.met(rng, rate, 1)[0]))
+            search.passes.append((rate, bool(server.met(rng, rate, 1)[0])))
         load, low, high = search.highest()
         assert load is not None
         assert low < load < high
@@ -88,39 +88,38 @@ def test_the_load_of_short_passes_is_near_what_the_server_sustains(slots, reques
         while (rate := search.next()) is not None:
             (arrival_s,), (wait_s,) = server.waits(rng, rate, 1)
             met = (wait_s <= server.most_wait_s).mean() >= server.share and not queue_grows(arrival_s, wait_s)
-            search.add(rate, bool(met))
+            search.passes.append((rate, bool(met)))
         found.append(search.highest().load)
     assert np.mean(found) == pytest.approx(sustained * slots, rel=0.12)
 
 
-def searched(first: float, limit: float, *ends: float, whole: bool = False) -> list[tuple[float, bool]]:
-    """The passes of a search on a server that is within the limits up to exactly this load."""
-    search, passes = Search(first, *ends, whole), list[tuple[float, bool]]()
+def searched(first: float, limit: float, *ends: float, whole: bool = False) -> Search:
+    """A search on a server that is within the limits up to exactly this load."""
+    search = Search(first, *ends, whole)
     while (load := search.next()) is not None:
-        passes.append((load, load <= limit))
-        search.add(*passes[-1])
-    return passes
+        search.passes.append((load, load <= limit))
+    return search
 
 
 def test_a_search_without_chance_ends_before_all_passes():
-    passes = searched(4.0, 90.0, 0.1, 1000.0)
-    load, low, high = highest_load(passes, 0.1, 1000.0)
+    found = searched(4.0, 90.0, 0.1, 1000.0)
+    load, low, high = found.highest()
     assert low <= 90 <= high <= NARROW * low
     assert load == pytest.approx(90, rel=0.1)
-    assert len(passes) < MOST_PASSES
-    assert passes[0] == (pytest.approx(4, rel=0.01), True)
+    assert len(found.passes) < MOST_PASSES
+    assert found.passes[0] == (pytest.approx(4, rel=0.01), True)
 
 
-@pytest.mark.parametrize(("limit", "found"), [(1e9, (None, 100.0, None)), (1e-9, (None, None, 0.1))])
-def test_of_a_load_beyond_all_that_are_tried_the_end_is_told(limit, found):
-    passes = searched(4.0, limit, 0.1, 100.0)
-    assert highest_load(passes, 0.1, 100.0) == found
-    assert len(passes) <= 12
+@pytest.mark.parametrize(("limit", "expected"), [(1e9, (None, 100.0, None)), (1e-9, (None, None, 0.1))])
+def test_of_a_load_beyond_all_that_are_tried_the_end_is_told(limit, expected):
+    found = searched(4.0, limit, 0.1, 100.0)
+    assert found.highest() == expected
+    assert len(found.passes) <= 12
 
 
 @pytest.mark.parametrize(("limit", "most"), [(5, 64), (1, 64), (63, 64), (2, 2)])
 def test_users_are_whole_numbers(limit, most):
-    passes = searched(most / 2, limit, 1, most, whole=True)
-    load, low, high = highest_load(passes, 1, most, whole=True)
-    assert {users % 1 for users, _ in passes} == {0}
+    found = searched(most / 2, limit, 1, most, whole=True)
+    load, low, high = found.highest()
+    assert {users % 1 for users, _ in found.passes} == {0}
     assert (limit == most and (load, low, high) == (None, most, None)) or low <= limit <= high
