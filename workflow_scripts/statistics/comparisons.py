@@ -161,7 +161,7 @@ class Comparisons(NamedTuple):
         """
         n = self.starts + further
         error = Error(self.error.variance * self.starts / np.maximum(n, 1), self.error.df + further)
-        return self._replace(error=error, starts=np.nan_to_num(n).astype(int))
+        return self._replace(error=error)
 
 
 @np.errstate(divide="ignore", invalid="ignore")

@@ -67,10 +67,9 @@ ONE_LOOK = Looks()
 
 @dataclass(frozen=True)
 class Decisions:
-    """What the comparisons of a study show after a look, which has a `share` of the error; `rounds` is of each."""
+    """What the comparisons of a study show after a look; `rounds` is of each."""
 
     found: Comparisons
-    share: FloatArray
     verdict: npt.NDArray[np.str_]
     margin_pct: float
     looks: Looks
@@ -78,7 +77,9 @@ class Decisions:
 
     @cached_property
     def needed(self) -> FloatArray:
-        """Further starts of both cells that would decide, as `further_starts` counts them; 0 if decided."""
+        """Minimum number of further starts of both cells that would decide, if means and variances stay as observed; 0
+        if decided, NaN if MOST_FURTHER_STARTS are not enough. Means move as starts are added, so it may not be enough.
+        """
         return self._needed(np.abs(self.found.difference))
 
     @cached_property
@@ -94,51 +95,31 @@ class Decisions:
     def _needed(self, distance: FloatArray) -> FloatArray:
         undecided, needed = self.verdict == NOT_DECIDED, np.zeros(self.verdict.shape)
         # By Holm's method, what is shown no longer counts.
-        family, rounds = (
-            np.broadcast_to(of, undecided.shape)[undecided]
-            for of in (undecided.sum(axis=-1, keepdims=True), self.rounds)
-        )
-        comparisons = self.found._replace(difference=distance).where(undecided)
-        needed[undecided] = np.maximum(further_starts(comparisons, self.margin_pct, family, self.looks, rounds), 1)
+        family = undecided.sum(axis=-1, keepdims=True)
+        family, rounds = (np.broadcast_to(of, undecided.shape)[undecided] for of in (family, self.rounds))
+        found = self.found._replace(difference=distance).where(undecided)
+        # What this plan does not decide takes another one.
+        next_plan = replace(self.looks, earlier_plans=self.looks.earlier_plans + 1)
+
+        def decided(further: FloatArray) -> BoolArray:
+            then, n = found.after(further), rounds + further
+            share = np.where(rounds < self.looks.at_most, self.looks.share(n), next_plan.share(n))
+            beyond = then.p_beyond(self.margin_pct) * family <= (1 - CONFIDENCE) * share
+            return np.asarray((then.p_within(self.margin_pct) * family <= EQUIVALENCE_ALPHA * share) | beyond)
+
+        # Intervals shrink with every start, and no later look of a plan has a smaller share, so bisection works.
+        too_few, enough = np.full(rounds.shape, -1.0), np.full(rounds.shape, float(MOST_FURTHER_STARTS))
+        hopeless = ~decided(enough)
+        while (enough - too_few > 1).any():
+            middle = np.ceil((too_few + enough) / 2)
+            does = decided(middle)
+            too_few, enough = np.where(does, too_few, middle), np.where(does, middle, enough)
+        needed[undecided] = np.where(hopeless, np.nan, np.maximum(enough, 1))
         return needed
 
 
 def decide(samples: Samples, a: Rows, b: Rows, margin_pct: float, looks: Looks = ONE_LOOK) -> Decisions:
     """Compare cells `a` with cells `b`, which are all comparisons of a study, after the rounds that were measured."""
-    comparisons = compare(samples, a, b)
+    found = compare(samples, a, b)
     rounds = np.maximum(samples.rounds[..., a], samples.rounds[..., b]).astype(float)
-    share = looks.share(rounds)
-    return Decisions(comparisons, share, verdicts(comparisons, margin_pct, share), margin_pct, looks, rounds)
-
-
-def further_starts(
-    comparisons: Comparisons,
-    margin_pct: float,
-    family: int | npt.NDArray[np.int_] = 1,
-    looks: Looks = ONE_LOOK,
-    rounds: FloatArray | int = 1,
-) -> FloatArray:
-    """Minimum number of further starts of both cells that would decide, if means and variances stay as observed.
-
-    NaN if no two starts show how much starts vary, or if MOST_FURTHER_STARTS are not enough. Means move as starts are
-    added, so the number may not be enough. `family` is the number of comparisons among which one must be shown.
-    """
-
-    # What this plan does not decide takes another one.
-    next_plan = replace(looks, earlier_plans=looks.earlier_plans + 1)
-
-    def decided(further: FloatArray) -> BoolArray:
-        then, n = comparisons.after(further), rounds + further
-        share = np.where(np.asarray(rounds) < looks.at_most, looks.share(n), next_plan.share(n))
-        beyond = then.p_beyond(margin_pct) * family <= (1 - CONFIDENCE) * share
-        return (then.p_within(margin_pct) * family <= EQUIVALENCE_ALPHA * share) | beyond
-
-    # Intervals shrink with every start, and no later look of a plan has a smaller share, so bisection works.
-    shape = comparisons.difference.shape
-    too_few, enough = np.full(shape, -1.0), np.full(shape, float(MOST_FURTHER_STARTS))
-    hopeless = ~decided(enough)
-    while (enough - too_few > 1).any():
-        middle = np.ceil((too_few + enough) / 2)
-        does = decided(middle)
-        too_few, enough = np.where(does, too_few, middle), np.where(does, middle, enough)
-    return np.where(hopeless, np.nan, enough)
+    return Decisions(found, verdicts(found, margin_pct, looks.share(rounds)), margin_pct, looks, rounds)

@@ -175,8 +175,7 @@ class Tables:
         Raises:
             MissingError: there are none.
         """
-        rows = self.repeats[(self.repeats["outcome"] == "ok") & self.repeats["comparable"].eq(True)]
-        return require(rows, "no cell has been measured yet")
+        return require(summary.comparable_rows(self.repeats), "no cell has been measured yet")
 
     @cached_property
     def values(self) -> pd.DataFrame:
@@ -225,4 +224,4 @@ class Tables:
     @property
     def knobs(self) -> list[str]:
         """Columns of `cells` that hold a knob; there is one for each knob that some cell sets."""
-        return [column for column in self.cells.columns if column.startswith("knob_")]
+        return summary.knob_columns(self.cells)

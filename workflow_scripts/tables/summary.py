@@ -107,22 +107,19 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
     order = starts.groupby(["cell", "round"]).cumcount().where(~of_cards, 0)
     column_of = starts["card"].astype("category").cat.codes.where(of_cards, starts["round"])
     columns = starts.groupby([order, of_cards, column_of]).ngroup()
-    means = starts.groupby(["cell", columns])["log"].mean()
-    log = np.full((len(summary), columns.nunique()), np.nan)
-    log[means.index.get_level_values(0), means.index.get_level_values(1)] = means
+    log = numbers(starts.groupby(["cell", columns])["log"].mean().unstack().reindex(summary.index))
     # A start that shares its engine's process with no other cell has no session.
-    served = starts["session"].where(~starts.duplicated(["cell", "session"]))
-    served = served.where(starts.assign(session=served).groupby(["group", "session"])["cell"].transform("nunique") > 1)
+    served = starts.assign(session=starts["session"].where(~starts.duplicated(["cell", "session"])))
+    of_session = served.groupby(["group", "session"])
+    number = of_session.ngroup().where(of_session["cell"].transform("nunique") > 1, -1)
     session = np.full(log.shape, -1)
-    numbered_sessions = starts.assign(session=served).groupby(["group", "session"]).ngroup()
-    session[starts["cell"], columns] = numbered_sessions.fillna(-1).astype(int)
+    session[starts["cell"], columns] = number.fillna(-1).astype(int)
     of_cell = starts.assign(squares=starts["variance"] * (starts["n"] - 1), df=starts["n"] - 1).groupby("cell")
-    within = (of_cell["squares"].sum(min_count=1) / of_cell["df"].sum()).reindex(summary.index)
-    within_df = numbers(of_cell["df"].sum().reindex(summary.index, fill_value=0))
+    within_df = of_cell["df"].sum().reindex(summary.index, fill_value=0)
     samples = Samples(
         log=log,
-        within=numbers(within),
-        within_df=within_df,
+        within=numbers(of_cell["squares"].sum(min_count=1) / within_df),
+        within_df=numbers(within_df),
         repeats=numbers(of_cell["n"].mean().reindex(summary.index)),
         group=group,
         between_cards=np.isin(group, starts.loc[of_cards, "group"]),
@@ -216,6 +213,6 @@ def records(frame: pd.DataFrame) -> list[Row]:
     return cast(list[Row], frame.to_dict("records"))
 
 
-def numbers(column: pd.Series) -> FloatArray:
-    """A column as floats, null as NaN."""
+def numbers(column: pd.Series | pd.DataFrame) -> FloatArray:
+    """A column, or several, as floats, null as NaN."""
     return column.to_numpy(dtype=float, na_value=np.nan)

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.questions.synthetic_starts import pair, samples
-from workflow_scripts.statistics.comparisons import NOT_DECIDED, compare, log_margin, verdicts
-from workflow_scripts.statistics.further_starts import MOST_FURTHER_STARTS, Looks, decide, further_starts
+from tests.unit.questions.synthetic_starts import samples
+from workflow_scripts.statistics.comparisons import NOT_DECIDED, log_margin, verdicts
+from workflow_scripts.statistics.further_starts import MOST_FURTHER_STARTS, Looks, decide
 
 NOISE = np.array([0.01, -0.01, 0.005])
 SURE = {"within": 1e-8, "within_df": 100}
@@ -20,17 +20,14 @@ def test_all_looks_at_a_study_have_the_whole_error_and_the_last_of_a_plan_most_o
     assert all(of_plan == sorted(of_plan) for of_plan in shares)
 
 
-@pytest.mark.parametrize("mean", [0.0, 0.005, 0.07, 0.3])
-def test_the_plan_is_the_first_number_that_decides(mean):
-    found = pair(NOISE + mean, np.zeros(3), **SURE)
-    needed = int(further_starts(found, 2.0)[0])
-    share = 3 / 16  # what a second plan has
-
-    def decided(further):
-        return verdicts(found.after(further), 2.0, share)[0] != NOT_DECIDED
-
-    assert decided(needed)
-    assert needed == 0 or not decided(needed - 1)
+@pytest.mark.parametrize(("mean", "noise"), [(0.0, 1), (0.005, 1), (0.07, 4), (0.3, 1)])
+def test_the_plan_is_the_first_number_that_decides(mean, noise):
+    found = decide(samples([noise * NOISE + mean, np.zeros(3)], **SURE), [0], [1], 2.0)
+    needed = int(found.needed[0])
+    # A second plan has 3 / 16 of the error.
+    decided = [verdicts(found.found.after(n), 2.0, 3 / 16)[0] != NOT_DECIDED for n in range(needed + 1)]
+    assert (needed == 0) == (found.verdict[0] != NOT_DECIDED)
+    assert needed == 0 or (decided[needed] and not any(decided[:needed]))
 
 
 def test_no_plan_on_the_margin_itself_or_for_what_occasions_move_as_much():
@@ -43,15 +40,14 @@ def test_no_plan_on_the_margin_itself_or_for_what_occasions_move_as_much():
 
 
 def test_the_plan_for_a_single_start_beside_others():
-    log = np.random.default_rng(1).normal(0, 0.01, (8, 4))
+    log = np.random.default_rng(3).normal(0, 0.03, (8, 4))
     log[0, 1:] = np.nan
-    log[0, 0] = log[1, 0] + 0.1
-    found = compare(samples(log, **SURE), [0], [1])
-    assert 1 <= further_starts(found, 5.0)[0] <= 5
+    log[0, 0] = log[1, 0] + 0.12
+    assert 1 <= decide(samples(log, **SURE), [0], [1], 5.0).needed[0] <= 5
 
 
 def test_more_looks_and_more_comparisons_take_more_starts():
-    found = pair(NOISE, np.zeros(3), **SURE)
-    once = further_starts(found, 2.0)[0]
-    assert further_starts(found, 2.0, looks=Looks(2, 40), rounds=3)[0] > once
-    assert further_starts(found, 2.0, family=30)[0] > once
+    cells = samples([NOISE, np.zeros(3)], **SURE)
+    once = decide(cells, [0], [1], 2.0).needed[0]
+    assert decide(cells, [0], [1], 2.0, Looks(2, 40)).needed[0] > once
+    assert decide(cells, [0] * 30, [1] * 30, 2.0).needed[0] > once

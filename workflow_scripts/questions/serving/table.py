@@ -3,7 +3,7 @@
 docs/serving.md says how the numbers are made, docs/tables.md documents every column of both tables.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from scipy import special
 from workflow_scripts.common.columns import LATENCIES, PER_REQUEST, column
 from workflow_scripts.engines.engine import CLIENT_CPU_S
 from workflow_scripts.statistics.comparisons import CONFIDENCE, SCOPE_MEANING, mean_interval
+from workflow_scripts.statistics.errors import FloatArray
 from workflow_scripts.study.study import is_late
 from workflow_scripts.tables.cell_intervals import OF_ONE_LOAD, interval_of_load
 from workflow_scripts.tables.parsed_facts import REPEAT, START, read_parsed
@@ -86,29 +87,35 @@ _OF_CELL = (
     *("study", "source", "cell_id", "gpu", "engine", "endpoint", "model", "workload", "knobs"),
     *("load", "request_rate_per_s", "ramp_to_per_s", "burstiness", "users"),
 )
+
+
+def _ends(*names: str) -> list[str]:
+    return [f"{name}{end}" for name in names for end in ("", "_low", "_high")]
+
+
 SUMMARY_SCHEMA = table_schema(
     "serving_summary",
     "Like `serving`, with one row per cell that comparisons may use.",
     {name: SCHEMA.columns[name] for name in _OF_CELL},
     INTEGER("repeats", "valid repeats of all starts"),
     NUMBER(
-        [f"{name}{end}" for name in RATES for end in ("", "_low", "_high")],
+        _ends(*RATES),
         "geometric mean over the starts with its 95 % interval",
     ),
     TEXT("scope", SCOPE_MEANING),
     NUMBER(
-        [f"{name}{end}" for name in MEDIANS for end in ("", "_low", "_high")],
+        _ends(*MEDIANS),
         f"median of a repeat, geometric mean over the starts, with the {OF_ONE_LOAD}",
     ),
     NUMBER(
-        [f"{name}{end}" for name in TAILS for end in ("", "_low", "_high")],
+        _ends(*TAILS),
         "99th percentile of a repeat, geometric mean over the starts, with their range; null with fewer than "
         f"{TAIL_REQUESTS} requests",
     ),
     TEXT("slo", "as in `serving`"),
     declared("slo_attainment", "mean over the repeats"),
     NUMBER(
-        [f"{GOODPUT}{end}" for end in ("", "_low", "_high")],
+        _ends(GOODPUT),
         "mean over the starts, with the interval of Student's t over them; it may be 0, so it has no logarithm",
     ),
     declared("running_peak", "highest of all repeats"),
@@ -305,27 +312,24 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
     by = list(_OF_CELL)
     groups = table.groupby(by, dropna=False, sort=False)
     summary = groups.size().rename("repeats").reset_index()
-    for metric in reversed(RATES):  # the scope is that of the first
-        (value, low, high), scope = mean_interval(summarise(table, by, metric)[1])
-        summary = summary.assign(**{metric: value, f"{metric}_low": low, f"{metric}_high": high}, scope=scope)
-    for metric in MEDIANS:
-        for end, of in zip(("", "_low", "_high"), interval_of_load(table, by, metric), strict=True):
-            summary[f"{metric}{end}"] = of
+    rates = {metric: mean_interval(summarise(table, by, metric)[1]) for metric in RATES}
+    found: dict[str, Sequence[FloatArray]] = {metric: interval for metric, (interval, _) in rates.items()}
+    found |= {metric: interval_of_load(table, by, metric) for metric in MEDIANS}
     varied = np.array([_varies(repeats) for _, repeats in groups], dtype=bool)
     long = groups["num_requests"].min().ge(TAIL_REQUESTS).to_numpy(dtype=bool)
     for metric in TAILS:
         # A server whose slots fill in some starts only has two kinds of 99th percentiles, so no distribution fits them.
         of_starts = pd.DataFrame(summarise(table, by, metric)[1].log).T
         value, low, high = (np.exp(numbers(of)) for of in (of_starts.mean(), of_starts.min(), of_starts.max()))
-        shown = long & varied & (low < high)
-        summary[metric] = np.where(long, value, np.nan)
-        summary[f"{metric}_low"], summary[f"{metric}_high"] = np.where(shown, [low, high], np.nan)
+        low, high = np.where(long & varied & (low < high), [low, high], np.nan)
+        found[metric] = np.where(long, value, np.nan), low, high
     of_starts = table.groupby([*by, "start"], dropna=False, sort=False)[GOODPUT].mean().reset_index()
     of_starts = of_starts.groupby(by, dropna=False, sort=False)[GOODPUT].agg(["count", "mean", "std"])
     count, mean, sd = (numbers(of_starts[name]) for name in of_starts)
     half = special.stdtrit(count - 1, (1 + CONFIDENCE) / 2) * sd / np.sqrt(np.maximum(count, 1))
-    for end, value in {"": mean, "_low": np.maximum(mean - half, 0.0), "_high": mean + half}.items():
-        summary[f"{GOODPUT}{end}"] = value
+    found[GOODPUT] = mean, np.maximum(mean - half, 0.0), mean + half
+    columns = {name: values for metric, of in found.items() for name, values in zip(_ends(metric), of, strict=True)}
+    summary = summary.assign(**columns, scope=rates[RATES[0]][1])
     for name, how in _OVER_REPEATS.items():
         summary[name] = groups[name].agg(how).array
     summary["preemptions"] = groups["preemptions"].median().array
