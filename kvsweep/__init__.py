@@ -3,6 +3,7 @@
 Bad input raises an `InputError`, whose message says what is wrong and what is allowed.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -62,9 +63,12 @@ class Results:
         from workflow_scripts.questions.table_docs import meanings
 
         try:
-            return meanings(name)
+            said = meanings(name)
         except KeyError:
             raise InputError(f"there is no table {name!r}; {allowed_names(name, self._names())}") from None
+        columns = [*self.table(name)] if name in self._names() else []
+        alike = {pattern: [*filter(re.compile(pattern).match, columns)] for pattern in said if pattern.startswith("^")}
+        return {column: text for key, text in said.items() for column in alike.get(key, [key])}
 
     def _names(self) -> list[str]:
         return sorted(path.stem for path in self._folder.glob("*.parquet"))
@@ -134,5 +138,8 @@ def audit(
 
 
 def read_log(path: str | Path) -> EngineLogFacts:
-    """The facts of an engine's log or a benchmark's results. Raises OSError or InputError if it cannot be read."""
-    return read_engine_log(Path(path))
+    """The facts of an engine's log or a benchmark's results. Raises InputError if it cannot be read."""
+    try:
+        return read_engine_log(Path(path))
+    except OSError as e:
+        raise InputError(f"{path}: {e.strerror}") from None

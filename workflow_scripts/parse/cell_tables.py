@@ -24,7 +24,7 @@ from pydantic import Field, StrictFloat, StrictInt
 
 from workflow_scripts.common.command import PROCESSES, command, option, out
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import read_json, read_jsonl, write_bytes
+from workflow_scripts.common.files import last_line, read_json, read_jsonl, write_bytes
 from workflow_scripts.common.parquet import to_parquet
 from workflow_scripts.common.records import mapping_of, validated
 from workflow_scripts.common.wording import listed
@@ -36,6 +36,7 @@ from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.parsed_columns import RECORDED, REQUEST_COLUMNS, ROW, STEP_COLUMNS, table_columns
 from workflow_scripts.study.paths import (
     ENGINE_LOG,
+    MEASURE_LOG,
     METRICS,
     OUTCOME,
     RAW,
@@ -312,8 +313,9 @@ def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> int:
 )
 def main(args: Namespace) -> None:
     if lost := [start for rounds in args.measured for start, outcome in read_json(rounds).items() if not outcome]:
-        logs = "\n".join(f"    {start}/measure.log" for start in lost)
-        raise InputError(f"{len(lost)} starts have no outcome, and the next call tries them again:\n{logs}")
+        log = args.cells / lost[0] / MEASURE_LOG
+        why = (log.exists() and last_line(log)) or "not tried"
+        raise InputError(f"{len(lost)} starts have no outcome, and the next call tries them again; {log}: {why}")
     if not args.cells.is_dir():
         raise InputError(f"{args.cells}: there is no such folder of cells")
     count = parse_cells(args.cells, args.gpu, args.out, args.processes)

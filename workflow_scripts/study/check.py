@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from workflow_scripts.catalog.gpus_and_models import get_model, load_gpus
+from workflow_scripts.common.checkout import how_to_install
 from workflow_scripts.common.command import STUDY, command
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.wording import listed, plural
@@ -108,10 +109,17 @@ def _vocabulary(model: ResolvedModel, config: Mapping[str, Any]) -> Vocabulary:
 
 
 def lacking(cells: Iterable[Cell]) -> list[str]:
-    """A note for each engine of which this environment has a part, but not all packages that it needs."""
-    engines = [get_engine(name) for name in dict.fromkeys(cell.engine for cell in cells if not cell.environment)]
-    lacks = {engine.name: missing_packages(engine) for engine in engines if engine.installed()}
-    return [f"{name} needs {listed(names)}, which is not installed here" for name, names in lacks.items() if names]
+    """A note for each engine that this environment lacks, or of whose packages it lacks some: it measures elsewhere."""
+    kinds = {cell.engine: load_gpus()[cell.gpu].engine_kind for cell in cells if not cell.environment}
+    lacks = {
+        name: missing_packages(engine) if (engine := get_engine(name)).installed() else [engine.packages[0]]
+        for name in kinds
+    }
+    return [
+        f"{name} needs {listed(names)}, which is not installed here; to measure: {how_to_install(kinds[name])}"
+        for name, names in lacks.items()
+        if names
+    ]
 
 
 @command("check", STUDY)

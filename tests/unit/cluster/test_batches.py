@@ -10,7 +10,7 @@ from tests.unit.made_studies import MadeStudy, end_cell, fixed
 from workflow_scripts.cluster.batches import Batch, Cells, Round, main
 from workflow_scripts.cluster.pending import Pending, Wanted, manifest_of
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import read_json, write_json
+from workflow_scripts.common.files import read_json, write_json, write_text
 from workflow_scripts.parse.cell_tables import main as parse_cells
 from workflow_scripts.study.rounds import CellStart, in_random_order
 
@@ -197,7 +197,10 @@ def test_lists_name_all_starts_and_one_without_outcome_is_not_parsed(called, cap
     assert [cell for cell, one in content.items() if one is None] == [lost]
     lists = ["--measured", str(tmp_path / "list.json")]
     assert parse_cells(["--cells", str(tmp_path), "--gpu", "h200", *lists, "--out", str(tmp_path)]) == 2
-    assert f"    {lost}/measure.log\n" in capsys.readouterr().err
+    assert f"{lost}/measure.log: not tried" in capsys.readouterr().err
+    write_text(tmp_path / lost / "measure.log", "first\nno engine here\n")
+    assert parse_cells(["--cells", str(tmp_path), "--gpu", "h200", *lists, "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.endswith("no engine here\n")
 
 
 def test_a_round_that_was_decided_on_has_its_starts_alone(called):

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.engines import description
+from workflow_scripts.engines.vllm.check import vllm_faults
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.predict import check_study
 from workflow_scripts.predict.check_study import notes, unsupported
@@ -36,6 +38,13 @@ def test_what_is_not_installed_or_cannot_be_measured_is_refused_before_its_setti
         assert check_study.main(["--study", "config/studies/demo.yaml"]) == status
         assert (version in capsys.readouterr().err) == (status == 2)
     assert len(asked) == 1
+
+
+def test_an_engine_that_cannot_be_imported_is_named_with_its_own_words(monkeypatch, tmp_path):
+    (tmp_path / "torch.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')\n")
+    monkeypatch.syspath_prepend(tmp_path)  # also of the process that asks
+    with pytest.raises(InputError, match="torchvision::nms"):
+        vllm_faults([])
 
 
 def test_cells_of_an_environment_that_is_not_installed_are_a_note(monkeypatch, tmp_path, capsys):

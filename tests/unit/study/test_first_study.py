@@ -4,6 +4,7 @@ import pytest
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.engines import description
 from workflow_scripts.predict.capacity_of_cells import predict_study
 from workflow_scripts.study import first_study
 from workflow_scripts.study.check import main as check
@@ -29,6 +30,10 @@ def test_the_study_is_for_what_is_here_and_passes_the_check(here, gpu, tmp_path,
     capsys.readouterr()
     assert check([str(path)]) == 0
     assert "note" not in capsys.readouterr().out
+    monkeypatch.setattr(description, "installed_version", lambda package: None)
+    assert check([str(path)]) == 0
+    (note,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("note: vllm"))
+    assert f"ENV={'cpu' if gpu == 'cpu-all' else 'cuda'}" in note
     study = load_study(path)
     assert (study.name, {cell.gpu for cell in expand(study)}) == ("mine", {gpu})
     before = path.read_bytes()

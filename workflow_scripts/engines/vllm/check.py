@@ -15,6 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.vllm import versions as vllm_versions
 from workflow_scripts.engines.vllm.knobs import VllmKnobs, command_line
@@ -55,7 +56,10 @@ def vllm_faults(settings: Sequence[Setting]) -> list[Fault | None]:
     """The fault of each setting that vLLM refuses, else None, in the order of `settings`. vLLM is asked in a process of
     its own, which prints nothing."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        return process.submit(_faults, settings).result()
+        try:
+            return process.submit(_faults, settings).result()
+        except (ImportError, RuntimeError) as e:
+            raise InputError(f"the vllm of this environment cannot be asked: {type(e).__name__}: {e}") from None
 
 
 def _faults(settings: Sequence[Setting]) -> list[Fault | None]:
