@@ -26,6 +26,7 @@ from rich.text import Text
 from workflow_scripts.common.command import RESULTS, STUDY, command, option
 from workflow_scripts.common.files import last_line, read_text
 from workflow_scripts.common.terminal import Terminal
+from workflow_scripts.common.wording import shortened
 from workflow_scripts.study.outcome import WHAT_TO_DO, OutcomeKind
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.progress import CellStatus, progress, status_of_cell, status_of_starts
@@ -36,6 +37,8 @@ from workflow_scripts.study.study_file import load_study
 STATES = (*get_args(OutcomeKind), "outdated", "missing")
 # States that no further call changes.
 _FINAL = {"ok", "infeasible"}
+# Letters of a reason; the log has all.
+MOST_REASON = 200
 # More of Snakemake's own log is never read.
 _MOST_BYTES = 50_000_000
 # What a reason of squeue means; by its beginning.
@@ -74,7 +77,7 @@ def failures(statuses: Iterable[CellStatus]) -> Iterator[Text]:
     bad = [s for s in statuses if s.state != "ok" and s.log is not None]
     bad.sort(key=lambda s: (STATES.index(s.state), s.reason))
     for (state, reason), alike in groupby(bad, key=lambda s: (s.state, s.reason)):
-        yield Text(f"{state}: {reason}", style=_STYLES.get(state, "red"))
+        yield Text(f"{state}: {shortened(reason, MOST_REASON)}", style=_STYLES.get(state, "red"))
         for s in alike:
             yield Text(f"    {s.cell.id}{f' start {s.start}' if s.start > 1 else ''}  {s.log}")
     for state in [state for state in WHAT_TO_DO if any(s.state == state for s in bad)]:
@@ -98,11 +101,16 @@ def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:
             yield f"    {pair.knob}: {count} further starts of each  {'  '.join(pair.cells)}"
 
 
+def in_short(study: Study, states: "Counter[str]") -> str:
+    """The number of cells in each state, the largest first."""
+    return f"{study.name}: {', '.join(f'{cells} {state}' for state, cells in states.most_common())}"
+
+
 def ending(study: Study, study_file: Path, paths: StudyPaths, log: Path | None = None) -> Iterator[str]:
     """The lines; `log` is Snakemake's, if the call failed."""
     starts = status_of_starts(study, paths).values()
     states = Counter(status_of_cell(of_cell, study.starts.at_least).state for of_cell in starts)
-    yield f"{study.name}: {', '.join(f'{cells} {state}' for state, cells in states.most_common())}"
+    yield in_short(study, states)
     for line in list(dict.fromkeys(_faults(read_text(log, _MOST_BYTES))))[:1] if log and log.exists() else ():
         yield f"failed: {line}"
     if paths.report.exists():
@@ -175,9 +183,11 @@ def main(args: Namespace) -> None:
     statuses = [status for of_cell in starts.values() for status in of_cell]
     # Lines are not wrapped: a wrapped path cannot be copied.
     terminal = Terminal(soft_wrap=True)
+    of_cells = [status_of_cell(of_cell, study.starts.at_least) for of_cell in starts.values()]
+    terminal.print(in_short(study, Counter(of.state for of in of_cells)))
     seen = progress(study, paths, starts, time.time())
     if not seen.is_complete:
         terminal.print(seen.in_words(), *queued_jobs(Path.cwd()), "", sep="\n")
-    terminal.print(counts(status_of_cell(of_cell, study.starts.at_least) for of_cell in starts.values()))
+    terminal.print(counts(of_cells))
     for line in [*failures(statuses), *rounds(study, paths)]:
         terminal.print(line)
