@@ -11,7 +11,7 @@ from workflow_scripts.page.comparisons import CHANGES, FLAT, LIKELY
 from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.series import device_names
 from workflow_scripts.study.setting_words import setting_phrase
-from workflow_scripts.tables.results import Tables, records
+from workflow_scripts.tables.results import STEADY, Tables, records
 
 YES, NO, PARTLY, LIKELY_YES, OPEN = "Yes", "No", "Partly", "Likely", "Open"
 # Verdict -> its sign, and the class of its colour.
@@ -25,7 +25,7 @@ VERDICTS: Mapping[str, tuple[str, str]] = {
 # Bars of an answer.
 MOST_BARS = 2
 # Letters of a value in an answer.
-MOST_LETTERS = 14
+MOST_LETTERS = 12
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,17 @@ def setting_answer(tables: Tables, rows: pd.DataFrame, question: str, what: str,
         said = f"{times(row)}, {' over '.join(briefly(knob, value) for value in values)}"
     # As the sentence, the bars are of ratios above 1 if only their size is asked for.
     drawn = rows if helps else upwards(rows)
-    yield Answer(verdict_on(row, helps=helps), question, said, bars_of(tables, drawn), f"{what} {times(row)}")
+    asked = question_on(question, row["metric"])
+    yield Answer(verdict_on(row, helps=helps), asked, said, bars_of(tables, drawn), f"{what} {times(row)}")
+
+
+def question_on(question: str, metric: str) -> str:
+    """A question that is answered for the time while the engine is full, if that is so; else it is for whole runs.
+
+    >>> question_on("Flat in max-num-seqs?", STEADY), question_on("Flat in max-num-seqs?", "wall_s")
+    ('Flat in max-num-seqs while full?', 'Flat in max-num-seqs?')
+    """
+    return question.replace("?", " while full?") if metric == STEADY else question
 
 
 def upwards(rows: pd.DataFrame) -> pd.DataFrame:

@@ -5,6 +5,7 @@ label, rows begin with their name. It also writes the text for a reader who cann
 """
 
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,10 @@ SIZES: Mapping[str, tuple[int, int]] = {"": (860, 400), ".column": (368, 300), "
 MOST_LETTERS = 22
 # Height of a text, of a row, and of a row below its name in a narrow plot.
 TEXT_PX, NARROW_TEXT_PX, ROW_PX, NAMED_ROW_PX, AXIS_PX = 14.0, 12.5, 34, 52, 56
+# For a label above or below a line, within the axes.
+ROOM_PX = 16
+# Of a label from its point, in pixels, the best ones for a line and for its neighbour at the two ends.
+LABEL_PLACES = ((7, 7), (7, -9), (7, 22), (-7, 22), (7, -24), (-7, -24), (-7, 7), (-7, -9))
 _LETTER = 0.57  # mean width of a letter, of its height
 
 
@@ -198,6 +203,8 @@ class _Page:
     narrow: bool
     first: bool
     marks: list[tuple[Axes, float, float, str, str, list[float]]] = field(default_factory=list)
+    # Places of labels in pixels: left, bottom, right, top.
+    labels: list[tuple[float, float, float, float]] = field(default_factory=list)
 
     @property
     def letters(self) -> int:
@@ -216,7 +223,7 @@ class _Page:
         return ax
 
     def width_of(self, texts: Iterable[str]) -> float:
-        return max((len(text) for text in texts), default=0) * _LETTER * self.text_px
+        return max((len(row) for text in texts for row in text.splitlines()), default=0) * _LETTER * self.text_px
 
     def write(self, x: float, y: float, text: str, **style: Any) -> None:
         """Text at a place in pixels from the top left."""
@@ -240,6 +247,9 @@ def _draw_lines(page: _Page, lines: Lines) -> None:
     rows = math.ceil(len(panels) / columns)
     ends = lines.rows[["y", "low", "high"]].to_numpy(dtype=float)
     low, high = _range([*ends[ends > 0], *(of.at for of in lines.references)])
+    tall = page.height / rows
+    room = (high / low) ** (ROOM_PX / max(tall - 80 - 2 * ROOM_PX, ROOM_PX))
+    low, high = low / room, high * room
     x_ends = lines.rows.reindex(columns=["x", "x_low", "x_high"]).to_numpy(dtype=float)
     ticks = [f"{tick:,.10g}{lines.unit}" for tick in _ticks(low, high, 6)]
     left = page.width_of(ticks) + 10
@@ -247,12 +257,12 @@ def _draw_lines(page: _Page, lines: Lines) -> None:
     if "label" in lines.rows:
         named = [f"{shortened(str(name), page.letters)}    " for name in lines.rows["series"].unique()]
     right = min(1.2 * page.width_of(named) + 16, page.width / 2.6)  # these are bold
-    wide, tall = page.width / columns, page.height / rows
+    wide = page.width / columns
     for place, names in enumerate(panels):
         x0, y0 = wide * (place % columns), tall * (place // columns)
         ax = page.axes(x0 + left, y0 + 34, x0 + wide - right, y0 + tall - 46)
         if place == 0:
-            page.write(2, 12, lines.label)
+            page.write(2, 12, shortened(lines.label, int(page.width / _LETTER / page.text_px)))
         page.write((2 * x0 + left + wide - right) / 2, y0 + tall - 9, lines.x_label, ha="center")
         _log_axis(ax, ax.yaxis, low, high, lines.unit, 6)
         ax.yaxis.grid(visible=True, color=GRID, linewidth=0.8)
@@ -267,11 +277,12 @@ def _x_axis(ax: Axes, lines: Lines, ends: Any) -> None:
         ax.set_xscale("log")
         few = values if len(values) <= 7 else values[:: math.ceil(len(values) / 6)]
         _set_ticks(ax.xaxis, few, "")
-        ax.set_xlim(values[0] / 1.12, values[-1] * 1.12)
+        ax.set_xlim(values[0] / max(1.12, (values[-1] / values[0]) ** (2 * ROOM_PX / ax.bbox.width)), values[-1] * 1.12)
     elif lines.x_is_setting:
         _set_ticks(ax.xaxis, values[:: math.ceil(len(values) / 7)], "")
     else:
-        _log_axis(ax, ax.xaxis, *_range(ends[ends > 0]), "", 5)
+        low, high = _range(ends[ends > 0])
+        _log_axis(ax, ax.xaxis, low / (high / low) ** (2 * ROOM_PX / ax.bbox.width), high, "", 5)
 
 
 def _draw_series(page: _Page, ax: Axes, lines: Lines, rows: pd.DataFrame) -> None:
@@ -279,15 +290,15 @@ def _draw_series(page: _Page, ax: Axes, lines: Lines, rows: pd.DataFrame) -> Non
 
     for reference in lines.references:
         ax.axhline(reference.at, color=MUTED, linewidth=1)
-    labels = []
+    labels, named = [], []
     for number, (name, part) in enumerate(rows.groupby("series", sort=False)):
         look = lines.looks[str(name)]
-        style: dict[str, Any] = {} if look.measured else {"linestyle": (0, (4, 3)), "linewidth": 1.4}
+        style: dict[str, Any] = {"linestyle": (0, look.dashes), "linewidth": 1.4} if look.dashes else {}
         joined = part[part["y"].notna()]
         sns.lineplot(
             x=joined["x"], y=joined["y"], ax=ax, color=look.colour, sort=False, estimator=None, legend=False, **style
         )
-        if look.measured:
+        if not look.dashes:
             ax.vlines(part["x"], part["low"], part["high"], color=look.colour, linewidth=1.7, alpha=0.8)
             if "x_low" in part:
                 ax.hlines(part["y"], part["x_low"], part["x_high"], color=look.colour, linewidth=1.7, alpha=0.8)
@@ -297,34 +308,42 @@ def _draw_series(page: _Page, ax: Axes, lines: Lines, rows: pd.DataFrame) -> Non
         if "label" in joined:
             for i, row in enumerate(records(joined)):
                 # Lines of labelled points may meet at their end, so the first label has the name.
-                text = row["label"] if i else f"{row['label']}  {shortened(str(name), page.letters)}"
-                # Labels of two lines that run side by side are on their two sides.
-                _beside(page, ax, row["x"], row["y"], text, look.colour, (-7, -9) if number % 2 else (7, 7))
+                text = row["label"] if i else f"{row['label']}  {shortened(str(name), page.letters)}".strip()
+                named.append((i, number, row, text, look.colour))
         else:
             labels.append((joined.iloc[-1], _end_label(page, lines, str(name), joined), look))
     ax.set(xlabel="", ylabel="")
+    for _, number, row, text, colour in sorted(named, key=lambda label: label[:2]):
+        # Labels of two lines that run side by side are on their two sides.
+        sides = LABEL_PLACES[::-1] if number % 2 else LABEL_PLACES
+        _where_free(page, ax, row["x"], row["y"], text, colour, sides)
     if lines.dots is not None:
         dots = lines.dots[lines.dots["series"].isin(rows["series"])]
         sns.scatterplot(x=dots["x"] * 1.05, y=dots["y"], ax=ax, color=MUTED, s=9, linewidth=0, legend=False)
-    right = [(last["x"], last["y"], text, look.colour, look.measured) for last, text, look in labels]
+    right = [(last["x"], last["y"], text, look.colour, not look.dashes) for last, text, look in labels]
     right += [(ax.get_xlim()[1], of.at, of.label, MUTED, False) for of in lines.references]
     _write_ends(page, ax, right)
-    firsts = [(part.iloc[0], lines.looks[str(name)]) for name, part in rows.groupby("series", sort=False)]
-    firsts = [(first, look) for first, look in firsts if look.measured]
-    if "label" not in rows and len(firsts) <= 2:
-        for place, (first, look) in enumerate(sorted(firsts, key=lambda item: -item[0]["y"])):
-            if len(rows) > 2:
-                text = f"{rounded(first['y'], first['low'], first['high'])}{lines.unit}"
-                # Above a line that another follows, to its left, where the lower one cannot cross it.
-                across = 9 if place or len(firsts) == 1 else 0
-                _beside(page, ax, first["x"], first["y"], text, look.colour, (across, -14 if place else 16))
+    parts = [(part, lines.looks[str(name)]) for name, part in rows.groupby("series", sort=False)]
+    parts = sorted((of for of in parts if not of[1].dashes), key=lambda of: -of[0]["y"].iloc[0])
+    if "label" not in rows and len(parts) <= 2 < len(rows):
+        for place, (part, look) in enumerate(parts):
+            first, falls = part.iloc[0], part["y"].iloc[-1] < part["y"].iloc[0]
+            text = f"{rounded(first['y'], first['low'], first['high'])}{lines.unit}"
+            # Beyond the interval, on the side of the line where nothing else is; to the right if the line leaves it.
+            above = not place if len(parts) == 2 else falls and not any(of.at > first["y"] for of in lines.references)
+            end = first["high" if above else "low"]
+            at = end if math.isfinite(end) else first["y"]
+            _beside(page, ax, first["x"], at, text, look.colour, (3 * (above == falls), 13 if above else -13))
 
 
 def _end_label(page: _Page, lines: Lines, name: str, rows: pd.DataFrame) -> str:
-    """The name of a line, with the value at its end if it was measured; a long name is shortened, not the value."""
+    """The name of a line, with the value at its end if it was measured; a name that is too long for two rows of text is
+    shortened, not the value."""
     last = rows.iloc[-1]
-    value = f" {rounded(last['y'], last['low'], last['high'])}{lines.unit}" if lines.looks[name].measured else ""
-    return f"{shortened(name, page.letters - len(value))}{value}".strip()
+    value = "" if lines.looks[name].dashes else f" {rounded(last['y'], last['low'], last['high'])}{lines.unit}"
+    texts = textwrap.wrap(f"{name}{value}", page.letters, break_long_words=False)
+    fits = len(texts) <= 2 and all(len(text) <= page.letters for text in texts)
+    return "\n".join(texts) if fits else f"{shortened(name, page.letters - len(value))}{value}".strip()
 
 
 def _end_labels(page: _Page, lines: Lines) -> list[str]:
@@ -333,19 +352,21 @@ def _end_labels(page: _Page, lines: Lines) -> list[str]:
 
 
 def _write_ends(page: _Page, ax: Axes, labels: Sequence[tuple[float, float, str, str, bool]]) -> None:
-    """Write labels to the right of their lines, each at least a line of text above the next one."""
-    placed = sorted(((*ax.transData.transform((x, y)), text, colour, bold) for x, y, text, colour, bold in labels))
-    placed.sort(key=lambda item: item[1])
-    up = -math.inf
-    for x, y, text, colour, bold in placed:
-        up = max(float(y), up + 1.15 * page.text_px)
-        page.write(
-            float(x) + 9,
-            page.height - up,
-            text,
-            color=colour,
-            fontweight="bold" if bold else "normal",
-        )
+    """Write labels to the right of their lines, each above the next one; the highest is not above the axes."""
+    placed = sorted(labels, key=lambda label: label[1])
+    half = [0.58 * page.text_px * (1 + label[2].count("\n")) for label in placed]
+    points = [ax.transData.transform(label[:2]) for label in placed]
+    top, ups = -math.inf, []
+    for (_, y), tall in zip(points, half, strict=True):
+        ups.append(max(float(y), top + tall))
+        top = ups[-1] + tall
+    top = float(ax.bbox.y1) + 12
+    for place in reversed(range(len(placed))):
+        ups[place] = min(ups[place], top - half[place])
+        top = ups[place] - half[place]
+    for (x, _), up, (*_, text, colour, bold) in zip(points, ups, placed, strict=True):
+        weight = "bold" if bold else "normal"
+        page.write(float(x) + 9, page.height - up, text, color=colour, fontweight=weight, linespacing=1.15)
 
 
 def _beside(page: _Page, ax: Axes, x: float, y: float, text: str, colour: str, offset: tuple[float, float]) -> None:
@@ -360,6 +381,21 @@ def _beside(page: _Page, ax: Axes, x: float, y: float, text: str, colour: str, o
         va="center",
         ha="right" if offset[0] < 0 else "left" if offset[0] else "center",
     )
+
+
+def _where_free(page: _Page, ax: Axes, x: float, y: float, text: str, colour: str, sides: Sequence[Any]) -> None:
+    """Write a label at the first place beside a point where no other one is; of points in one place the last ones have
+    none."""
+    across, up = ax.transData.transform((x, y))
+    wide, half = 1.15 * page.width_of([text]), page.text_px / 2
+    for right, above in sides:
+        left, middle = across + right - wide * (right < 0), up + above
+        box = (left, middle - half, left + wide, middle + half)
+        free = all(box[2] < b[0] or b[2] < box[0] or box[3] < b[1] or b[3] < box[1] for b in page.labels)
+        if free and box[0] >= ax.bbox.x0 and box[2] <= page.width:
+            page.labels.append(box)
+            _beside(page, ax, x, y, text, colour, (right, above))
+            return
 
 
 def _dot(ax: Axes, x: float, y: float, colour: str, marker: str, hollow: bool) -> None:
@@ -380,7 +416,10 @@ def _draw_panels(page: _Page, panels: Sequence[Panel]) -> None:
         height = NAMED_ROW_PX * len(own) if page.narrow else row_px * len(own)
         x0 = left if page.narrow else left + wide * place
         ax = page.axes(x0, top + 26, x0 + wide - 26, top + 26 + height)
-        page.write(max(2.0, min(x0, page.width - page.width_of([panel.label]))), top + 12, panel.label)
+        # The first label may begin above the names.
+        begin = x0 if place and not page.narrow else 2.0
+        label = shortened(panel.label, int((x0 + wide - 8 - begin) / _LETTER / page.text_px))
+        page.write(max(begin, min(x0, x0 + wide - 8 - page.width_of([label]))), top + 12, label)
         _draw_rows(page, ax, panel, own)
         for i, name in enumerate(own):
             if page.narrow:
@@ -416,7 +455,9 @@ def _draw_rows(page: _Page, ax: Axes, panel: Panel, names: Sequence[str]) -> Non
         _log_axis(ax, ax.xaxis, low, high * room, panel.unit, 4 if page.narrow or page.first else 6)
         ax.xaxis.grid(visible=True, color=GRID, linewidth=0.8)
     for reference in panel.references:
-        ax.axvline(reference.at, color=MUTED, linewidth=1)
+        # Not through a name above its row.
+        starts = [i - (0.1 if page.narrow else 0.5) for i in range(len(names))]
+        ax.vlines([reference.at] * len(names), starts, [i + 0.5 for i in range(len(names))], MUTED, linewidth=1)
         if reference.label:
             ax.annotate(reference.label, (reference.at, -0.5), (0, 8), textcoords="offset pixels", ha="center")
             ax.texts[-1].set_fontsize(page.points)
@@ -492,7 +533,13 @@ def _ticks(low: float, high: float, most: int) -> list[float]:
 def _log_axis(ax: Axes, axis: Axis, low: float, high: float, unit: str, most: int) -> None:
     name = "x" if axis is ax.xaxis else "y"
     ax.set(**{f"{name}scale": "log", f"{name}lim": (low, high)})
-    _set_ticks(axis, _ticks(low, high, most), unit)
+    ticks = _ticks(low, high, most)
+    if name == "x":
+        # The label of a tick at the edge of the figure would be cut.
+        px = ax.bbox.width / math.log(high / low)
+        texts = {tick: f"{tick:,.10g}{unit}" for tick in ticks}
+        ticks = [t for t in ticks if ax.bbox.x0 + px * math.log(t / low) > _LETTER * TEXT_PX * len(texts[t]) / 2]
+    _set_ticks(axis, ticks, unit)
 
 
 def _set_ticks(axis: Axis, ticks: Sequence[float], unit: str) -> None:

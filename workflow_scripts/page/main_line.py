@@ -36,7 +36,12 @@ class MainLine:
     @property
     def words(self) -> str:
         """The rate in words, with what it counts."""
-        return f"{column(RATE).in_words.replace('throughput', 'tokens/s')}{', while full' * (self.rate == STEADY)}"
+        return rate_words(self.rate)
+
+
+def rate_words(measure: str) -> str:
+    """A rate in words, with the time that it is of: no number of one stands beside one of the other without them."""
+    return f"output tokens/s, {'while full' if measure == STEADY else 'whole runs'}"
 
 
 @cache

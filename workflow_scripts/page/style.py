@@ -22,11 +22,15 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h")
 
 @dataclass(frozen=True)
 class Look:
-    """How a series is drawn: a line that is not `measured` is broken and has no marks."""
+    """How a series is drawn: a line with `dashes` was not measured and has no marks."""
 
     colour: str = INK
     marker: str = "o"
-    measured: bool = True
+    dashes: tuple[float, float] | None = None
+
+
+# Predicted lines are broken, published ones dotted.
+PREDICTED_LINE, PUBLISHED_LINE = Look(MUTED, dashes=(4, 3)), Look(MUTED, dashes=(1, 2))
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:

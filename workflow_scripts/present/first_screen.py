@@ -1,7 +1,7 @@
 """The first screen of the page: title, answers, two pictures, and the fastest settings."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +17,7 @@ from workflow_scripts.page.blocks import Figure, Table, outcome_words
 from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.report import Report, Subject, figure_of
 from workflow_scripts.page.series import PLACES, device_looks, device_names
-from workflow_scripts.page.style import INK, NAMED
+from workflow_scripts.page.style import INK, NAMED, Look
 from workflow_scripts.questions.cells.section import SUBJECT as CELLS
 from workflow_scripts.questions.sections import SECTIONS
 from workflow_scripts.questions.trust.where_measured import host_load
@@ -30,7 +30,7 @@ LEAST_ANSWERS, MOST_ANSWERS, PICTURES, MOST_FASTEST, MOST_DEVICES = 3, 7, 2, 5, 
 SEQUENCES = ("knob_max_num_seqs", "knob_batch_size")
 TPOT, TTFT, ENERGY = "tpot_s_p50", "ttft_s_p50", "energy_j_per_output_token"
 # Words of a composed title, letters of a name in it, of work and of a reason.
-MOST_WORDS, MOST_NAME, MOST_WORK, MOST_REASON = 8, 28, 52, 80
+MOST_WORDS, MOST_NAME, MOST_WORK, MOST_REASON = 8, 28, 42, 80
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 _FINE_TICKS = (1, 1.1, 1.2, 1.5, 2, 3, 5, 0.9, 0.8, 0.7, 0.5)
 
@@ -93,21 +93,28 @@ class FirstScreen:
 
 def first_screen(report: Report) -> FirstScreen:
     found = _answers(report)
-    values = [end for _, answer in found for bar in answer.bars for end in (bar.value, bar.low, bar.high)]
-    place, ticks = _axis(values)
-    rows = [Row(section, answer, _bars(report, answer.bars, place)) for section, answer in found]
+    rows, ticks = rows_of(found, device_looks(report.tables))
     headings, fastest = _fastest(report)
     return FirstScreen(
         _title(report, [answer for _, answer in found]),
         " · ".join(_sub(report)),
         rows,
         ticks,
-        "Bars: 95 % intervals. Hollow: likely or open." if ticks else "",
+        "Bars: 95 % intervals of ratios over whole runs, or while full. Hollow: likely or open." if ticks else "",
         _pictures(report),
         fastest,
         None if fastest else _without_rate(report),
         headings,
     )
+
+
+def rows_of(
+    answers: Sequence[tuple[str, Answer]], looks: Mapping[str, Look]
+) -> tuple[list[Row], list[tuple[float, str]]]:
+    """The rows of answers, each with its section, and the ticks of their common axis; `looks` are those of devices."""
+    values = [end for _, answer in answers for bar in answer.bars for end in (bar.value, bar.low, bar.high)]
+    place, ticks = _axis(values)
+    return [Row(section, answer, _bars(looks, answer.bars, place)) for section, answer in answers], ticks
 
 
 def _without_rate(report: Report) -> Table:
@@ -159,11 +166,10 @@ def _axis(values: Sequence[float]) -> tuple[Any, list[tuple[float, str]]]:
     return place, sorted(ticks)
 
 
-def _bars(report: Report, bars: Sequence[Bar], place: Any) -> list[DrawnBar]:
-    devices = device_looks(report.tables)
+def _bars(looks: Mapping[str, Look], bars: Sequence[Bar], place: Any) -> list[DrawnBar]:
     drawn = []
     for i, bar in enumerate(bars):
-        look = devices.get(bar.gpu)
+        look = looks.get(bar.gpu)
         low, high = (place(end) if math.isfinite(end) and end > 0 else None for end in (bar.low, bar.high))
         right = high if high is not None else place(bar.value)
         drawn.append(
@@ -278,7 +284,7 @@ def _fastest(report: Report) -> tuple[Sequence[str], list[Fastest]]:
                 report.cell_link(row["cell_id"]).href,
                 names[row["gpu"]],
                 colour,
-                shortened(_work(report, row), MOST_WORK),
+                _work(report, row),
                 rounded(row["value"], row["low"], row["high"]),
                 bar,
                 list(map(rounded, beside)),
@@ -319,4 +325,4 @@ def _work(report: Report, row: dict[str, Any]) -> str:
     if row["model"] != report.grid["model"].value_counts().index[0]:
         parts.append(row["model"])
     parts += row["settings"]
-    return ", ".join(map(str, parts)) + ", while full" * bool(row["full"])
+    return f"{shortened(', '.join(map(str, parts)), MOST_WORK)}, {'while full' if row['full'] else 'whole runs'}"

@@ -10,6 +10,7 @@ from workflow_scripts.page.comparisons import comparisons
 from workflow_scripts.questions.cells.section import answers as cell_answers
 from workflow_scripts.questions.devices.section import answers as device_answers
 from workflow_scripts.questions.knobs.sequence_limit import answers as ladder_answers
+from workflow_scripts.tables.results import RATE
 
 CASES = {
     # verdict, ratio, low, high -> whether it matters, whether it helps, and the words
@@ -24,7 +25,8 @@ CASES = {
 
 def row(verdict: str, value: float, low: float, high: float, **changes: object) -> pd.DataFrame:
     of = {"name": "block_size", "value_a": "16", "value_b": "32", "gpu": "h200", "workload": "chat", "margin_pct": 2.0}
-    return pd.DataFrame([{**of, "verdict": verdict, "ratio": value, "low": low, "high": high, **changes}])
+    of |= {"metric": RATE, "verdict": verdict, "ratio": value, "low": low, "high": high}
+    return pd.DataFrame([{**of, **changes}])
 
 
 @pytest.mark.parametrize("case", CASES)

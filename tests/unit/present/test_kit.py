@@ -19,7 +19,7 @@ from workflow_scripts.page.kit import (
     use_style,
 )
 from workflow_scripts.page.plot import inline, size_px, write_plot
-from workflow_scripts.page.style import Look, looks
+from workflow_scripts.page.style import PREDICTED_LINE, Look, looks
 
 NONE = float("nan")
 
@@ -95,7 +95,7 @@ def test_a_mark_says_its_cell_and_the_ends_of_its_interval():
 def test_what_is_not_measured_is_a_broken_line_without_marks():
     rows = ladder(1).assign(series="predicted", low=NONE, high=NONE)
     both = pd.concat([ladder(1), rows])
-    plot = line(both, {"device 0": Look(), "predicted": Look(measured=False)}, "Rates", "tokens/s", "sequences")
+    plot = line(both, {"device 0": Look(), "predicted": PREDICTED_LINE}, "Rates", "tokens/s", "sequences")
     (ax,) = drawn(plot, "").get_axes()
     assert [of.get_linestyle() for of in ax.lines].count("--") == 1
     assert len([of for of in ax.lines if of.get_marker() == "o"]) == 3

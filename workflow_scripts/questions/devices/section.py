@@ -14,7 +14,7 @@ from workflow_scripts.page.kit import Plot, Reference, line
 from workflow_scripts.page.parts import claims_on, in_words
 from workflow_scripts.page.report import PLACE_HEADINGS, Report, Subject, TablePart
 from workflow_scripts.page.series import device_names
-from workflow_scripts.page.style import INK, MUTED, Look
+from workflow_scripts.page.style import INK, PREDICTED_LINE, Look
 from workflow_scripts.questions.knobs.section import ratios_of
 from workflow_scripts.study.setting_words import knob_axis
 from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require
@@ -75,7 +75,7 @@ def device_ratios(tables: Tables) -> Plot:
     predicted = predicted.assign(y=predicted["predicted_ratio"]).sort_values("x")
     return line(
         pd.concat([measured, predicted])[["series", "x", "y", "low", "high", "cell_id"]],
-        {"measured": Look(INK), PREDICTED: Look(MUTED, measured=False)},
+        {"measured": Look(INK), PREDICTED: PREDICTED_LINE},
         f"{series} by number of sequences",
         # Throughput along a setting may be that while full, which is another quantity.
         "ratio of output tokens/s, whole runs of equal work",

@@ -4,6 +4,7 @@ from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.kit import Plot
 from workflow_scripts.page.main_line import line_of, main_line, values_along
 from workflow_scripts.page.report import CELL, Report, Subject, TablePart
+from workflow_scripts.page.series import device_names
 from workflow_scripts.study.setting_words import knob_name
 from workflow_scripts.tables.results import Tables, records
 
@@ -23,7 +24,8 @@ def sentence(report: Report) -> str:
     rows = rows[rows["series"] == rows["series"].iloc[0]]
     first, last = (records(rows)[end] for end in (0, -1))
     low, high = (rounded(of["y"], of["low"], of["high"]) for of in (first, last))
-    return f"A token takes {low} J at the lowest {knob_name(line.knob)}, {high} J at the highest."
+    device = device_names(report.tables)[first["gpu"]]
+    return f"On the {device}, a token takes {low} to {high} J."
 
 
 SUBJECT = Subject(

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from workflow_scripts.common.columns import column
 from workflow_scripts.page.answers import Answer, Bar, is_hollow, times, verdict_on
 from workflow_scripts.page.comparisons import comparisons
 from workflow_scripts.page.kit import Plot, strip
+from workflow_scripts.page.main_line import rate_words
 from workflow_scripts.page.parts import claims_on, in_words
 from workflow_scripts.page.report import PLACE_HEADINGS, Report, Subject, TablePart
 from workflow_scripts.page.series import PLACES, device_looks, told_apart
@@ -48,7 +48,7 @@ def engines(tables: Tables) -> Plot:
         rows,
         repeats.rename(columns={RATE: "value"}),
         "vLLM and HuggingFace at equal work",
-        f"{column(RATE).in_words}; hollow: {HF}",
+        f"{rate_words(RATE)}; hollow: {HF}",
         measure=RATE,
     )
 

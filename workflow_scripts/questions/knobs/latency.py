@@ -24,7 +24,7 @@ def speed_per_user(tables: Tables) -> Plot:
         rows.assign(label=rows["x"].map("{:g}".format), x=rows["speed"]),
         along.looks,
         "Throughput against speed per user",
-        f"{along.words}; numbers are {knob_name(along.knob)}",
+        f"{along.words.removeprefix('output ')}, by {knob_name(along.knob)}",
         "tokens/s per user (1 / TPOT)",
         measure=along.rate,
         x_is_setting=False,

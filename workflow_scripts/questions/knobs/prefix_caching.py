@@ -8,6 +8,7 @@ from workflow_scripts.common.columns import column
 from workflow_scripts.page.answers import Answer, setting_answer, times
 from workflow_scripts.page.comparisons import comparisons
 from workflow_scripts.page.kit import Plot, bar, beside
+from workflow_scripts.page.main_line import rate_words
 from workflow_scripts.page.parts import claims_on, compared
 from workflow_scripts.page.report import CELL, Report, Subject, TablePart
 from workflow_scripts.page.series import device_looks, told_apart
@@ -32,7 +33,7 @@ def prefix_caching(tables: Tables) -> Plot:
     rows = pd.concat(sides).sort_index(kind="stable").drop_duplicates("cell_id")[["cell_id", "name", "gpu"]]
     rows = rows.assign(colour=rows["gpu"].map(lambda gpu: colours[gpu].colour))
     panels = []
-    for measure, words in ((RATE, "output tokens/s"), (MEMORY, "KV memory of running requests, GiB")):
+    for measure, words in ((RATE, rate_words(RATE)), (MEMORY, "KV memory in use, GiB")):
         found = column(measure).scaled(tables.intervals_of(measure))
         of_cells = rows.join(found, on="cell_id").dropna(subset="value")
         if len(of_cells):

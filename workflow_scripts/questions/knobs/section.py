@@ -9,7 +9,7 @@ from workflow_scripts.common.wording import sentence as capital
 from workflow_scripts.page.answers import Answer, is_hollow, setting_answer, times
 from workflow_scripts.page.comparisons import comparisons, every_knob_compared
 from workflow_scripts.page.kit import Plot, Reference, ratio
-from workflow_scripts.page.main_line import OF_ARRIVALS, main_line
+from workflow_scripts.page.main_line import OF_ARRIVALS, main_line, rate_words
 from workflow_scripts.page.parts import compared, held_in_words
 from workflow_scripts.page.report import Report, Subject
 from workflow_scripts.page.series import device_looks, told_apart, without_shared
@@ -45,7 +45,7 @@ def ratio_rows(tables: Tables, rows: pd.DataFrame, title: str) -> Plot:
         colour=rows["gpu"].map(lambda gpu: colours[gpu].colour if gpu in colours else None).fillna("#17202a"),
         cell_id=rows["b"],
     ).drop_duplicates("name")
-    label = f"ratio of {column(rows['metric'].iloc[0]).in_words}"
+    label = f"ratio of {rate_words(rows['metric'].iloc[0])}"
     return ratio(drawn, title, label, unit="×", measure="ratio", references=[Reference(1, "")])
 
 

@@ -4,7 +4,18 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from workflow_scripts.page.answers import LIKELY_YES, NO, OPEN, YES, Answer, bars_of, briefly, times, verdict_on
+from workflow_scripts.page.answers import (
+    LIKELY_YES,
+    NO,
+    OPEN,
+    YES,
+    Answer,
+    bars_of,
+    briefly,
+    question_on,
+    times,
+    verdict_on,
+)
 from workflow_scripts.page.comparisons import FLAT, comparisons
 from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.kit import Plot
@@ -12,10 +23,10 @@ from workflow_scripts.page.main_line import line_of, main_line, values_along
 from workflow_scripts.page.parts import claims_on, compared
 from workflow_scripts.page.report import Report, Subject
 from workflow_scripts.page.series import device_names
-from workflow_scripts.page.style import MUTED, Look
+from workflow_scripts.page.style import PUBLISHED_LINE
 from workflow_scripts.questions.knobs.central_tables import four_metrics
 from workflow_scripts.study.setting_words import knob_name
-from workflow_scripts.tables.results import RATE, Tables, records
+from workflow_scripts.tables.results import RATE, STEADY, Tables, records
 
 SEQUENCES = "max_num_seqs"
 # What the flat question becomes if it is likely, but not shown, that throughput grows.
@@ -24,12 +35,12 @@ FLAT_QUESTION, GROWS_QUESTION = "Flat in {}?", "Grows with {}?"
 
 def throughput(tables: Tables) -> Plot:
     """Mean rate of each cell with its 95 % interval, along the setting that matters most. Where requests differ, the
-    rate is that while the engine is full. A broken line is what others published, of requests that are not known."""
+    rate is that while the engine is full. A dotted line is what others published, of requests that are not known."""
     line = main_line(tables)
     title, published = f"Throughput by {knob_name(line.knob)}", published_along(tables)
     if published.empty:
         return line_of(tables, line.rate, title, line.words)
-    more = {"sources": ("measured", "published"), "named": {published["series"].iloc[0]: Look(MUTED, measured=False)}}
+    more = {"sources": ("measured", "published"), "named": {published["series"].iloc[0]: PUBLISHED_LINE}}
     return line_of(tables, line.rate, title, line.words, further=published, **more)
 
 
@@ -44,7 +55,7 @@ def published_along(tables: Tables) -> pd.DataFrame:
     )
     rows = rows[rows["gpu"] == rows["gpu"].iloc[0]].dropna(subset="y").sort_values("x")
     return rows.assign(
-        series=f"published {rounded(rows['y'].max())}" if len(rows) else "",
+        series=rows["gpu"].map(device_names(tables)).map(f"published, {{}} {rounded(rows['y'].max())}".format),
         low=float("nan"),
         high=float("nan"),
         cell_id=None,
@@ -73,7 +84,7 @@ def answers(report: Report) -> Iterator[Answer]:
     if rows["gpu"].nunique() > 1 and row["verdict"] != FLAT:
         said = f"{times(row)} on the {device_names(tables)[row['gpu']]}, {ends}{unit}"
     gain = "" if verdict == OPEN else f"{knob_name(knob)} {times(row)}"
-    yield Answer(verdict, question, said, bars_of(tables, rows), gain)
+    yield Answer(verdict, question_on(question, row["metric"]), said, bars_of(tables, rows), gain)
 
 
 def sentence(report: Report) -> str:
@@ -81,7 +92,8 @@ def sentence(report: Report) -> str:
     values = values_along(report.tables, line, line.rate)
     top = records(values.sort_values("y", ascending=False))[0]
     name, rate = device_names(report.tables)[top["gpu"]], rounded(top["y"], top["low"], top["high"])
-    return f"The {name} reaches {rate} tokens/s with {knob_name(line.knob)} {top['x']:g}."
+    while_full = " while full" * (line.rate == STEADY)
+    return f"The {name} reaches {rate} tokens/s{while_full}, with {knob_name(line.knob)} {top['x']:g}."
 
 
 SUBJECT = Subject(

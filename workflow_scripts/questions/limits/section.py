@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pandas as pd
 
 from workflow_scripts.common.columns import column
-from workflow_scripts.page.answers import NO, OPEN, PARTLY, YES, Answer
+from workflow_scripts.common.wording import shortened
+from workflow_scripts.page.answers import MOST_LETTERS, NO, OPEN, PARTLY, YES, Answer
 from workflow_scripts.page.blocks import Block, Text
 from workflow_scripts.page.kit import Plot, bar
 from workflow_scripts.page.main_line import main_line
@@ -64,8 +65,9 @@ def answers(report: Report) -> Iterator[Answer]:
     verdict = OPEN if highest > 1 else YES if lowest >= NEAR else NO if highest < FAR else PARTLY
     said = f"{first['value']:.0f} % of its ceiling"
     if "x" in rows and len(rows) > 1:
-        name = device_names(report.tables)[first["gpu"]]
-        said = f"{name}: {first['value']:.0f} % at {first['x']:g}, {last['value']:.0f} % at {last['x']:g}"
+        names = device_names(report.tables)
+        name = f"{shortened(names[first['gpu']].partition(' (')[0], MOST_LETTERS)}: " * (len(report.tables.devices) > 1)
+        said = f"{name}{first['value']:.0f} % at {first['x']:g}, {last['value']:.0f} % at {last['x']:g}"
     yield Answer(verdict, "Near the hardware's limit?", said)
 
 

@@ -11,6 +11,7 @@ from workflow_scripts.page.answers import Answer, is_hollow, setting_answer, upw
 from workflow_scripts.page.blocks import Block, Text
 from workflow_scripts.page.comparisons import comparisons
 from workflow_scripts.page.kit import Plot, Reference, bar, beside, ratio
+from workflow_scripts.page.main_line import rate_words
 from workflow_scripts.page.parts import claims_on, compared
 from workflow_scripts.page.report import CELL, Report, Subject, TablePart
 from workflow_scripts.page.series import PLACES, device_looks
@@ -52,8 +53,8 @@ def block_size(tables: Tables) -> Plot:
         rows = pd.DataFrame()
     if len(rows):
         base = setting_phrase(KNOB, rows["value_a"].iloc[0]).removeprefix("block size ")
-        references = [Reference(1, "")]
-        panels.append(ratio(rows, "Rate", f"rate over {base} tokens", unit="×", references=references, measure="ratio"))
+        label = f"{rate_words(rows['metric'].iloc[0])}, over {base}"
+        panels.append(ratio(rows, "Rate", label, unit="×", references=[Reference(1, "")], measure="ratio"))
     return beside("Block size", *require(panels, "no two measured cells differ only in block size"))
 
 

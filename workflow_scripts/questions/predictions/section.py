@@ -38,8 +38,8 @@ def _compared(tables: Tables) -> pd.DataFrame:
 def _errors(tables: Tables) -> "pd.Series[float]":
     """The median size of the error by engine, vLLM's first."""
     rows = _compared(tables)
-    sizes = rows["error_pct"].abs().groupby(rows["engine"]).median()
-    return sizes.sort_index(key=lambda names: names != VLLM.name)
+    sizes = rows["error_pct"].abs().groupby(rows["engine"].map(_engine)).median()
+    return sizes.sort_index(key=lambda names: names != _engine(VLLM.name))
 
 
 def prediction_errors(tables: Tables) -> Plot:
@@ -73,7 +73,7 @@ def answers(report: Report) -> Iterator[Answer]:
     errors = _errors(report.tables)
     worst, best = errors.max(), errors.min()
     verdict = YES if worst <= RIGHT_PCT else NO if best > WRONG_PCT else PARTLY
-    said = ", ".join(f"{_engine(str(engine))} {rounded(error)} %" for engine, error in errors.head(2).items())
+    said = ", ".join(f"{engine} {rounded(error)} %" for engine, error in errors.head(2).items())
     yield Answer(verdict, "Predictions right?", f"{said} off")
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from workflow_scripts.common.columns import column
 from workflow_scripts.page.blocks import Block, Text
 from workflow_scripts.page.kit import Plot, strip
 from workflow_scripts.page.report import Report, Subject
@@ -40,7 +39,7 @@ def spread(tables: Tables) -> Plot:
         colour=[colours[gpu].colour for gpu in of_cells["gpu"]],
         text="",
     )
-    label = f"{column(RATE).in_words} of each repeat over the mean of its cell"
+    label = "output tokens/s of each repeat over the mean of its cell"
     dots = dots[dots["cell_id"].isin(most)]
     return strip(cells.drop_duplicates("name"), dots, "How far repeats of a cell differ", label, unit="×", measure="")
 
