@@ -111,6 +111,7 @@ def cells_table(study: Study) -> pd.DataFrame:
         asked: dict[str, object] = {"cell_id": cell.id, "study": study.name, "sweeps": ",".join(cell.sweeps)}
         asked |= {"knobs": cell.knobs.slug(), "max_concurrency_allowed": cell.knobs.max_concurrency, **MEASURED_BY}
         asked |= {name: getattr(cell, name) for name in NAMES}
+        asked |= {"engine": cell.engine_at, "environment": cell.environment or None}
         asked |= {f"knob_{name}": value for name, value in cell.knobs.set_values().items()}
         asked |= {"device_name": f"Made-up {cell.gpu}", "steady": cell.gpu != "l40s"}
         asked |= {"not_as_asked": "max_model_len 2048, not 4096" if cell.gpu == "h200" else None}
@@ -129,7 +130,7 @@ def cells_table(study: Study) -> pd.DataFrame:
 
 def measured_of(cell: dict[str, object], repeat: int, rng: np.random.Generator) -> dict[str, object]:
     """One repeat's numbers: they rise with the sequences that may run at once and with the device's speed."""
-    blocks, is_vllm = cell.get("knob_num_gpu_blocks_override"), cell["engine"] == "vllm"
+    blocks, is_vllm = cell.get("knob_num_gpu_blocks_override"), str(cell["engine"]).partition("@")[0] == "vllm"
     shares_prefix, cached = cell["workload"] == "system-prompt", cell.get("knob_enable_prefix_caching") is True
     seqs = 2 if blocks == 3 else min(int(str(cell["max_concurrency_allowed"])), 64)
     speed = SPEED.get(str(cell["gpu"]), 1.0)
@@ -188,7 +189,7 @@ def facts_table(cells: pd.DataFrame, gpu: str, name: str) -> pd.DataFrame:
     """The table `parsed/{gpu}/{name}.parquet` of measured repeats; only vLLM tells its steps."""
     told = cells["repeat"].notna() & (cells["engine"].eq("vllm") | (name != "steps"))
     parts = [
-        pd.DataFrame({"cell_id": row.cell_id, "start": 1, "repeat": row.repeat, **FACTS[name](row)})
+        pd.DataFrame({"cell_id": row.cell_id, "start": row.start, "repeat": row.repeat, **FACTS[name](row)})
         for row in cells[told & (cells["gpu"] == gpu)].itertuples()
     ]
     types = table_columns()[name]
@@ -271,7 +272,7 @@ def claims_table() -> pd.DataFrame:
 
 def serving_tables(cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The tables `serving` and `serving_summary`: the server answers at most ten requests a second."""
-    rows = cells[(cells["engine"] == "vllm-serve") & cells["repeat"].notna()]
+    rows = cells[cells["engine"].str.contains("-serve") & cells["repeat"].notna()]
     rate = rows.get("knob_request_rate_per_s", pd.Series(dtype=float)).astype(float)
     answered, saturated = np.minimum(rate, 10), rate > 10
     table = rows.assign(load="open loop", request_rate_per_s=rate, arrivals_per_s=rate, requests_per_s=answered)
@@ -293,15 +294,14 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     write_measurements(cells, tables)
     cells = read_measurements(tables)
     serving, summary = serving_tables(cells)
-    write(intervals=cell_intervals(cells), serving=serving, serving_summary=summary)
+    intervals = cell_intervals(cells)
+    write(intervals=intervals, serving=serving, serving_summary=summary)
     write(limits=limits_table(cells))
     write(fragmentation=waste_table(cells), memory=capacity_table(cells))
     # A flat line that someone published for the first device.
     place = ("vllm", str(cells["model"].iloc[0]), next(iter(SPEED)))
     published = {(*place, seqs): (1e5, 0.5) for seqs in (1.0, 4.0, 16.0, 64.0, 256.0)}
-    write(
-        predictions=predictions_table(cells, cell_intervals(cells), plan_table(cells), published), claims=claims_table()
-    )
+    write(predictions=predictions_table(cells, intervals, plan_table(cells), published), claims=claims_table())
     predictions = read_table(tables / "predictions.parquet")
     comparisons, devices = comparison_tables(cells, 2.0, predictions=predictions)
     write(comparisons=comparisons, devices=devices)
@@ -353,59 +353,3 @@ def draw_results(
     assert figures.main(arguments(study=study, out=folder / "figures", **parsed)) == 0
     assert page.main(arguments(study=study, out=folder / "report.html", **drawn)) == 0
     return folder / "report.html"
-
-
-def _ended(outcome: str, reason: str, of: Callable[[pd.DataFrame], "pd.Series[bool]"]) -> Callable[..., pd.DataFrame]:
-    """A change by which some cells have no rate."""
-
-    def change(cells: pd.DataFrame) -> pd.DataFrame:
-        some = of(cells)
-        failed = cells[some].drop_duplicates("cell_id").copy()
-        kept = [name for name in failed if name.startswith("knob_") or name in ASKED]
-        failed.loc[:, [name for name in failed if name not in kept]] = pd.NA
-        failed = failed.assign(outcome=outcome, reason=reason, comparable=outcome != "missing")
-        return pd.concat([cells[~some], failed.astype(cells.dtypes)], ignore_index=True)
-
-    return change
-
-
-ASKED = ("cell_id", "study", "sweeps", "knobs", "max_concurrency_allowed", *NAMES, *MEASURED_BY, "start")
-LONG = "a-workload-of-somebody-who-writes-everything-into-its-name-and-more"
-LADDER = {"model": "llama-3.1-8b-instruct", "knobs": {"max_num_seqs": [1, 16, 256]}}
-SIX = ["h200", "h100-sxm", "a100-sxm-80gb", "l40s", "h100-pcie", "a100-pcie-80gb"]
-MANY = {"block_size": [16, 32, 64, 128], "max_num_seqs": [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]}
-# Studies that differ from what most studies are -> sweeps, other content, and a change of their cells.
-GENERATED: Mapping[str, tuple[list[dict[str, Any]], dict[str, Any], Callable[[pd.DataFrame], pd.DataFrame]]] = {
-    "one-cell": ([{}], {}, lambda cells: cells),
-    "failures-alone": ([LADDER], {}, _ended("engine_error", "CUDA out of memory", lambda cells: cells["gpu"].notna())),
-    "many-cells": (
-        [
-            {
-                "model": "llama-3.1-8b-instruct",
-                "gpu": ["h200", "l40s"],
-                "knobs": {**MANY, "enforce_eager": [True, False]},
-            }
-        ],
-        {"question": "Does max-num-seqs, the block size, or an eager engine matter?"},
-        lambda cells: cells,
-    ),
-    "six-devices": ([{**LADDER, "gpu": SIX}], {"question": "How do GPUs compare?"}, lambda cells: cells),
-    "long-names": (
-        [LADDER, {**LADDER, "name": "two", "workload": f"{LONG}-2"}],
-        {"workloads": {LONG: fixed(64), f"{LONG}-2": fixed(32)}},
-        lambda cells: cells,
-    ),
-    "server": (
-        [{"engine": "vllm-serve", "knobs": {**SETTING, "request_rate_per_s": [1, 4, 16]}}],
-        {"question": "Which request rate does a server keep up with?"},
-        lambda cells: cells,
-    ),
-    "imported": ([LADDER], {}, lambda cells: cells.assign(source="imported")),
-    "unfinished": ([LADDER], {}, _ended("missing", "", lambda cells: cells["knob_max_num_seqs"].ne(1))),
-}
-
-
-def draw_generated(folder: Path, name: str) -> Path:
-    """Draw the page of one of the `GENERATED` studies."""
-    sweeps, content, change = GENERATED[name]
-    return draw_results(folder / name, study_content(*sweeps, name=name, repeats=3, **content), change)
