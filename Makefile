@@ -102,10 +102,10 @@ bench-start: $(TOOLS_VENV)/tools.installed ## measure how long the commands that
 	$(TOOLS_VENV)/bin/python -m benchmarks.start $(ARGS)
 
 bench-harness: $(VENV)/cpu.installed ## measure what the pipeline itself costs per cell
-	$(BIN)/python -m benchmarks.harness $(ARGS)
+	$(BIN)/python -m benchmarks.turns harness $(if $(AGAINST),--against $(AGAINST)) $(ARGS)
 
 bench-analysis: $(VENV)/cpu.installed ## measure how parsing, analysis and figures scale
-	$(BIN)/python -m benchmarks.analysis $(ARGS)
+	$(BIN)/python -m benchmarks.turns analysis $(if $(AGAINST),--against $(AGAINST)) $(ARGS)
 
 check-growth: $(VENV)/cpu.installed ## check that analysis grows with cells, and stays within its budget of CPU time
 	$(BIN)/python -m benchmarks.analysis --check
@@ -117,7 +117,7 @@ bench-agreement: $(VENV)/cpu.installed ## measure the demo twice, half an hour a
 	$(BIN)/python -m benchmarks.agreement $(ARGS)
 
 bench-report: $(VENV)/cpu.installed ## measure size and speed of the report's page in a real Chromium
-	$(BIN)/python -m benchmarks.report_in_browser $(ARGS)
+	$(BIN)/python -m benchmarks.turns report_in_browser $(if $(AGAINST),--against $(AGAINST)) $(ARGS)
 
 pictures: $(VENV)/cpu.installed gpu-report ## take the pictures of README.md and docs/report.md from the two GPUs' report
 	$(BIN)/python -m benchmarks.pictures $(ARGS)
@@ -137,7 +137,7 @@ bench-variance: $(VENV)/cpu.installed ## measure how much rates vary within star
 	$(BIN)/python -m benchmarks.variance $(ARGS)
 
 bench-plan: $(VENV)/cpu.installed ## measure what planning costs, and how it grows with the number of cells
-	$(BIN)/python -m benchmarks.plan $(ARGS)
+	$(BIN)/python -m benchmarks.turns plan $(if $(AGAINST),--against $(AGAINST)) $(ARGS)
 
 SEED ?= 1
 FAULTS ?= 200
