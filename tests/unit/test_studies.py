@@ -128,4 +128,4 @@ def test_every_study_is_listed_with_its_cells_and_its_cut(capsys):
     for path in STUDIES.glob("*.yaml"):
         (line,) = [line for line in said.splitlines() if f"studies/{path.name} (" in line]
         assert ("cut for a CPU" in line) == (STUDIES / "tiny" / path.name).exists()
-    assert "demo.yaml (10 cells)" in said
+    assert "demo.yaml (11 cells)" in said
