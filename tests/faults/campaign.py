@@ -366,6 +366,12 @@ class Campaign:
     def _left_over(self, *, idle: bool = True) -> list[str]:
         """Command lines of processes of jobs; `idle`: without fork servers that have no job and end by themselves."""
         found = self.lab.processes()
+        for process in found:
+            # A Snakemake that gets SIGTERM while it holds its own lock waits for ever (9.x, `exit_gracefully`). Where
+            # Slurm counts processes by cgroup it ends with its job; here a restarted slurmd loses it.
+            with suppress(psutil.Error):
+                if process.ppid() == 1 and "--target-jobs" in process.cmdline() and not process.children():
+                    process.kill()
         servers = {one.pid for one in kinds.fork_servers(found)} if idle else set()
         left = []
         for process in found:
