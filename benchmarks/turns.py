@@ -59,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         known = {"words": words, "processor": processor_facts(())["processor"]}
         earlier = [run for run in (read_jsonl(STORED) if STORED.exists() else ()) if known.items() <= run.items()]
         took = timed(CHECKOUT, words)
-        run = {**known, "at": datetime.now(UTC).isoformat(timespec="minutes"), "commit": commit_of(CHECKOUT)[0], "took": took}
+        at = datetime.now(UTC).isoformat(timespec="minutes")
+        run = {**known, "at": at, "commit": commit_of(CHECKOUT)[0], "took": took}
         with STORED.open("a", encoding="utf-8") as file:
             file.write(json.dumps(run) + "\n")
         if earlier:

@@ -57,7 +57,7 @@ STEPS = {
         "next-round": "questions.knobs.decide_round",
         "draw-report": "present.page",
     },
-    "Upkeep of the project": {"write-schemas": "study.schemas"},
+    "Upkeep of the project": {"write-schemas": "study.schemas", "write-arguments": "engines.write_arguments"},
     "Processes that other commands start": {"sample-device": "measure.trace"},
 }
 COMMANDS = {name: module for group in (GROUPS | STEPS).values() for name, module in group.items()}

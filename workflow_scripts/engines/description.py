@@ -58,6 +58,8 @@ class EngineDescription:
             calibration is measured for it. It gets knobs, device, model and version, as `capacity` does; the version is
             empty for that of the default environment.
         capacity: `module:NAME` of the function that says what its KV cache holds, if it is paged.
+        arguments: the package whose arguments `engine_args` may set; empty if it takes none.
+        reserved: those of them that a study may not set -> why.
     """
 
     name: str
@@ -79,6 +81,8 @@ class EngineDescription:
     adapter: str = ""
     steps: str = ""
     capacity: str = ""
+    arguments: str = ""
+    reserved: Mapping[str, str] = field(default_factory=dict)
 
     def supports(self, version: str) -> bool:
         """Whether the adapter can measure this version of a package of the engine."""

@@ -4,21 +4,32 @@ Field names are the engines' own argument names. A knob that a study leaves out 
 does not appear in the slug. Everything else that the pipeline knows about a knob is in the `Knob` of its field.
 """
 
+import hashlib
+import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any
 
-from pydantic import Field, create_model
+from pydantic import Field, JsonValue, create_model
 
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.common.records import StrictRecord
 from workflow_scripts.workloads.arrivals import Load
 
 Positive = Annotated[int, Field(ge=1)]
+# The knob that holds any other arguments of an engine.
+ENGINE_ARGS = "engine_args"
 
 
 class Knobs(StrictRecord):
     """Settings of one engine in one cell. What means the same has one name in all engines."""
+
+    engine_args: Annotated[
+        Annotated[dict[str, JsonValue], Field(description="any other arguments of the engine, by their own names")]
+        | None,
+        Knob(""),
+    ] = None
 
     @classmethod
     @cache
@@ -44,7 +55,8 @@ class Knobs(StrictRecord):
     @classmethod
     def slug_of(cls, values: Mapping[str, Any]) -> str:
         """The same for some of the settings."""
-        words = [f"{knob.code}{_text(values[name])}" for name, knob in cls.described().items() if name in values]
+        own = {knob.code: values[name] for name, knob in cls.described().items() if name in values and knob.code}
+        words = [f"{name}{_text(value)}" for name, value in (own | (values.get(ENGINE_ARGS) or {})).items()]
         return "-".join(words) or "default"
 
     @classmethod
@@ -57,9 +69,21 @@ class Knobs(StrictRecord):
         }
         return create_model(cls.__name__, __base__=StrictRecord, **fields)
 
+    def __hash__(self) -> int:
+        return hash((type(self), *(repr(v) if isinstance(v, dict) else v for v in self.__dict__.values())))
+
     def set_values(self) -> dict[str, Any]:
         """What the study sets, by argument name; knobs left at the engine's default are left out."""
         return self.model_dump(exclude_none=True)
+
+    def other_arguments(self) -> dict[str, Any]:
+        """The engine's own arguments that are no knobs, by name."""
+        return dict(self.engine_args or {})
+
+    @property
+    def why_unpredicted(self) -> str | None:
+        """Why nothing is predicted with these settings; None if it may be."""
+        return f"not predicted: {', '.join(self.engine_args)}" if self.engine_args else None
 
     @property
     def max_concurrency(self) -> int:
@@ -92,10 +116,23 @@ class Knobs(StrictRecord):
         return getattr(self, "quantization", None)
 
 
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the engine's own arguments among them, as columns of tables hold them.
+
+    >>> flat({"block_size": 16, "engine_args": {"watermark": 0.1, "cudagraph_capture_sizes": [1, 2]}})
+    {'block_size': 16, 'watermark': 0.1, 'cudagraph_capture_sizes': '[1, 2]'}
+    """
+    own = {name: value for name, value in values.items() if name != ENGINE_ARGS}
+    others = (values.get(ENGINE_ARGS) or {}).items()
+    return own | {name: json.dumps(value) if isinstance(value, (list, dict)) else value for name, value in others}
+
+
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, float):
         short = f"{value:g}"
         return short if float(short) == value else repr(value)
-    return str(value)
+    # A name that a path may hold, or a hash of it.
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if re.fullmatch(r"[\w.+-]+", text) else hashlib.sha256(text.encode()).hexdigest()[:8]

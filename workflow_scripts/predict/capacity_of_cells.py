@@ -43,8 +43,9 @@ def predict_study(cells: Iterable[Cell]) -> Iterator[Capacity]:
 
     for cell in cells:
         if get_engine(cell.engine).capacity:
-            capacity = predicted(cell.engine, cell.gpu, cell.model, cell.knobs, cell.environment)
-            yield replace(capacity, cell_id=cell.id)
+            why = cell.knobs.why_unpredicted
+            asked = (cell.engine, cell.gpu, cell.model, cell.knobs, cell.environment)
+            yield replace(Capacity({}, unknown=why) if why else predicted(*asked), cell_id=cell.id)
 
 
 def predict_published(published: Published, claims: Iterable[str]) -> Iterator[Capacity]:

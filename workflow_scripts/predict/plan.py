@@ -21,8 +21,10 @@ from workflow_scripts.catalog.published import PUBLISHED, Published
 from workflow_scripts.common.command import RESULTS, STUDY, command, option
 from workflow_scripts.common.csv_text import as_written, with_texts
 from workflow_scripts.common.files import write_bytes, write_jsonl, write_text
+from workflow_scripts.common.knob import Knob
 from workflow_scripts.common.parquet import read_parquet, to_parquet
 from workflow_scripts.common.terminal import Terminal
+from workflow_scripts.engines.knobs import flat
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.predict.calibrated import UNCALIBRATED
 from workflow_scripts.predict.capacity_of_cells import predict_published, predict_study
@@ -72,7 +74,7 @@ def predicted_spread(cells: Sequence[Cell], predictions: pd.DataFrame) -> pd.Dat
     values that the engine would refuse are left out.
     `spread_pct`: how much faster the fastest value is than the slowest, in predicted output tokens/s; the largest such
     difference between cells that agree in all other knobs and are predicted from the same source."""
-    knob_rows = [{f"knob_{name}": value for name, value in cell.knobs.set_values().items()} for cell in cells]
+    knob_rows = [{f"knob_{name}": value for name, value in flat(cell.knobs.set_values()).items()} for cell in cells]
     settings = pd.DataFrame(knob_rows, index=[cell.id for cell in cells], dtype=object)
     table = predictions[predictions["infeasible"].isna()].set_index("cell_id").join(settings)
     knobs = [name for name in table if str(name).startswith("knob_")]
@@ -107,7 +109,7 @@ def _effect(part: pd.DataFrame, knob: str, others: Sequence[str]) -> tuple[float
     if not several.any():
         return None, OPEN, "no two predicted cells differ in it alone"
     spread = float(100 * (rates.max() / rates.min() - 1)[several].max())
-    limits = every_knob()[knob.removeprefix("knob_")].limits
+    limits = every_knob().get(knob.removeprefix("knob_"), Knob("")).limits
     why = _up_to(predicted) if limits == "sequences" else ""
     if spread >= NOTICEABLE_PCT:
         return spread, MATTERS, why

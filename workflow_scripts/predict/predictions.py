@@ -211,6 +211,8 @@ class _Inputs:
             cell = replace(cell, engine=stand_in[0], knobs=stand_in[1])
         knobs = cell.knobs
         try:
+            if knobs.why_unpredicted:
+                raise UnpredictableError(knobs.why_unpredicted)
             facts = self.facts(cell.gpu, cell.model, knobs.quantized_as)
             asked = (get_engine(cell.engine), knobs, gpu, facts, cell.environment)
             capacity = capacity_of(*asked) or Capacity({})

@@ -140,7 +140,8 @@ def calibrations_of(study: Study, cells: Iterable[Cell]) -> dict[str, Calibratio
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         answers_decide = isinstance(cell.knobs, Load) and cell.knobs.users is not None
-        if get_engine(cell.engine).predicted and cell.knobs.ranks == 1 and not cell.knobs.drafts and not answers_decide:
+        unpredicted = cell.knobs.drafts or cell.knobs.why_unpredicted or answers_decide
+        if get_engine(cell.engine).predicted and cell.knobs.ranks == 1 and not unpredicted:
             groups.setdefault(calibration_name(cell), []).append(cell)
     return {name: _calibration_of(study, group) for name, group in groups.items()}
 

@@ -14,7 +14,8 @@ from workflow_scripts.catalog.environments import DEFAULT, load_environments, pa
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Model, load_gpus, load_models
 from workflow_scripts.catalog.published import PUBLISHED, Published
 from workflow_scripts.common.records import faults
-from workflow_scripts.engines.knobs import Knobs
+from workflow_scripts.engines.arguments import fault_of
+from workflow_scripts.engines.knobs import ENGINE_ARGS, Knobs
 from workflow_scripts.engines.registry import every_knob, get_engine, load_engines
 from workflow_scripts.study.study import Study, StudyError, Sweep, check_known
 from workflow_scripts.workloads.arrivals import Load
@@ -173,6 +174,12 @@ def _fault_of(cell: Cell, study: Study) -> str | None:
             return f"workload {cell.workload!r} has real answers, whose tokens only {able} tells"
         if isinstance(cell.knobs, Load) and (cell.knobs.request_rate_per_s or cell.knobs.find == "highest_rate"):
             return f"workload {cell.workload!r} is a closed loop: `users` sets its load, not request_rate_per_s"
+    engine = get_engine(cell.engine)
+    if others := cell.knobs.other_arguments():
+        reserved = dict.fromkeys(engine.knobs.model_fields, "a knob of its own") | dict(engine.reserved)
+        version = version_of(cell.environment) or (engine.installed() or ("", ""))[1]
+        if fault := fault_of(others, engine.arguments, version, reserved):
+            return f"knobs.{ENGINE_ARGS}.{fault}"
     if isinstance(cell.knobs, Load) and cell.knobs.find and study.slo is None:
         return f"find: {cell.knobs.find} needs the study's `slo`, such as {{ttft_s: 1.0}}"
     if len(cell.id) > MOST_ID:
@@ -202,9 +209,13 @@ def _cells_of(sweep: Sweep, study: Study, where: str) -> Iterator[Cell]:
 
 
 def _knobs(engine: str, defaults: dict[str, Any], chosen: dict[str, Any], where: str) -> Knobs:
-    kind = get_engine(engine).knobs
+    kind, others = get_engine(engine).knobs, f"{ENGINE_ARGS}."
+    arguments = {name.removeprefix(others): value for name, value in chosen.items() if name.startswith(others)}
+    values = {**defaults, **{name: value for name, value in chosen.items() if not name.startswith(others)}}
+    if arguments:
+        values[ENGINE_ARGS] = {**(values.get(ENGINE_ARGS) or {}), **arguments}
     try:
-        return kind.model_validate({**defaults, **chosen})
+        return kind.model_validate(values)
     except ValidationError as e:
         own = {
             "extra_forbidden": f"engine {engine!r} has no such knob",

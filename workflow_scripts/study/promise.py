@@ -14,7 +14,8 @@ from pydantic import AfterValidator, ConfigDict, Field, field_validator
 from workflow_scripts.catalog.gpus_and_models import Dtype
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import Record
-from workflow_scripts.engines.vllm.knobs import SERVE_COMMAND, VllmKnobs, command_line
+from workflow_scripts.engines.arguments import arguments_of
+from workflow_scripts.engines.vllm.knobs import RESERVED, SERVE_COMMAND, VllmKnobs, command_line
 from workflow_scripts.study.definition import ResolvedModel
 from workflow_scripts.study.study import Name
 
@@ -23,6 +24,7 @@ _KNOBS = VllmKnobs.described().items()
 ARGUMENTS = {"revision", "load-format", "trust-remote-code", "dtype"} | {
     (knob.argument or name).partition(".")[0].replace("_", "-") for name, knob in _KNOBS if not knob.variable
 }
+ARGUMENTS |= {name.replace("_", "-") for name in (arguments_of("vllm") or {}).keys() - RESERVED.keys()}
 VARIABLES = {knob.variable for _, knob in _KNOBS if knob.variable}
 # Files of a deployment that other commands read.
 PROMISE = "promise.json"
@@ -80,7 +82,8 @@ def serve_settings(
     settings = {**effective, **knobs.engine_arguments(draft_name)}
     if draft_revision:
         settings["speculative_config"] |= draft_revision
-    ordered = [field for field in (*VllmKnobs.model_fields, "speculative_config") if field in settings]
+    names = (*VllmKnobs.model_fields, "speculative_config", *knobs.other_arguments())
+    ordered = [field for field in names if field in settings]
     return ServeSettings(
         name,
         arguments | {"dtype": model.dtype} | {field.replace("_", "-"): settings[field] for field in ordered},

@@ -14,6 +14,7 @@ from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import StrictRecord, validated
 from workflow_scripts.common.wording import allowed_names
+from workflow_scripts.engines.knobs import ENGINE_ARGS
 from workflow_scripts.engines.registry import get_engine, load_engines
 from workflow_scripts.workloads.workload_kinds import Workload
 
@@ -55,7 +56,12 @@ class Sweep(StrictRecord):
     knobs: dict[str, Any] = Field({}, description="knob -> one value or a list of values to cross")
 
     def knob_values(self) -> dict[str, list[Any]]:
-        return {name: as_list(values) for name, values in self.knobs.items()}
+        """The values of each knob; those of the engine's own arguments as `engine_args.NAME`."""
+        own = {name: as_list(values) for name, values in self.knobs.items() if name != ENGINE_ARGS}
+        others = self.knobs.get(ENGINE_ARGS) or {}
+        if not isinstance(others, dict):
+            raise StudyError(f"sweep {self.name!r}, knobs.{ENGINE_ARGS}: names of arguments with their values")
+        return own | {f"{ENGINE_ARGS}.{name}": as_list(values) for name, values in others.items()}
 
 
 class ModelOverride(StrictRecord):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from workflow_scripts.common.files import read_jsonl
+from workflow_scripts.engines.knobs import flat
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import COORDINATES, Cell
 from workflow_scripts.study.study import Study
@@ -41,7 +42,7 @@ def grid_rows(study: Study, cells: Sequence[Cell]) -> pd.DataFrame:
             "model": cell.model,
             "workload": cell.workload,
             "knobs": cell.knobs.slug(),
-            **{f"knob_{name}": value for name, value in cell.knobs.set_values().items()},
+            **{f"knob_{name}": value for name, value in flat(cell.knobs.set_values()).items()},
             "max_concurrency_allowed": cell.knobs.max_concurrency,
             "definition_asked": definition_sha256(cell_definition(study, cell, models)),
         }

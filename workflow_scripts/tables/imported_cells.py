@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import get_model
+from workflow_scripts.engines.knobs import flat
 from workflow_scripts.engines.registry import every_knob, get_engine
 from workflow_scripts.physics.rate_ceiling import MeanLengths, judge_rate
 from workflow_scripts.study.grid import COORDINATES
@@ -68,7 +69,7 @@ def _row(run: Row, study: str) -> Row:
         **coordinates,
         "environment": "",
         "knobs": run["slug"],
-        **{f"knob_{name}": value for name, value in run["knobs"].items()},
+        **{f"knob_{name}": value for name, value in flat(run["knobs"]).items()},
         "max_concurrency_allowed": _allowed(run),
         "round": 1,
         "comparable": True,

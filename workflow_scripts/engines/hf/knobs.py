@@ -70,6 +70,16 @@ HF_STATIC = EngineDescription(
     sampling=SETTINGS - {THINKING},
     adapter="workflow_scripts.engines.hf.static:HfStatic",
     steps="workflow_scripts.engines.hf.predictions:hf_static_steps",
+    arguments="transformers",
+    reserved=dict.fromkeys(
+        [
+            *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "pad_token_id", "eos_token_id"),
+            *("stop_strings", "disable_compile", "cache_implementation", "do_sample", "num_return_sequences"),
+            *("return_dict_in_generate", "temperature", "top_k", "top_p", "repetition_penalty"),
+            *("output_scores", "output_logits"),
+        ],
+        "the pipeline sets it, or `sampling` of a workload does",
+    ),
 )
 HF_CONTINUOUS = replace(
     HF_STATIC,
@@ -83,4 +93,5 @@ HF_CONTINUOUS = replace(
     adapter="workflow_scripts.engines.hf.continuous:HfContinuous",
     steps="workflow_scripts.engines.hf.predictions:hf_continuous_steps",
     capacity="workflow_scripts.engines.hf.predictions:hf_continuous_capacity",
+    arguments="",
 )

@@ -12,6 +12,7 @@ from workflow_scripts.engines.hf.model import (
     load_hf_model,
     seed_the_pass,
 )
+from workflow_scripts.engines.knobs import ENGINE_ARGS
 from workflow_scripts.workloads.request import Request
 
 
@@ -79,6 +80,7 @@ class HfStatic(Engine):
                 past_key_values=cache,
                 disable_compile=True,
                 stopping_criteria=StoppingCriteriaList([note_step]),
+                **(self._setup.knobs.get(ENGINE_ARGS) or {}),
             )
         generated = output.shape[1] - longest_prompt
         if generated != longest_output:

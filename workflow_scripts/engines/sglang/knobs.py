@@ -7,7 +7,7 @@ from pydantic import Field
 
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.engines.description import REFUSED, EngineDescription
-from workflow_scripts.engines.knobs import Knobs, Positive
+from workflow_scripts.engines.knobs import Knobs, Positive, flat
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.sampling import SETTINGS, THINKING
@@ -79,12 +79,13 @@ class SglangServeKnobs(Knobs, Load):
         ['--page-size', '16', '--disable-radix-cache']
         """
         words: list[str] = []
-        for name, value in self.set_values().items():
+        for name, value in flat(self.set_values()).items():
             if isinstance(value, bool):
-                words += [_SWITCHES[name, value]] if (name, value) in _SWITCHES else []
+                own = f"--{name.replace('_', '-')}" if value and name in self.other_arguments() else None
+                words += [switch] if (switch := _SWITCHES.get((name, value), own)) else []
             elif name not in Load.model_fields:
-                argument = self.described()[name].argument or name
-                words += [f"--{argument.replace('_', '-')}", str(value)]
+                argument = knob.argument if (knob := self.described().get(name)) else None
+                words += [f"--{(argument or name).replace('_', '-')}", str(value)]
         return words
 
 
@@ -103,6 +104,15 @@ SGLANG_SERVE = EngineDescription(
         "prefix_cache_hits": "sglang:prefill_effective_tokens{mode=device_hit}",
     },
     random_weights="sglang",
+    arguments="sglang",
+    reserved=dict.fromkeys(
+        [
+            *("model_path", "served_model_name", "load_format", "dtype", "random_seed", "sampling_defaults"),
+            *("host", "port", "log_level_http", "enable_metrics", "trust_remote_code", "device"),
+            *("tokenizer_path", "revision", "api_key"),
+        ],
+        "the pipeline sets it, or it would change what is measured",
+    ),
     sampling=SETTINGS - {THINKING},
     adapter="workflow_scripts.engines.sglang.adapter:SglangServe",
 )

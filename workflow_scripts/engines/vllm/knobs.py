@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.engines.description import REFUSED, EngineDescription
-from workflow_scripts.engines.knobs import Knobs, Positive
+from workflow_scripts.engines.knobs import ENGINE_ARGS, Knobs, Positive
 from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.sampling import SETTINGS, THINKING
 
@@ -57,6 +57,8 @@ def command_line(arguments: Mapping[str, Any]) -> list[str]:
         flag = name.replace("_", "-")
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, list):
+            words += [f"--{flag}", *map(str, value)]
         else:
             words += [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
     return words
@@ -212,14 +214,14 @@ class VllmKnobs(Knobs):
             values["speculative_model"] = draft_model
         arguments: dict[str, Any] = {}
         for name, knob in self.described().items():
-            if values.get(name) is None or knob.variable or name in Load.model_fields:
+            if values.get(name) is None or knob.variable or name in Load.model_fields or name == ENGINE_ARGS:
                 continue
             whole, _, part = (knob.argument or name).partition(".")
             if not part:
                 arguments[whole] = values[name]
             elif self.drafts:
                 arguments.setdefault(whole, {})[part] = values[name]
-        return arguments
+        return arguments | self.other_arguments()
 
     def environment(self) -> dict[str, str]:
         """Settings that vLLM reads only from the environment.
@@ -268,6 +270,16 @@ REFUSALS = (
     r"failed to be inspected|is not multimodal|has been removed|does not yet support|which does not allow",
 )
 
+_SET_HERE = "the pipeline sets it"
+_OTHER_WORK = "it would change what is measured; a model's entry, or a workload, says it"
+RESERVED = {
+    **dict.fromkeys(("model", "served_model_name", "load_format", "seed", "distributed_executor_backend"), _SET_HERE),
+    **dict.fromkeys(("disable_log_stats", "enable_mfu_metrics", "cudagraph_metrics", "speculative_config"), _SET_HERE),
+    **dict.fromkeys(("nnodes", "node_rank", "master_addr", "master_port", "device_ids"), _SET_HERE),
+    **dict.fromkeys(("dtype", "trust_remote_code", "revision", "tokenizer", "hf_overrides"), _OTHER_WORK),
+    **dict.fromkeys(("generation_config", "override_generation_config", "quantization_config"), _OTHER_WORK),
+}
+
 # On import vLLM changes its process (variables, torch's backends). Users of vLLM have these changes, users of
 # transformers do not.
 VLLM = EngineDescription(
@@ -286,6 +298,8 @@ VLLM = EngineDescription(
     adapter="workflow_scripts.engines.vllm.adapter:VllmOffline",
     steps="workflow_scripts.engines.vllm.predictions:vllm_steps",
     capacity="workflow_scripts.engines.vllm.predictions:vllm_capacity",
+    arguments="vllm",
+    reserved=RESERVED,
 )
 VLLM_SERVE = replace(
     VLLM,
