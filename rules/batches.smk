@@ -174,7 +174,3 @@ def measuring_jobs():
 def measuring(cells, attempt):
     attempts = range(attempt, min(attempt + 1, ATTEMPTS) + 1) if SITE else ()
     return len(cells), [resources_of(cells, one)["runtime"] for one in attempts]
-
-
-if workflow.is_main_process and not workflow.output_settings.verbose:
-    show_lines(logger, measuring_jobs, workflow.output_settings.dryrun)

@@ -35,15 +35,17 @@ HOME = Path() if Path.cwd() == CHECKOUT else CHECKOUT
 # Keys of `--config`, each read by the rule that needs it.
 CONFIG_KEYS = "study results site runs against fail_if_worse occasions_vary pick workload host image".split()
 CONFIG_KEYS += ["partial", "rerun", "tries"]
+if workflow.is_main_process and not workflow.output_settings.verbose:
+    show_lines(logger, lambda: measuring_jobs(), workflow.output_settings.dryrun)
 PARSED = ("starts.parquet", "repeats.parquet", "requests.parquet", "steps.parquet", "trace.parquet")
 
 try:
+    check_config(config, CONFIG_KEYS)
     usable(Path.cwd(), "the working directory")
     usable(CHECKOUT, "the folder of the Snakefile")
     RESULTS = usable(config["results"], "results")
     STUDY_FILE = usable(study_file(config, workflow.configfiles), "the study's file")
     STUDY = load_study(STUDY_FILE, RESULTS)
-    check_config(config, CONFIG_KEYS)
     GRID = Cells(STUDY)
     CELLS = GRID.cells
     MODELS = resolved_models(STUDY)

@@ -17,8 +17,9 @@ Measuring = Callable[[], Mapping[int, tuple[int, list[int]]]]
 _LEFT_OUT = {"job_info", "job_started", "job_finished", "resources_info"}
 _NOTES = ("Select jobs to execute", "Execute ", "Assuming unrestricted shared", "Using shell: ")
 _ENDING = "Will exit after finishing"
-# An error in a function of a rule, whose traceback says nothing about the study.
-_IN_INPUT = re.compile(r"^Error:\n  WorkflowError:\n(.*?)\n *Wildcards:", re.DOTALL | re.MULTILINE)
+# An error in a function of a rule, or outside of one; its traceback says nothing about the study.
+_IN_RULE = r"^Error:\n  WorkflowError:\n(.*?)\n *Wildcards:|^WorkflowError in file .*, line \d+:\n(.*?)\n  File "
+_TRACED = re.compile(_IN_RULE, re.DOTALL | re.MULTILINE)
 
 
 class TerminalLines(logging.Formatter):
@@ -46,14 +47,15 @@ class TerminalLines(logging.Formatter):
         event = getattr(record, "event", None)
         if event == "job_error":
             record, said = copy.copy(record), record.__dict__
-            limits = "; next attempt: ".join(
-                f"{limit} min" for limit in self._measuring().get(said["jobid"], (0, []))[1]
-            )
-            record.__dict__ |= {"input": [], "output": [], "shellcmd": None}
-            record.__dict__ |= {"rule_msg": f"{said['rule_msg']} ({limits})"} if limits else {}
+            (log, others), message = (said["log"][:1], said["log"][1:]), said["rule_msg"]
+            if "TIMEOUT" in str(message):
+                limits = (f"{limit} min" for limit in self._measuring().get(said["jobid"], (0, []))[1])
+                message = f"TIMEOUT after {'; next attempt '.join(limits)}. {message}"
+            short = {"input": [], "output": [], "shellcmd": None, "log": log, "rule_msg": message}
+            record.__dict__.update(short, aux=said["aux"] | ({"further log": ", ".join(others)} if others else {}))
         text = self._plain.format(record)
-        if event == "error" and (found := _IN_INPUT.search(text)):
-            return textwrap.dedent(found[1])
+        if event == "error" and (found := _TRACED.search(text)):
+            return textwrap.dedent(found[1] or found[2])
         return f"{self._last}: {text}{self._left()}" if event == "progress" else text
 
     def _left(self) -> str:

@@ -44,11 +44,13 @@ def test_an_ended_job_is_one_line_with_the_cells_measured_and_the_time_left(say,
 
 def test_a_failed_job_shows_its_message_log_and_time_limits_and_no_files(say, tmp_path):
     (tmp_path / "rule.log").write_text("no space left\n")
-    files = {"input": ["in.json"], "output": ["out.json"], "log": [str(tmp_path / "rule.log")], "shellcmd": "cmd"}
+    (tmp_path / "slurm.log").write_text("what Snakemake said in the job\n")
+    files = {"input": ["in.json"], "output": ["out.json"], "shellcmd": "cmd"}
+    files |= {"log": [str(tmp_path / "rule.log"), str(tmp_path / "slurm.log")]}
     failed = {"rule_name": "measure", "conda_env": None, "aux": {}, "rule_msg": "job 7: TIMEOUT", **files}
     shown = say("Error", LogEvent.JOB_ERROR, jobid=1, **failed)
-    assert all(part in shown for part in ("TIMEOUT", "28 min", "40 min", "no space left"))
-    assert not {"in.json", "out.json", "cmd"} & {*shown.split()}
+    assert all(part in shown for part in ("TIMEOUT", "28 min", "40 min", "no space left", "slurm.log"))
+    assert not any(part in shown for part in ("in.json", "out.json", "cmd", "what Snakemake said"))
     assert "40 min" not in say("Error", LogEvent.JOB_ERROR, jobid=2, **failed)
     assert not say("Command 'set -euo ...'", LogEvent.ERROR, exception="RuleException")
 
@@ -56,6 +58,8 @@ def test_a_failed_job_shows_its_message_log_and_time_limits_and_no_files(say, tm
 def test_an_error_in_a_function_of_a_rule_has_no_traceback(say):
     said = "in rule all:\nError:\n  WorkflowError:\n    no such device\nWildcards:\n\nTraceback:\n  x"
     assert say(said, LogEvent.ERROR, exception="InputFunctionException") == "no such device\n"
+    said = 'WorkflowError in file "/f/common.smk", line 55:\nno such key\n  File "/f/common.smk", line 55, in <module>'
+    assert say(said, LogEvent.ERROR, exception="WorkflowError") == "no such key\n"
 
 
 def test_when_snakemake_is_told_to_end_its_measuring_processes_are_told_too(say):
