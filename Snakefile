@@ -32,7 +32,9 @@ onsuccess:
 
 onerror:
     if workflow.is_main_process:
-        shell('python -m workflow_scripts status --study "$STUDY" --results "$RESULTS" --brief --failed {log:q}')
+        shell(
+            'python -m workflow_scripts status --study "$STUDY" --results "$RESULTS" --brief --failed {LINES.failed:q}'
+        )
 
 
 rule all:

@@ -12,7 +12,7 @@ from workflow_scripts.cluster.batches import Cells, Round, gpus_of
 from workflow_scripts.cluster.pending import Pending, starts_of
 from workflow_scripts.cluster.site import Attempt, cells_per_job, job_resources, load_site
 from workflow_scripts.cluster.site import predicted_limits_s, queue_resources, what_fits
-from workflow_scripts.cluster.terminal_lines import show_lines
+from workflow_scripts.cluster.terminal_lines import TerminalLines
 from workflow_scripts.common.files import read_json
 from workflow_scripts.engines.registry import modules_that_predict
 from workflow_scripts.questions.all_tables import TABLE_MODULES, TABLES
@@ -35,8 +35,9 @@ HOME = Path() if Path.cwd() == CHECKOUT else CHECKOUT
 # Keys of `--config`, each read by the rule that needs it.
 CONFIG_KEYS = "study results site runs against fail_if_worse occasions_vary pick workload host image".split()
 CONFIG_KEYS += ["partial", "rerun", "tries"]
-if workflow.is_main_process and not workflow.output_settings.verbose:
-    show_lines(logger, lambda: measuring_jobs(), workflow.output_settings.dryrun)
+# A dry run and --verbose show all that Snakemake says.
+IS_BRIEF = not (workflow.output_settings.dryrun or workflow.output_settings.verbose)
+LINES = TerminalLines(logger.handlers, lambda: measuring_jobs(), IS_BRIEF) if workflow.is_main_process else None
 PARSED = ("starts.parquet", "repeats.parquet", "requests.parquet", "steps.parquet", "trace.parquet")
 
 try:

@@ -150,18 +150,9 @@ def site_files_for(gpus: Iterable[str]) -> list[str]:
 
 
 def what_fits(site: Site, file: str, gpus: Iterable[str]) -> str:
-    """The devices of a site, the shipped site files that have those of a study, and the studies for this site."""
-    fitting = [
-        path.relative_to(CONFIG.parent)
-        for path in sorted((CONFIG / "studies").glob("*.yaml"))
-        if all(gpu in site.gpus for sweep in load_study(path).sweeps for gpu in sweep.gpu)
-    ]
-    options = [f"--config site={other}" for other in site_files_for(gpus)] + [
-        f"--configfile {path}" for path in fitting
-    ]
-    command = "".join(f" Type: snakemake --profile slurm {option}" for option in options[:1])
-    names = ", ".join(path.stem for path in fitting) or "none"
-    return f"{file} has {', '.join(site.gpus)}. Studies for these: {names}.{command}"
+    """The devices of a site, and the command with the shipped site file that has those of a study, if there is one."""
+    command = "".join(f" Type: snakemake --profile slurm --config site={other}" for other in site_files_for(gpus)[:1])
+    return f"{file} has {', '.join(site.gpus)}.{command} (`kvsweep studies` lists the studies)"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ cell gets counts only if it has ended. Cells that have not ended are `missing`; 
 definition are `outdated`; `snakemake` measures both again. Undecided comparisons are listed last.
 """
 
-import re
 import shutil
 import subprocess
 import time
@@ -24,7 +23,6 @@ from rich.table import Table
 from rich.text import Text
 
 from workflow_scripts.common.command import RESULTS, STUDY, command, option
-from workflow_scripts.common.files import last_line, read_text
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.common.wording import shortened
 from workflow_scripts.study.outcome import WHAT_TO_DO, OutcomeKind
@@ -39,8 +37,6 @@ STATES = (*get_args(OutcomeKind), "outdated", "missing")
 _FINAL = {"ok", "infeasible"}
 # Letters of a reason; the log has all.
 MOST_REASON = 200
-# More of Snakemake's own log is never read.
-_MOST_BYTES = 50_000_000
 # What a reason of squeue means; by its beginning.
 _MEANING = {
     "PartitionTimeLimit": "never runs: longer than its partition allows; set max_minutes in the site file",
@@ -106,35 +102,21 @@ def in_short(study: Study, states: "Counter[str]") -> str:
     return f"{study.name}: {', '.join(f'{cells} {state}' for state, cells in states.most_common())}"
 
 
-def ending(study: Study, study_file: Path, paths: StudyPaths, log: Path | None = None) -> Iterator[str]:
-    """The lines; `log` is Snakemake's, if the call failed."""
+def ending(study: Study, study_file: Path, paths: StudyPaths, failed: str | None) -> Iterator[str]:
+    """The lines; `failed`: the failure that matters, if the call failed."""
     starts = status_of_starts(study, paths).values()
     states = Counter(status_of_cell(of_cell, study.starts.at_least).state for of_cell in starts)
     yield in_short(study, states)
-    for line in list(dict.fromkeys(_faults(read_text(log, _MOST_BYTES))))[:1] if log and log.exists() else ():
-        yield f"failed: {line}"
+    if failed:
+        yield f"failed: {failed}"
     if paths.report.exists():
         yield f"report: {paths.report}"
-    if log:
+    if failed is not None:
         yield f"next: the same call goes on; kvsweep status {study_file} says what failed, and what you do about it"
     elif states.keys() - _FINAL:
         yield f"next: kvsweep status {study_file} says why cells are missing, and what you do about it"
     else:
         yield f"next: open the report; another run: kvsweep compare {paths.root} OTHER/{study.name}"
-
-
-def _faults(said: str) -> Iterator[str]:
-    """What failed, by Snakemake's log: jobs that Slurm ended, or rules with the last line of their log.
-
-    >>> list(_faults("SLURM-job '2' failed, SLURM status is: 'TIMEOUT'. For further error details ..."))
-    ["Slurm's job 2: TIMEOUT; the next attempt asks for more time"]
-    """
-    for job, status in re.findall(r"SLURM-job '(\d+)' failed, SLURM status is: '(\w+)'", said):
-        more = "; the next attempt asks for more time" if status == "TIMEOUT" else ""
-        yield f"Slurm's job {job}: {status}{more}"
-    for rule, log in re.findall(r"Error in rule (\w+):\n(?:    .*\n)*?    log: (\S+)", said):
-        path = Path(log)
-        yield f"rule {rule}: {last_line(path) if path.exists() else 'no log'} ({log})"
 
 
 def queued_jobs(folder: Path) -> Iterator[str]:
@@ -171,7 +153,7 @@ def _jobs_in_words(said: str, folder: Path) -> Iterator[str]:
     STUDY,
     RESULTS,
     option("--brief", action="store_true", help="what came out, where the report is, and what to type next"),
-    option("--failed", type=Path, metavar="LOG", help="with --brief: Snakemake's log of a call that failed"),
+    option("--failed", metavar="WHAT", help="with --brief: what failed in the call"),
 )
 def main(args: Namespace) -> None:
     study = load_study(args.study)

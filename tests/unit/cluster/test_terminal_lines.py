@@ -10,7 +10,7 @@ import pytest
 from snakemake.logging import ColorizingTextHandler, DefaultFormatter
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from workflow_scripts.cluster.terminal_lines import show_lines
+from workflow_scripts.cluster.terminal_lines import TerminalLines
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def say():
     handler = ColorizingTextHandler(nocolor=True, stream=terminal, formatter=DefaultFormatter())
     handler.name = "DefaultStreamHandler"
     logger.addHandler(handler)
-    show_lines(logger, lambda: {1: (8, [28, 40]), 2: (2, [28])}, is_dry=False)
+    lines = TerminalLines(logger.handlers, lambda: {1: (8, [28, 40]), 2: (2, [28])}, is_brief=True)
 
     def log(message: str, event: LogEvent | None = None, **said: object) -> str:
         terminal.seek(0)
@@ -28,6 +28,7 @@ def say():
         logger.info(message, extra={"event": event} | said)
         return terminal.getvalue()
 
+    log.lines = lines
     return log
 
 
@@ -51,8 +52,11 @@ def test_a_failed_job_shows_its_message_log_and_time_limits_and_no_files(say, tm
     shown = say("Error", LogEvent.JOB_ERROR, jobid=1, **failed)
     assert all(part in shown for part in ("TIMEOUT", "28 min", "40 min", "no space left", "slurm.log"))
     assert not any(part in shown for part in ("in.json", "out.json", "cmd", "what Snakemake said"))
+    assert "TIMEOUT after 28 min; next attempt 40 min" in say.lines.failed
     assert "40 min" not in say("Error", LogEvent.JOB_ERROR, jobid=2, **failed)
-    assert not say("Command 'set -euo ...'", LogEvent.ERROR, exception="RuleException")
+    say("Error", LogEvent.JOB_ERROR, jobid=3, **failed | {"rule_msg": None})
+    assert "rule measure: no space left" in say.lines.failed
+    assert not say("RuleException:\nCommand 'set -euo ...'", LogEvent.ERROR, exception="RuleException")
 
 
 def test_an_error_in_a_function_of_a_rule_has_no_traceback(say):
