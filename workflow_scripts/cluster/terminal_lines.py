@@ -20,8 +20,7 @@ Measuring = Callable[[], Mapping[int, tuple[int, list[int]]]]
 _LEFT_OUT = {"job_info", "job_started", "job_finished", "resources_info"}
 _NOTES = ("Select jobs to execute", "Execute ", "Assuming unrestricted shared", "Using shell: ", "RuleException")
 # An error in a function of a rule, or outside of one; its traceback says nothing about the study.
-_IN_RULE = r"^Error:\n  WorkflowError:\n(.*?)\n *Wildcards:|^WorkflowError in file .*, line \d+:\n(.*?)\n  File "
-_TRACED = re.compile(_IN_RULE, re.DOTALL | re.MULTILINE)
+_TRACED = re.compile(r"(?ms)^(?:Error:\n  WorkflowError|WorkflowError in file [^\n]*):\n(.*?)\n *(?:Wildcards:|File )")
 
 
 class TerminalLines(logging.Formatter):
@@ -52,7 +51,7 @@ class TerminalLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         event, text = getattr(record, "event", None), self._plain.format(record)
         if event == "error" and (found := _TRACED.search(text)):
-            return textwrap.dedent(found[1] or found[2])
+            return textwrap.dedent(found[1])
         if event == "job_error":
             return self._plain.format(self._failure(copy.copy(record)))
         return f"{self._last}: {text}{self._left()}" if event == "progress" else text
@@ -77,11 +76,7 @@ class TerminalLines(logging.Formatter):
 
 
 def time_left(since_s: float, ended: int, total: int) -> str:
-    """The time for the rest, if it takes as long as what ended; nothing before the first and after the last.
-
-    >>> time_left(60, 2, 8), time_left(7200, 1, 8), time_left(60, 0, 8)
-    (', about 3 min left', ', about 840 min left', '')
-    """
+    """The time for the rest, if it takes as long as what ended; nothing before the first and after the last."""
     return f", about {since_s / 60 * (total - ended) / ended:.0f} min left" if 0 < ended < total else ""
 
 

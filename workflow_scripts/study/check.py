@@ -111,15 +111,10 @@ def _vocabulary(model: ResolvedModel, config: Mapping[str, Any]) -> Vocabulary:
 def lacking(cells: Iterable[Cell]) -> list[str]:
     """A note for each engine that this environment lacks, or of whose packages it lacks some: it measures elsewhere."""
     kinds = {cell.engine: load_gpus()[cell.gpu].engine_kind for cell in cells if not cell.environment}
-    lacks = {
-        name: missing_packages(engine) if (engine := get_engine(name)).installed() else [engine.packages[0]]
-        for name in kinds
-    }
-    return [
-        f"{name} needs {listed(names)}, which is not installed here; to measure: {how_to_install(kinds[name])}"
-        for name, names in lacks.items()
-        if names
-    ]
+    engines = [get_engine(name) for name in kinds]
+    lacks = {one.name: missing_packages(one) if one.installed() else [one.packages[0]] for one in engines}
+    words = ((name, listed(names), how_to_install(kinds[name])) for name, names in lacks.items() if names)
+    return [f"{name} needs {names}, which is not installed here; to measure: {how}" for name, names, how in words]
 
 
 @command("check", STUDY)
