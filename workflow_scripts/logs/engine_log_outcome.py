@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from workflow_scripts.logs import engine_log_signs as signs
 from workflow_scripts.logs.engine_log_signs import Status
-from workflow_scripts.logs.engine_log_text import Line, what_may_follow
+from workflow_scripts.logs.engine_log_text import QUOTE, Line, what_may_follow
 
 # Of a statement that a traceback shows; the texts in it are searched for again after each quotation mark.
 _MOST_STATEMENT = 4000
@@ -253,10 +253,10 @@ def _to_its_end(lines: Sequence[Line], index: int) -> str:
     line = lines[index]
     whole, before = line.body.rstrip("\n"), line
     for after in lines[index + 1 : index + 1 + _MOST_PIECES]:
-        is_cut = len(before.text) in _USUAL_WIDTHS
+        is_cut = len(before.text) in _USUAL_WIDTHS and not re.match(QUOTE, before.text)
         if after.starts or after.rank not in (None, line.rank) or (_ANOTHER.match(after.body) and not is_cut):
             break
         word = re.findall(r"\w{0,99}$", whole[-99:])[0] + re.findall(r"^\w*", after.body)[0]
-        whole += ("" if is_cut or word in _WORDS or whole.endswith(" ") else " ") + after.body
+        whole += after.body if is_cut or word in _WORDS or whole.endswith(" ") else " " + after.body.lstrip()
         before = after
     return whole.strip() if signs.status_of(whole) else line.body.strip()

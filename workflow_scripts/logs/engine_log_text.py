@@ -52,14 +52,14 @@ _RANK = r"\[rank(?P<rank>\d+)\]:\s?"
 _DATE = r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?\s?"
 _JOURNAL = r"(?:[^\W\d_]{3,5}\.?\s+|\d{1,2}月 +)\d{1,2} \d\d:\d\d:\d\d \S+ [^\s:]+:\s"
 _POD = r"\[pod/\S+\]\s"
-# Before each line of a quotation, whether it begins a record or not.
-_QUOTE = r"[>▎](?: (?:- )?|$)"
+# Before each line of a quotation, whether it begins a record or not; a frame has bars on both sides.
+QUOTE = r"\s{0,8}(?:>{1,3}|[▎▏▌]|\|(?! [A-Z]{4,8}\b)|[│┃║](?!.*[│┃║]\s*$))(?: (?:- )?|$)"
 # From Compose, srun --label, a README, a comment or Markdown; an engine's own words may begin like this too.
 _LOOSE_PREFIXES = (
     r"[\w./@-]+\s+\| ",
     r"\d+: ",
     r"# ",
-    _QUOTE,
+    QUOTE,
     r"`+(?=\S)",
     r"\s*\*\*(?=[^\s*])",
     r"vLLM STD(?:OUT|ERR): ",
@@ -199,7 +199,7 @@ def what_may_follow(lines: Sequence[Line], index: int) -> list[str]:
 def _record_start(lines: Sequence[str]) -> re.Pattern[str]:
     """What begins a record in this file: the usual beginnings, and what a collector put before each record."""
     least = 1 + _SHARE_OF_A_PREFIX * len(lines)
-    prefixes = [p for p in _LOOSE_PREFIXES if p != _QUOTE and sum(bool(re.match(p, line)) for line in lines) > least]
+    prefixes = [p for p in _LOOSE_PREFIXES if p != QUOTE and sum(bool(re.match(p, line)) for line in lines) > least]
     return re.compile("|".join([_RECORD_START, *prefixes]))
 
 

@@ -28,12 +28,9 @@ _SETTINGS = (
     *("framework", "model", "dp_attention"),
     *("type_", "kind", "rate", "streams"),
 )
-# Characters of a report in YAML, and what one of those that are read begins with, perhaps below comments.
+# Characters of a report in YAML, and what one of those that are read has.
 MOST_YAML = 2**20
-_YAML = re.compile(
-    r"(?:#[^\n]*\n|[^\S\n]*\n|---[^\n]*\n)*(?:benchmark_time_seconds|failures|load_summary|successes|metrics|results|run|"
-    r"scenario|version):"
-)
+_YAML = re.compile(r"(?m)\s*(?:#|---|\w+:)(?s:.*?)^(?:metrics|results|successes):\s*$")
 # JSON has no such numbers, but Python writes them, for example for an unlimited rate.
 _NO_NUMBER = re.compile(r"(?<=[:\[,\s])-?(?:Infinity|NaN)(?=\s*[,}\]])")
 
@@ -108,8 +105,9 @@ _STATISTICS = ("median", "p99")
 _SHORT = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
 _LONG = {"ttft": "time_to_first_token", "tpot": "time_per_output_token", "itl": "inter_token_latency"}
 _LONG |= {"e2e": "request_latency"}
-# A key of any of them.
-_LATENCY = re.compile(r"ttft|time_to_first|tpot|per_output|itl|inter_token|e2e|latency", re.IGNORECASE)
+# Keys of them, by the facts that they may be.
+_LATENCY = {"ttft": r"ttft|first_token", "tpot|itl": r"tpot|per_output|itl|inter_token|(?<!first_)token_lat"}
+_LATENCY |= {"e2e": r"e2e|^latency|(?:request|avg|mean|median|p\d\d)_latency"}
 _MS = {"ms": 1.0, "ms/token": 1.0, "s": 1000.0, "s/token": 1000.0, "sec": 1000.0, "us": 1e-3, "ns": 1e-6}
 
 
@@ -163,7 +161,7 @@ _FORMATS = (
     _Format(
         "vllm bench serve",  # or InferenceX's client, which writes seconds
         ("completed", "request_throughput"),
-        _SERVED | _latencies(_SHORT, "{at}_{name}_ms", _IN_SECONDS),
+        _SERVED | _latencies(_SHORT, "{at}_{name}_ms", _IN_SECONDS, "{at}_{name}_s s"),
         "completed",
         "failed",
         "num_prompts",
@@ -287,10 +285,11 @@ def _result(record: Mapping[str, Any]) -> BenchmarkResult | None:
 
 
 def _unread(record: Mapping[str, Any], numbers: Mapping[str, float | None]) -> list[str]:
-    """The keys of latencies of a result none of whose latencies was read."""
-    if any(value for fact, value in numbers.items() if "_ms_" in fact):
-        return []
-    return [key for key, value in record.items() if _LATENCY.search(key) and _is_there(value)][:_MOST_UNREAD]
+    """The keys of latencies of which nothing was read."""
+    read = [fact for fact, value in numbers.items() if value]
+    missing = [keys for facts, keys in _LATENCY.items() if not any(re.match(facts, fact) for fact in read)]
+    said = (key for key, value in record.items() if value and _is_there(value))
+    return [key for key in said if any(re.search(keys, key, re.IGNORECASE) for keys in missing)][:_MOST_UNREAD]
 
 
 _MOST_UNREAD = 20

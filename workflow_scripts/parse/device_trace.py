@@ -58,7 +58,8 @@ _DCGM = {
     **{"DCGM_FI_DEV_GPU_UTIL": "utilization.gpu", "DCGM_FI_DEV_POWER_USAGE": "power.draw"},
     **{"DCGM_FI_DEV_FB_USED": "memory.used [MiB]", "DCGM_FI_DEV_FB_FREE": "memory.free [MiB]"},
     **{"DCGM_FI_DEV_SM_CLOCK": "clocks.sm", "DCGM_FI_DEV_MEM_CLOCK": "clocks.mem"},
-    **{"DCGM_FI_DEV_GPU_TEMP": "temperature.gpu"},
+    **{"DCGM_FI_DEV_GPU_TEMP": "temperature.gpu", "DCGM_FI_DEV_FB_TOTAL": "memory.total [MiB]"},
+    **{"DCGM_FI_DEV_POWER_USAGE_INSTANT": "power.draw.instant"},
 }
 _DCGM_LINE = re.compile(r"(DCGM_FI_\w{1,60})\{([^{}]{0,2000})\}\s+(\S{1,40})(?:\s+(\d{10,16}))?\s*$")
 # Other names of a field.
@@ -102,19 +103,21 @@ MOST_CSV_LINE = 20_000
 # Of a header's names, in a message.
 MOST_NAMES = 20
 
-_NUMBER = re.compile(r"([-+]?\d{1,20}(?:\.\d{0,20})?)\s*([A-Za-z%]*)")
+_NUMBER = re.compile(r"([-+]?\d{1,20}(?:\.\d{0,20})?(?:e[-+]?\d\d?)?)\s*([A-Za-z%]*)")
 _DATE = re.compile(r"\d{4}[/-]\d\d[/-]\d\d[ T]\d\d:\d\d")
 _MASK = re.compile(r"0x[0-9a-fA-F]{1,16}")
 _HEADER_UNIT = re.compile(r"(?:\[([A-Za-z%]*)\]|(?<=\s)\(([A-Za-z%]*)\))$")
 # The header of `nvidia-smi dmon`, perhaps with date and time, or of `dcgmi dmon`; a line of units may follow.
 _TABLE = re.compile(r"\s*#\s*(?:date\s+)?(?:time\s+)?(?:gpu|entity)\b(?!,)", re.IGNORECASE)
-_UNITS_OF_A_TABLE = re.compile(r"\s*(?:#\s*(?:YYYY\W?MM\W?DD\s+)?(?:HH:MM:SS\s+)?Idx|I[Dd])(?![\w.])")
+_UNITS_OF_A_TABLE = re.compile(r"\s*(?:#\s*(?:YYYY\W?MM\W?DD[\s,]+)?(?:HH:MM:SS[\s,]+)?Idx|I[Dd])(?![\w.])")
 
 # What other output has -> what to do about it.
 _NOT_READ = {
     "NVIDIA-SMI|NVSMI LOG": "the box of nvidia-smi is not read: print with --query-gpu=... --format=csv",
     r"#\s?gpu\s{1,20}pid": "values of processes are not read: print with nvidia-smi dmon",
     r'ROCm System|GFX(?:%|_UTIL)|"(?:card\d|socket_power|gfx_activity)"': "this is not read: print with --csv",
+    r"(?m)^# (?:HELP|TYPE) |^\w+\{[^{}]{0,2000}\} ": "of Prometheus metrics those of dcgm-exporter are read",
+    r"^\s*\[?\s*\{": "this JSON is not read: print as CSV",
 }
 
 NUMBERS = (
@@ -195,12 +198,15 @@ def _scraped(text: str) -> list[TraceSample]:
     last: dict[str, dict[str, str]] = {}
     for match in filter(None, map(_DCGM_LINE.match, text.split("\n"))):
         name, labels, value, when_ms = match.groups()
-        gpu = re.search(r'\bgpu="(\w{1,20})"', labels)
-        label = gpu[1] if gpu else ""
+        # Nodes number their GPUs alike, and a page has all GPUs of a metric before the next one.
+        of = dict(re.findall(r'\b(gpu|UUID|Hostname|instance)="([^"]{0,80})"', labels))
+        label = "/".join(of.values())
         if (field := _DCGM.get(name)) is None:
             continue
         if label not in last or field in last[label]:
-            last[label] = {"index": label} | ({"timestamp": str(int(when_ms) // 1000)} if when_ms else {})
+            last[label] = {"index": of.get("gpu", label)} | (
+                {"timestamp": str(int(when_ms) // 1000)} if when_ms else {}
+            )
             found.append(last[label])
         last[label][field] = value
     return [_sample(list(row.values()), [(_field(name), _unit_of(name)) for name in row]) for row in found]

@@ -125,13 +125,14 @@ def _facts_of(lines: Sequence[Line], by_row: ReadingsByRow) -> EngineLogFacts | 
 
 
 _AS_RATES = "is not read: state its numbers as `rates` of the mapping file"
+_TRTLLM = r"TensorRT[- ]LLM Version|trtllm-bench|Total Output Throughput \(tokens/sec\)"
 # What shows another tool -> what of it is read instead.
 _NOT_READ = {
-    r"genai[-_]perf|\u2503\s+Statistic \u2503": "genai-perf's console is not read: name profile_export_genai_perf.json",
-    r"TensorRT-LLM Version|Total Output Throughput \(tokens/sec\)": f"the report of trtllm-bench {_AS_RATES}",
-    r"MLPerf Results Summary": f"a summary of MLPerf {_AS_RATES}",
-    r"optimum_benchmark": f"a report of optimum-benchmark {_AS_RATES}",
-    r"(?m)^# TYPE \w": "of Prometheus metrics only vLLM's cache_config_info and preemptions are read",
+    r"(?i)genai[-_]perf|[\u2503|]\s+Statistic +[\u2503|]": "of genai-perf profile_export_genai_perf.json is read",
+    _TRTLLM: f"the report of trtllm-bench {_AS_RATES}",
+    r"MLPerf Results Summary|SUT name +:": f"a summary of MLPerf {_AS_RATES}",
+    r"optimum[-_]benchmark": f"a report of optimum-benchmark {_AS_RATES}",
+    r"(?m)^# (?:TYPE|HELP) \w|^(?:vllm|sglang):\w": "of Prometheus text only vLLM's cache and preemptions are read",
 }
 
 
@@ -249,7 +250,7 @@ def words_on(facts: EngineLogFacts) -> Iterator[str]:
         of = "the last one" if facts.read_from else "none"
         yield f"{len(results)} results: the facts are those of {of}; `result` of a mapping file names another"
     for unread in (result.unread for result in results if result.unread):
-        yield f"no latency was read, although the file has {', '.join(unread)}"
+        yield f"latencies that are not read: {', '.join(unread)}"
 
 
 @command(

@@ -39,7 +39,7 @@ _COMPRESSED_WEIGHTS: Mapping[str, str] = {
 # Keys under which a checkpoint lists the layers that it does not quantize.
 _LEFT_OUT = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
 # Last parts of names that are counted as not quantized in any case: the output matrix, routers, norms, embeddings.
-_NEVER_QUANTIZED = ("lm_head", "lm_head$", "gate", "router", "embed_tokens", "shared_expert_gate")
+_NEVER_QUANTIZED = ("lm_head", "gate", "router", "embed_tokens", "shared_expert_gate")
 # Methods that quantize only the experts.
 _EXPERTS_ONLY = ("mxfp4",)
 # Algorithms of ModelOpt.
@@ -53,8 +53,8 @@ _LEAVABLE: Mapping[Role, tuple[str, ...]] = {
     "mlp": tuple(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
     "shared": tuple(f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")),
 }
-# Of encoders, and of a layer that MiMo-V2 does not have.
-_ELSEWHERE = ("vision", "visual", "multi_modal", "mm_projector", "model.decoder.self_attn")
+# Of encoders, of layers that draft, and of one that MiMo-V2 does not have.
+_ELSEWHERE = ("vision", "visual", "multi_modal", "mm_projector", "mtp", "model.decoder.self_attn")
 
 
 def is_quantized(quantization: str, role: Role) -> bool:
@@ -104,6 +104,8 @@ def roles_left_out(config: Mapping[str, Any], layers: int) -> list[frozenset[Rol
     found: set[str] = set()
     for name in names:
         _, layer, rest = name.partition("layers.")
+        if (number := re.match(r"\d+", rest)) and int(number[0]) >= layers:
+            continue  # of layers that draft
         if name.startswith("re:"):
             pattern = _quick_pattern(name.removeprefix("re:"))
             left_out = {matrix for matrix in matrices if pattern and pattern.match(f"model.{matrix}")}
@@ -152,10 +154,10 @@ def _stored_quantization(stored: Mapping[str, Any]) -> str | None:
 
 
 def _never_quantized(name: str) -> bool:
-    last = name.removesuffix(".*").rsplit(".", 1)[-1]
+    last = name.removeprefix("re:").rstrip("*$.").rsplit(".", 1)[-1].lstrip("*^")
     return (
         any(part in name for part in _ELSEWHERE)
-        or last.removeprefix("re:").lstrip("*") in _NEVER_QUANTIZED
+        or last in _NEVER_QUANTIZED
         or "norm" in last
         or last.endswith("bias")  # no matrix
     )

@@ -196,10 +196,13 @@ def test_of_a_sweep_one_result_is_named(content, tmp_path):
         (json.dumps([{"tokens_per_second": 5.0}]), "nothing of an inference engine"),
         ("", "the log is empty"),
         ("\u2503  Statistic \u2503  avg \u2503\nRequest throughput (per sec): 0.26\n", "genai-perf"),
-        ("TensorRT-LLM Version: 1.1\nRequest Throughput (req/sec): 253.55\n", "trtllm-bench"),
+        ("NVIDIA GenAI-Perf | LLM Metrics\nRequest throughput (per sec): 4.4\n", "genai-perf"),
+        ("TensorRT LLM Version: 1.1\nRequest Throughput (req/sec): 253.55\n", "trtllm-bench"),
         ("MLPerf Results Summary\nSamples per second: 5\n", "MLPerf"),
+        ("SUT name : LLAMA2\nCompleted tokens per second: 3000\n", "MLPerf"),
         ('{"optimum_benchmark_version": "0.6", "report": {}}', "optimum-benchmark"),
         ("# TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total 5\n", "Prometheus"),
+        ('sglang:token_usage{model_name="x"} 0.3\n', "Prometheus"),
     ],
 )
 def test_what_is_not_recognised_is_unknown_with_the_reason(text, reason, tmp_path):
@@ -245,6 +248,10 @@ def test_latencies_that_are_not_read_are_named():
     odd = {name: value for name, value in SERVE.items() if "_ms" not in name} | {"ttft_seconds_p50": 0.012}
     (word,) = words_on(parse_engine_log(json.dumps(odd)))
     assert "ttft_seconds_p50" in word
+    # Of one kind, beside others that are read.
+    odd = {name: value for name, value in SERVE.items() if "ttft" not in name} | {"first_token_p50": 0.012}
+    assert [result.unread for result in parse_engine_log(json.dumps(odd)).results] == [["first_token_p50"]]
+    assert not list(words_on(parse_engine_log(json.dumps(SERVE))))
 
 
 def test_a_printed_zero_was_not_measured():

@@ -217,6 +217,11 @@ DMON_CSV = """#gpu, pwr, gtemp, sm, fb, pclk
 0, 64, 30, 0, 4, 210
 1, 61, -, 96, 52, 1275
 """
+DATED_CSV = """#Date, Time, gpu, pwr, sm, fb, pclk
+#YYYYMMDD, HH:MM:SS, Idx, W, %, MB, MHz
+20260301, 10:00:00, 0, 64, 0, 4, 210
+20260301, 10:00:01, 0, 61, 96, 52, 1275
+"""
 DCGMI = """#Entity   GPUTL   POWER     FBUSD   SMCLK
 ID                W
 GPU 0     0       64.000    4       210
@@ -236,7 +241,7 @@ card1,(1275Mhz),61.0,96,54525952
 """
 
 
-@pytest.mark.parametrize("text", [DMON, DATED, DMON_CSV, DCGMI, AMD_SMI, AMD_METRIC, ROCM_SMI])
+@pytest.mark.parametrize("text", [DMON, DATED, DMON_CSV, DATED_CSV, DCGMI, AMD_SMI, AMD_METRIC, ROCM_SMI])
 def test_tables_of_other_tools(text):
     trace = parse_trace(text)
     assert trace.reason is None
@@ -248,6 +253,28 @@ def test_tables_of_other_tools(text):
         assert second - first == 1
     # A header may be printed again, and the first one may be missing.
     assert parse_trace(text + text).samples == [*trace.samples, *trace.samples]
+
+
+SCRAPED = {
+    "POWER_USAGE": ("64", "6.1e+01"),
+    "GPU_UTIL": ("0", "96"),
+    "FB_USED": ("4", "52"),
+    "SM_CLOCK": ("210", "1275"),
+}
+
+
+@pytest.mark.parametrize("labels", ['gpu="{}"', 'UUID="GPU-{}",modelName="A"', 'Hostname="node-{}",gpu="0"'])
+@pytest.mark.parametrize("at", ["", " 1772359200000"])
+@pytest.mark.parametrize("names", [list(SCRAPED), list(SCRAPED)[::-1]])
+def test_a_page_of_dcgm_exporter_has_a_sample_of_each_gpu(labels, at, names):
+    lines = [
+        f"DCGM_FI_DEV_{name}{{{labels.format(gpu)}}} {SCRAPED[name][gpu]}{at}\n" for name in names for gpu in (0, 1)
+    ]
+    trace = parse_trace("# HELP DCGM_FI_DEV_GPU_UTIL use\n" + "".join(lines))
+    columns = ("power_w", "utilization_pct", "sm_clock_mhz")
+    assert [trace.known(name) for name in columns] == [[64, 61], [0, 96], [210, 1275]]
+    assert trace.known("memory_used_bytes") == [4 * MIB, 52 * MIB]
+    assert trace.known("time_unix_s") == ([1772359200] * 2 if at else [])
 
 
 def test_columns_of_a_trace_may_have_units_and_white_space():
@@ -266,6 +293,8 @@ def test_columns_of_a_trace_may_have_units_and_white_space():
         ("# gpu   pid  type   sm\n# Idx    #   C/G    %\n    0  4242     C   45\n", "nvidia-smi dmon"),
         ("GPU  POWER  GFX%\n  0  135 W   3 %\n", "--csv"),
         ('{"card0": {"GPU use (%)": "35"}}\n', "--csv"),
+        ('[{"device_name": "A100", "gpu_util": "95%"}]\n', "print as CSV"),
+        ('nvidia_smi_power_draw_watts{uuid="x"} 350\n', "dcgm-exporter"),
     ],
 )
 def test_a_trace_without_a_value_says_what_would_help(text, reason):

@@ -448,8 +448,9 @@ CHOSEN = "ValueError: Block size must be a multiple of 16 for the attention back
 )
 def test_a_message_over_hard_line_breaks_is_read_to_its_end(message, width):
     cut = "\n".join(message[i : i + width] for i in range(0, len(message), width))
-    between_words = "\n".join(f"\u258e {line}" for line in textwrap.wrap(message, width))
-    for text in (cut, between_words):
+    bars = ("\u258e ", "| ", "  | ", "\u2502 ", "> ", ">> ", "> | ", "    > ")
+    behind = (textwrap.indent("\n".join(textwrap.wrap(message, width)), bar) for bar in bars)
+    for text in (cut, *behind):
         for after in ("", f"\n{BUSY[:70]}\n", "\nsrun: error: a: task 0: Exited\n", "\n\nmore of it\n"):
             assert ended(text + after)[1] == message
 

@@ -165,7 +165,7 @@ ROWS: tuple[FactRow, ...] = (
     # --- KV cache ----------------------------------------------------------------------------------------------------
     _row(_over_engines, r"KV cache size: {kv_cache_tokens:count} tokens"),  # V1: 0.8 to 0.32
     _row(_smallest, r"max_total_num_tokens={kv_cache_tokens:count}"),  # SGLang
-    _row(_smallest, r"KV Cache is allocated\. #tokens: {kv_cache_tokens:count}"),  # SGLang, 0.5
+    _row(_smallest, r"KV Cache is allocated\..{0,60}? #tokens: {kv_cache_tokens:count}"),  # SGLang, 0.5
     _row(_over_engines, _METRICS_INFO + r"kv_cache_size_tokens=\"{kv_cache_tokens:count}\""),  # 0.25
     _row(_smallest, r"tokens that can be stored in KV cache \({kv_cache_tokens:count}\)"),  # V0, when it refuses
     _row(

@@ -62,7 +62,7 @@ _RATE = re.compile(
 )
 # What rates, numbers and headings with a unit are if they are no rates of generated tokens. Requests at once are.
 _ANOTHER = re.compile(
-    r"(?<!concurrent[ _-])(?<!parallel[ _-])req|samples?\b|images?\b|per[ _-]?(?:watt|joule|user)|/ ?user"
+    r"(?<!concurrent[ _-])(?<!parallel[ _-])req|samples?\b|images?\b|(?:per[ _-]?|/ ?)(?:watt|joule|user|[wj]\b)"
     r"|(?<![a-z])ratio|speed-?up|time|latency|ttft|tpot|\bitl\b|\bms\b|_ms\b|\butil|%|percent|\bv?ram\b|\bgi?b\b|\bunits?\b|\bdate\b",
     re.I,
 )
@@ -71,7 +71,7 @@ _INPUT = re.compile(r"\bin(?:put)?(?:\b|_)(?!.{0,200}\bout)|prompt|prefill", re.
 _TOTAL = re.compile(r"total|overall|\+", re.I)
 _PER_DEVICE = re.compile(r"(?:/|per)[ _-]?(?:gpu|device|card|accelerator|chip)\b", re.I)
 _FOOTNOTE = re.compile(
-    r"\s{0,20}(?:\(\d{1,2}\)|\[\^?\w{1,3}\]|\^\w{1,2}\^?|[\u00b9\u00b2\u00b3\u2070-\u2079*\u2020\u2021\u00a7])\s{0,20}$"
+    r"\s{0,20}(?:\(\d{1,2}\)|\[\^?\w{1,3}\]|\^\w{1,2}\^?|[\u00b9\u00b2\u00b3\u2070-\u2079*\u2020\u2021\u00a7]{1,3})\s{0,20}$"
 )
 _LINK = re.compile(r"\[([^\[\]]*)\]\([^()]*\)")
 # What else a heading such as `block size 16` may set.
@@ -266,7 +266,7 @@ class _Table:
             says=" ".join((name, label, place, str(row[name]))),
             row=shown,
             per_engine=bool(sequences and like("per_engine", sequences)),
-            texts=(name, label, *texts.values()),
+            texts=(name, _LINK.sub(" ", label), *texts.values()),
             unread=tuple(unread),
         )
 
@@ -334,7 +334,7 @@ def gpu_named(text: str) -> str | None:
     >>> gpu_named("8xH100 (TP=8)"), gpu_named("H100 (AWS P5)"), gpu_named("vLLM")
     ('H100', 'H100', None)
     """
-    for part in (text, re.split(r"[(\[,@;\u2013\u2014]", text)[0]):
+    for part in (text, *re.split(r"[()\[\],@;\u2013\u2014]|\s(?:at|on)\s", text)):
         name = stated_in(part)[0]
         try:
             resolve(name)

@@ -259,7 +259,15 @@ def test_a_table_without_what_is_needed_is_refused(text, message, tmp_path, caps
     [
         # Marks of footnotes, dates, links and limits around a rate change nothing.
         ("date,GPU,run,TP (1),Conc.*,tok/s [^1]\n2026-07-26,H100,[x/c64](../a-1.md),8,1,1\n", [EIGHT]),
-        ("GPU,c,Throughput (tok/s/GPU),TP\nH100,1,1,8\n", [ONE]),
+        *(
+            (f"GPU,TP{mark},Conc{mark},tok/s{mark}\nH100,8,1,1\n", [EIGHT])
+            for mark in ("\u00b9", "\u2020\u2020", "*", "**", " (2)", " [a]", "^1", "<sup>1</sup>")
+        ),
+        *(
+            (f"GPU,c,{heading},TP\nH100,1,1,8\n", [ONE])
+            for heading in ("tok/s/GPU", "Throughput (tok/s/GPU)", "Tput/GPU", "per-GPU tok/s", "tok/s (per device)")
+        ),
+        ("GPU,c,tok/s,tok/s/W\nH100 on AWS,1,1,9\nAWS P5 (H100),1,1,9\nH100 [p5.48xlarge],1,1,9\n", [ONE] * 3),
         ("GPU,TP,c,tok/s\nH100,8,1,1\nH100,1,1,1\nH100,,1,1\n", [EIGHT, ONE, ONE]),
         ("GPU,# GPUs,TP,DP,c,tok/s\nH100,8,4,2,1,1\n", [EIGHT]),
         ("GPU,c,tok/s\n8xH100,1,1\nH100 x8,1,1\n1x H100,1,1\nH100 (TP8),1,1\n", [EIGHT, EIGHT, ONE, EIGHT]),
