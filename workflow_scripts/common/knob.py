@@ -48,13 +48,3 @@ class Knob:
     def shown_in(self) -> str:
         """The column that shows the knob's value or effect; empty if there is none."""
         return self.value_in or self.effect_in or ""
-
-    @property
-    def structure(self) -> str:
-        """The structured argument that the knob is a part of; empty if it is an argument of its own.
-
-        >>> Knob("spec", argument="speculative_config.method").structure, Knob("bs").structure
-        ('speculative_config', '')
-        """
-        whole, dot, _ = (self.argument or "").partition(".")
-        return whole if dot else ""

@@ -2,7 +2,9 @@
 
 import difflib
 import math
+import numbers
 from collections.abc import Iterable
+from typing import Any
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -17,6 +19,15 @@ def number(value: float, digits: int = 3) -> str:
     if rounded == 1:
         rounded = float(f"{value:.{digits + 1}g}")
     return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:g}"
+
+
+def finite(value: Any) -> float | None:
+    """A number, or None if it is infinite or not known.
+
+    >>> finite(1), finite(math.inf), finite(None)
+    (1.0, None, None)
+    """
+    return float(value) if isinstance(value, numbers.Real) and math.isfinite(value) else None
 
 
 def plural(count: int, noun: str) -> str:

@@ -104,21 +104,18 @@ def is_hollow(row: Mapping[str, Any]) -> bool:
 
 def setting_answer(tables: Tables, rows: pd.DataFrame, question: str, what: str, *, helps: bool) -> Iterator[Answer]:
     """The answer on a setting, from its comparisons, the clearest first; of a ratio below 1 its inverse is told."""
-    row = records(rows)[0]
-    knob, values = row["name"], (row["value_b"], row["value_a"])
-    if row["ratio"] < 1 and not helps:
-        values = values[::-1]
-        row = {**row, "ratio": 1 / row["ratio"], "low": 1 / row["high"], "high": 1 / row["low"]}
+    # If only the size is asked for, ratios above 1 are told and drawn.
+    told = rows if helps else upwards(rows)
+    row, turned = records(told)[0], told["ratio"].iloc[0] != rows["ratio"].iloc[0]
+    values = [row[name] for name in (("value_a", "value_b") if turned else ("value_b", "value_a"))]
     if row["verdict"] == FLAT:
         said = f"within {row['margin_pct']:g} %"
     elif {"true", "false"} & set(map(str, values)):
         said = f"{times(row)} on {shortened(row['workload'], MOST_LETTERS)}"
     else:
-        said = f"{times(row)}, {' over '.join(briefly(knob, value) for value in values)}"
-    # As the sentence, the bars are of ratios above 1 if only their size is asked for.
-    drawn = rows if helps else upwards(rows)
+        said = f"{times(row)}, {' over '.join(briefly(row['name'], value) for value in values)}"
     asked = question_on(question, row["metric"])
-    yield Answer(verdict_on(row, helps=helps), asked, said, bars_of(tables, drawn), f"{what} {times(row)}")
+    yield Answer(verdict_on(row, helps=helps), asked, said, bars_of(tables, told), f"{what} {times(row)}")
 
 
 def question_on(question: str, metric: str) -> str:

@@ -17,7 +17,6 @@ from workflow_scripts.statistics.errors import (
     FloatArray,
     IntArray,
     added,
-    each,
     from_moments,
     half_width,
     p_of,
@@ -149,10 +148,6 @@ class Comparisons(NamedTuple):
     def p_above(self, margin_pct: float, sign: FloatArray | float = 1.0) -> FloatArray:
         """P values of the one-sided tests whether `a` is above `b` by more than the margin, or below (`sign` -1)."""
         return np.minimum(p_of(sign * self.difference - log_margin(margin_pct), self.of_settings) / 2, 1.0)
-
-    def where(self, chosen: BoolArray) -> "Comparisons":
-        """The chosen comparisons, of all studies along one axis."""
-        return each(self, lambda of: np.broadcast_to(of, chosen.shape)[chosen])
 
     def after(self, further: FloatArray | float) -> "Comparisons":
         """The comparisons as they would be with this number of further starts, with the same means and variances.

@@ -7,6 +7,7 @@ first asked for; each such plan has a part of what the plans before it left.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from workflow_scripts.statistics.comparisons import (
     compare,
     verdicts,
 )
-from workflow_scripts.statistics.errors import BoolArray, FloatArray
+from workflow_scripts.statistics.errors import BoolArray, FloatArray, each
 from workflow_scripts.statistics.samples import Samples
 
 # If more further starts than this are needed, they are not worth asking for.
@@ -94,10 +95,13 @@ class Decisions:
 
     def _needed(self, distance: FloatArray) -> FloatArray:
         undecided, needed = self.verdict == NOT_DECIDED, np.zeros(self.verdict.shape)
+
+        def chosen(of: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            return np.asarray(np.broadcast_to(of, undecided.shape)[undecided])
+
         # By Holm's method, what is shown no longer counts.
-        family = undecided.sum(axis=-1, keepdims=True)
-        family, rounds = (np.broadcast_to(of, undecided.shape)[undecided] for of in (family, self.rounds))
-        found = self.found._replace(difference=distance).where(undecided)
+        family, rounds = chosen(undecided.sum(axis=-1, keepdims=True)), chosen(self.rounds)
+        found = each(self.found._replace(difference=distance), chosen)
         # What this plan does not decide takes another one.
         next_plan = replace(self.looks, earlier_plans=self.looks.earlier_plans + 1)
 

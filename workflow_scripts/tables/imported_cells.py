@@ -13,7 +13,7 @@ from workflow_scripts.engines.registry import every_knob, get_engine
 from workflow_scripts.physics.rate_ceiling import MeanLengths, judge_rate
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.tables.parsed_facts import known_facts
-from workflow_scripts.tables.summary import RAN, RATE, Row
+from workflow_scripts.tables.summary import RAN, RATE, Row, stacked
 
 IMPORTED = "imported"
 # Statuses of a log that mean that the engine cannot do what was asked.
@@ -37,10 +37,7 @@ _ONE_DEVICE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_
 
 def with_imported(cells: pd.DataFrame, runs: Iterable[Row], study: str) -> pd.DataFrame:
     """The cells table, followed by one row per run that was measured elsewhere."""
-    rows = imported_cells(runs, study)
-    names = [*cells.columns, *(name for name in rows if name not in cells)]
-    parts = [part.dropna(axis=1, how="all") for part in (cells, rows.convert_dtypes())]
-    return pd.concat(parts, ignore_index=True).reindex(columns=names)
+    return stacked([cells, imported_cells(runs, study).convert_dtypes()])
 
 
 def imported_cells(runs: Iterable[Row], study: str) -> pd.DataFrame:

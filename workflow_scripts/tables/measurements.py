@@ -20,7 +20,6 @@ from workflow_scripts.tables.typed_tables import (
     declared,
     read_table,
     table_schema,
-    write_table,
 )
 
 MEASURED, SIMULATED = "measured", "simulated"
@@ -175,16 +174,6 @@ def joined(cells: pd.DataFrame, starts: pd.DataFrame, repeats: pd.DataFrame) -> 
     for name, value in {"outcome": "missing", "comparable": False, "source": MEASURED}.items():
         rows[name] = rows[name].where(rows[name].notna(), value)
     return rows[[*FRAME_COLUMNS, *(name for name in rows if name not in FRAME_COLUMNS)]]
-
-
-def write_measurements(rows: pd.DataFrame, folder: Path) -> None:
-    """Write the one frame to a folder as its three tables, each as Parquet and as CSV.
-
-    Raises:
-        TableError: a table does not fit its schema.
-    """
-    for name, frame in split(rows).items():
-        write_table(frame, folder / f"{name}.parquet")
 
 
 def read_measurements(folder: Path) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import pandas as pd
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.tables import summary
 from workflow_scripts.tables.measurements import joined
-from workflow_scripts.tables.parsed_facts import REPEAT, START, read_parsed
+from workflow_scripts.tables.parsed_facts import START, read_parsed
 from workflow_scripts.tables.typed_tables import read_table
 from workflow_scripts.workloads.arrivals import Load
 
@@ -73,10 +73,7 @@ def medians_by_cell(rows: pd.DataFrame, *keys: str) -> pd.DataFrame:
     >>> medians_by_cell(rows).to_dict("records")
     [{'cell_id': 'a', 'mbu': 0.30000000000000004, 'bound_by': 'memory'}]
     """
-    by = ["cell_id", *keys]
-    others = [name for name in rows.columns if name not in {*by, *REPEAT}]
-    how = {name: "median" if pd.api.types.is_float_dtype(rows[name]) else "first" for name in others}
-    return rows.groupby(by, sort=False, dropna=False).agg(how).reset_index()
+    return summary.reduced(rows.drop(columns=["start", "repeat"], errors="ignore"), ["cell_id", *keys], "median")
 
 
 class Tables:

@@ -42,7 +42,7 @@ THROUGHPUT = ("output_tokens_per_s", "total_tokens_per_s", "steady_output_tokens
 
 def comparable_rows(cells: pd.DataFrame) -> pd.DataFrame:
     """Rows that comparisons may use: the cell ended `ok` and was measured as the study defines it."""
-    return cells[cells["outcome"].eq("ok").fillna(False) & cells["comparable"].fillna(False)]
+    return cells[cells["outcome"].eq("ok").fillna(False) & cells["comparable"].eq(True).fillna(False)]
 
 
 def is_served(cells: pd.DataFrame) -> pd.Series:
@@ -130,6 +130,20 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
     )
     summary.insert(len(by), "starts", samples.starts)
     return summary.assign(log_mean=mean_of(log), sample=np.arange(len(summary))), samples
+
+
+def reduced(rows: pd.DataFrame, by: Sequence[str], of_numbers: str) -> pd.DataFrame:
+    """One row per combination of `by`: the mean or median of each column of numbers, and the first of any other."""
+    numeric = set(rows.select_dtypes("number").columns)
+    how = {name: of_numbers if name in numeric else "first" for name in rows.columns if name not in by}
+    return rows.groupby(list(by), dropna=False, sort=False).agg(how).reset_index()
+
+
+def stacked(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The parts below each other; a column without any value in a part does not decide its type."""
+    columns = dict.fromkeys(name for part in parts for name in part)
+    filled = [part.dropna(axis="columns", how="all") for part in parts if len(part)]
+    return pd.concat(filled or parts, ignore_index=True).reindex(columns=list(columns))
 
 
 def dtypes(cells: pd.DataFrame) -> pd.Series:

@@ -8,13 +8,12 @@ import pandas as pd
 import pytest
 import yaml
 
-from tests.unit.questions.synthetic_cells import cell, table
+from tests.unit.questions.synthetic_cells import cell, table, write_measurements
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.parse.imported_runs import main, read_runs
 from workflow_scripts.study.runs_file import FOLDER, files_of
 from workflow_scripts.tables.imported_cells import imported_cells, with_imported
-from workflow_scripts.tables.measurements import write_measurements
 
 RUN = {"gpu": "h100-sxm", "engine": "vllm", "model": "llama-3.1-8b-instruct", "workload": "chat"}
 PERIODIC = "Avg generation throughput: 679.1 tokens/s, Running: {} reqs, Waiting: {} reqs, GPU KV cache usage: {}%"

@@ -13,7 +13,7 @@ import pandas as pd
 import yaml
 
 from tests.unit.made_studies import fixed, study_content
-from tests.unit.questions.synthetic_cells import plan_of
+from tests.unit.questions.synthetic_cells import plan_of, write_measurements
 from workflow_scripts.present import figures, page
 from workflow_scripts.questions.compare.study_digest import digest_of
 from workflow_scripts.questions.comparisons.table import comparison_tables
@@ -28,7 +28,7 @@ from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.cell_intervals import cell_intervals
-from workflow_scripts.tables.measurements import FRAME_COLUMNS, read_measurements, write_measurements
+from workflow_scripts.tables.measurements import FRAME_COLUMNS, read_measurements
 from workflow_scripts.tables.table_maker import TableInputs
 from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS, read_table, write_table
 

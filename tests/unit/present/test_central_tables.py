@@ -3,11 +3,11 @@
 import pytest
 
 from tests.unit.present.conftest import changed, in_table, report_of
+from tests.unit.questions.synthetic_cells import write_measurements
 from workflow_scripts.page.blocks import Table, shown
 from workflow_scripts.present import figures
 from workflow_scripts.questions.knobs import central_tables as module
 from workflow_scripts.questions.knobs.central_tables import central_tables, four_metrics, knob_tables
-from workflow_scripts.tables.measurements import write_measurements
 from workflow_scripts.tables.results import STEADY, MissingError
 
 SEQUENCES, SIZES, BATCHES = (f"Device / {words}" for words in ("max-num-seqs", "block size", "batch size"))

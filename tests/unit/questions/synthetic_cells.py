@@ -5,7 +5,8 @@ import math
 import pandas as pd
 
 from workflow_scripts.engines.registry import load_engines
-from workflow_scripts.tables.measurements import FRAME_COLUMNS
+from workflow_scripts.tables.measurements import FRAME_COLUMNS, split
+from workflow_scripts.tables.typed_tables import write_table
 
 # What makes the cells of another place, which is compared with no cell of `cell`, and cells that do not count.
 OTHER_PLACES = [{"gpu": "l40s"}, {"model": "opt-125m"}, {"workload": "long"}, {"study": "other"}]
@@ -81,3 +82,9 @@ def only(found):
     """The one row of a table."""
     assert len(found) == 1
     return found.iloc[0]
+
+
+def write_measurements(rows, folder):
+    """Write the one frame to a folder as its three tables."""
+    for name, frame in split(rows).items():
+        write_table(frame, folder / f"{name}.parquet")

@@ -20,7 +20,7 @@ from workflow_scripts.questions.devices import table as devices
 from workflow_scripts.questions.memory import capacity, fragmentation
 from workflow_scripts.questions.predictions import table as predictions
 from workflow_scripts.tables import cell_intervals
-from workflow_scripts.tables.summary import IDENTITY, PLACE, RATE, comparable_rows, numbers
+from workflow_scripts.tables.summary import IDENTITY, PLACE, RATE, comparable_rows, numbers, reduced
 
 # The tables that checks read, beside what was measured.
 TABLES = [str(of.SCHEMA.name) for of in (cell_intervals, capacity, comparisons, devices, fragmentation, predictions)]
@@ -64,7 +64,7 @@ class StudyTables:
 
     @cached_property
     def _cells(self) -> pd.DataFrame:
-        cells = _means(comparable_rows(self.frames["cells"]), IDENTITY)
+        cells = reduced(comparable_rows(self.frames["cells"]), IDENTITY, "mean")
         values = self.frames["intervals"].pivot(index="cell_id", columns="measure", values="value")
         stated = {str(name): values[name].reindex(cells["cell_id"]).array for name in values}
         served = cells.groupby(["study", "workload"])[["num_requests", *LENGTHS]].transform("sum")
@@ -126,7 +126,7 @@ class StudyTables:
         waste = waste[waste["layout"].eq(layout)]
         if block_size is not None:
             waste = waste[waste["block_size"].eq(block_size)]
-        return _rows(_means(waste.merge(self._cells, on="cell_id", suffixes=("", "_of_cell")), by, "median"))
+        return _rows(reduced(waste.merge(self._cells, on="cell_id", suffixes=("", "_of_cell")), by, "median"))
 
 
 def _with_cells_named(rows: pd.DataFrame) -> pd.DataFrame:
@@ -152,14 +152,6 @@ def highest(found: Sequence[Any], by: Callable[[Any], Any], per: Callable[[Any],
 def _key(row: Row, columns: Iterable[str]) -> tuple[object, ...]:
     values = (getattr(row, name) for name in columns)
     return tuple(None if value != value else value for value in values)  # NaN is not equal to itself
-
-
-def _means(rows: pd.DataFrame, by: Sequence[str], of_numbers: str = "mean") -> pd.DataFrame:
-    """One row per combination of `by`: means (or medians) of numbers, and the first value of everything else."""
-    numeric = set(rows.select_dtypes("number").columns)
-    groups = rows.groupby(list(by), dropna=False, sort=False)
-    how = {name: of_numbers if name in numeric else "first" for name in rows.columns if name not in by}
-    return groups.agg(how).reset_index()
 
 
 def _rows(frame: pd.DataFrame) -> list[Row]:

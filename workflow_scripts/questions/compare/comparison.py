@@ -12,7 +12,7 @@ import numpy as np
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.columns import column
 from workflow_scripts.common.records import Record
-from workflow_scripts.common.wording import number
+from workflow_scripts.common.wording import finite, number
 from workflow_scripts.questions.compare.digest import Digest, DigestCell, Mean
 from workflow_scripts.statistics.comparisons import CHANGES, NOT_DECIDED, verdicts
 from workflow_scripts.statistics.errors import Error, added
@@ -177,16 +177,22 @@ def comparison(a: Digest, b: Digest, occasions_vary_pct: float | None = None) ->
     alike = [(x, y, why) for x, y, why in ended if x.outcome == y.outcome == "ok"]
     otherwise = [(x, y, why) for x, y, why in ended if x.outcome != y.outcome]
     compared = [(x, y) for x, y, why in alike if not why]
-    margin = a.margin_pct
+    measured = [
+        ((x.id, mean.measure), [mean], [other])
+        for x, y in compared
+        for mean in x.means
+        for other in y.means
+        if mean.measure == other.measure
+    ]
     of_study = differences(a.settings, b.settings)
     return Comparison(
         study_a=a.study,
         study_b=b.study,
         began_a=a.began,
         began_b=b.began,
-        margin_pct=margin,
+        margin_pct=a.margin_pct,
         occasions_vary_pct=occasions_vary_pct,
-        cells=_ratios(compared, margin, occasions_vary_pct),
+        cells=cell_ratios(measured, a.margin_pct, occasions_vary_pct),
         refused=[Refused(cell=x.id, why=why) for x, _, why in [*alike, *otherwise] if why],
         outcomes=[
             OutcomeChange(cell=x.id, a=x.outcome, b=y.outcome, reason=y.reason or x.reason)
@@ -204,32 +210,16 @@ def comparison(a: Digest, b: Digest, occasions_vary_pct: float | None = None) ->
     )
 
 
-def _ratios(
-    compared: Sequence[tuple[DigestCell, DigestCell]], margin_pct: float, vary_pct: float | None
-) -> list[CellRatio]:
-    """The ratios of all measures that both have; the error of the verdicts is that of all of them together."""
-    rows = [
-        (x, y, mean, other)
-        for x, y in compared
-        for mean in x.means
-        for other in y.means
-        if mean.measure == other.measure
-    ]
-    if not rows:
+# A cell and its measure, with the means of each occasion of A and of B, each of which counts as much.
+Measured = tuple[tuple[str, str], Sequence[Mean], Sequence[Mean]]
+
+
+def cell_ratios(measured: Sequence[Measured], margin_pct: float, vary_pct: float | None) -> list[CellRatio]:
+    """The ratios of B over A; the error of the verdicts is that of all of them together."""
+    if not measured:
         return []
-    a, b = means_of([mean] for _, _, mean, _ in rows), means_of([mean] for *_, mean in rows)
-    names = [(cell.id, mean.measure) for cell, _, mean, _ in rows]
-    return cell_ratios(names, a, b, margin_pct, vary_pct)
-
-
-def cell_ratios(
-    names: Sequence[tuple[str, str]],
-    a: Means,
-    b: Means,
-    margin_pct: float,
-    vary_pct: float | None,
-) -> list[CellRatio]:
-    """The ratios of `b` over `a`, given the cell and the measure of each."""
+    names, *sides = zip(*measured, strict=True)
+    a, b = map(_means, sides)
     comparisons = compare_occasions(a, b, vary_pct, np.array([on_cpu(cell) for cell, _ in names]))
     ratio, low, high = comparisons.interval()
     verdict = verdicts(comparisons, margin_pct)
@@ -241,8 +231,8 @@ def cell_ratios(
             a=math.exp(a.log_mean[i]),
             b=math.exp(b.log_mean[i]),
             ratio=float(ratio[i]),
-            low=_finite(low[i]),
-            high=_finite(high[i]),
+            low=finite(low[i]),
+            high=finite(high[i]),
             scope=comparisons.scope[i],
             verdict=str(verdict[i]),
             worse=bool(is_worse[i]),
@@ -262,18 +252,13 @@ def on_cpu(cell: str) -> bool:
     return device is None or device.kind == "cpu"
 
 
-def means_of(parts: Iterable[Sequence[Mean]]) -> Means:
-    """The mean of each part over its occasions, each of which counts as much."""
+def _means(parts: Iterable[Sequence[Mean]]) -> Means:
     rows = []
     for part in parts:
         log, squared, df = np.array([(mean.log_mean, mean.squared_error, mean.df) for mean in part], dtype=float).T
         rows.append((log.mean(), *added(*map(Error, squared / len(part) ** 2, df)), len(part)))
     mean, variance, df, occasions = (np.array(column) for column in zip(*rows, strict=True))
     return Means(mean, Error(variance, df), occasions)
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
 
 
 def _of_cell(x: DigestCell, y: DigestCell) -> Iterator[Difference]:

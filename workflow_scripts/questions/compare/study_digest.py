@@ -6,11 +6,10 @@ without the folder that it was made from.
 
 import json
 from collections import defaultdict
-from typing import Any
 
-import numpy as np
 import pandas as pd
 
+from workflow_scripts.common.wording import finite
 from workflow_scripts.questions.compare.digest import Digest, DigestCell, Mean
 from workflow_scripts.statistics.comparisons import mean_errors
 from workflow_scripts.study.definition import cell_definition, resolved_models
@@ -77,17 +76,9 @@ def _means(cells: pd.DataFrame) -> dict[str, list[Mean]]:
     means = defaultdict(list)
     for measure in MEASURES:
         summary, samples = cell_summary(cells, measure)
-        means_of, error = mean_errors(samples)
+        mean, error = mean_errors(samples)
         for row in records(summary.drop_duplicates("cell_id")):
-            log_mean, squared, df = (float(of[row["sample"]]) for of in (means_of, *error))
-            mean = Mean(measure=measure, log_mean=_rounded(log_mean), squared_error=_finite(squared), df=_finite(df))
-            means[row["cell_id"]].append(mean)
+            values = (finite(float(f"{of[row['sample']]:.10g}")) for of in (mean, *error))
+            named = dict(zip(("log_mean", "squared_error", "df"), values, strict=True))
+            means[row["cell_id"]].append(Mean.model_validate({"measure": measure, **named}))
     return means
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.10g}")
-
-
-def _finite(value: Any) -> float | None:
-    return None if pd.isna(value) or not np.isfinite(value) else _rounded(value)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import number, plural
-from workflow_scripts.questions.compare.comparison import CellRatio, Comparison, cell_ratios, means_of, ratio_text
+from workflow_scripts.questions.compare.comparison import CellRatio, Comparison, cell_ratios, ratio_text
 from workflow_scripts.questions.compare.digest import Digest, DigestCell, Mean
 from workflow_scripts.statistics.comparisons import NOT_DECIDED
 from workflow_scripts.tables.summary import RATE
@@ -48,18 +48,14 @@ def against_all(baselines: Sequence[Digest], now: Digest, results: Sequence[Comp
 
     `results` compare each of the earlier runs, in the same order, with the present one.
     """
-    if len(baselines) == 1:
-        return results[0].cells
     earlier: dict[tuple[str, str], list[Mean]] = {}
     for baseline, result in zip(baselines, results, strict=True):
         means = _means(baseline)
         for c in result.cells:
             earlier.setdefault((c.cell, c.measure), []).append(means[c.cell, c.measure])
-    if not earlier:
-        return []
-    of_now = _means(now)
-    before, after = means_of(earlier.values()), means_of([of_now[key]] for key in earlier)
-    return cell_ratios(list(earlier), before, after, results[-1].margin_pct, results[-1].occasions_vary_pct)
+    of_now, latest = _means(now), results[-1]
+    measured = [(key, means, [of_now[key]]) for key, means in earlier.items()]
+    return cell_ratios(measured, latest.margin_pct, latest.occasions_vary_pct)
 
 
 def _means(run: Digest) -> dict[tuple[str, str], Mean]:

@@ -42,7 +42,7 @@ from workflow_scripts.statistics.comparisons import (
     verdicts,
 )
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
-from workflow_scripts.tables.summary import RATE, Row, is_served, knob_columns, knob_text, records
+from workflow_scripts.tables.summary import RATE, Row, is_served, knob_columns, knob_text, records, stacked
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.workloads.arrivals import Load
@@ -135,18 +135,11 @@ def comparison_tables(
             by_rate = compare(samples, *(found[f"sample_{side}"].to_numpy() for side in "ba"))
             explained = explanations(rows, shown, by_rate, rates or {}, predictions)
     parts += [_of_engines(known, looks, kind) for kind in (ENGINE, SERVER)]
-    table = _stacked(parts)
+    table = stacked(parts)
     undecided = table["verdict"].eq(NOT_DECIDED) & ((table["low"] > 1) | (table["high"] < 1))
     table["verdict"] = table["verdict"].mask(undecided, LIKELY)
-    table = _stacked([table, *(_not_tested(table, known, *metrics) for metrics in ((RATE, STEADY), (STEADY, RATE)))])
+    table = stacked([table, *(_not_tested(table, known, *metrics) for metrics in ((RATE, STEADY), (STEADY, RATE)))])
     return table.reindex(columns=list(SCHEMA.columns)), explained
-
-
-def _stacked(parts: list[pd.DataFrame]) -> pd.DataFrame:
-    """The parts below each other; a column without any value in a part does not decide its type."""
-    columns = dict.fromkeys(name for part in parts for name in part)
-    filled = [part.dropna(axis="columns", how="all") for part in parts if len(part)]
-    return pd.concat(filled or parts, ignore_index=True).reindex(columns=list(columns))
 
 
 def _not_tested(table: pd.DataFrame, cells: ByMetric, metric: str, other: str) -> pd.DataFrame:

@@ -140,7 +140,7 @@ def _summary(cells: pd.DataFrame) -> tuple[pd.DataFrame, Mapping[str, Samples]]:
     for metric in (STEADY, *LATENCIES, *TAILS):
         of_metric, of_rates[metric] = cell_summary(cells, metric)
         other = _with_interval(of_metric, of_rates[metric], metric)
-        columns = [*IDENTITY, metric, *(f"{metric}_{end}" for end in ("low", "high", "scope")), _ranks(metric)]
+        columns = [*IDENTITY, metric, *(f"{metric}_{end}" for end in ("low", "high", "scope", "rank"))]
         summary = summary.merge(other[columns], on=list(IDENTITY), how="left")
     return summary, of_rates
 
@@ -172,14 +172,10 @@ def _shown(comparisons: pd.DataFrame) -> "pd.Series[str]":
     return pd.concat([shown, turned]).set_index(["slower", "faster"])["verdict"]
 
 
-def _ranks(metric: str) -> str:
-    return f"{metric}_without_rounds"
-
-
 def _with_interval(summary: pd.DataFrame, samples: Samples, metric: str) -> pd.DataFrame:
     (value, low, high), scope = mean_interval(samples)
     means = pd.DataFrame({metric: value, f"{metric}_low": low, f"{metric}_high": high, f"{metric}_scope": scope})
-    means[_ranks(metric)] = cell_means(samples.log, samples.group)
+    means[f"{metric}_rank"] = cell_means(samples.log, samples.group)
     return summary.join(means, on="sample")
 
 
@@ -195,8 +191,8 @@ def _of_place(
     cells = records(place.assign(compared=len(place)))
     by = str(place["metric"].iloc[0])
     sample, samples = place["sample"].to_numpy(dtype=int), of_rates[by]
-    # Means of logarithms.
-    rate = numbers(place[_ranks(by)])
+    # Means of logarithms without the effects of rounds.
+    rate = numbers(place[f"{by}_rank"])
     memory = [name for name in _RESERVES if name in place]
     changes = shown.index[shown == CHANGES]
 

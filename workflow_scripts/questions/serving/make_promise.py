@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from workflow_scripts.common.command import RESULTS, STUDY, TABLES, command, option, out
 from workflow_scripts.common.records import faults
+from workflow_scripts.common.wording import finite
 from workflow_scripts.engines.vllm.knobs import VLLM, VLLM_SERVE, VllmKnobs
 from workflow_scripts.questions.limits.table import SCHEMA as LIMITS
 from workflow_scripts.questions.memory.capacity import SCHEMA as CAPACITY
@@ -113,16 +114,16 @@ def _promise_of(
         engine_release=str(row["engine_version"]).rpartition(" ")[2],
         effective=_effective(row),
         max_num_seqs=seqs,
-        start_s=_float_or_none(started["start_s"].max()) or 0.0,
+        start_s=finite(started["start_s"].max()) or 0.0,
         starts=int(rows["start"].nunique()),
         load=_load_text(row, of_server),
         busy=float(rows["in_flight_peak"].max()) if of_server else seqs,
         measured={name: _promised(samples) for name, samples in expected.items()},
         scope=next((mean_interval(samples)[1][0] for samples in expected.values()), None),
-        ceiling_output_tokens_per_s=_float_or_none(ceilings.get(cell_id)),
-        kv_cache_usage_peak=_float_or_none(rows["kv_cache_usage_peak"].max()),
+        ceiling_output_tokens_per_s=finite(ceilings.get(cell_id)),
+        kv_cache_usage_peak=finite(rows["kv_cache_usage_peak"].max()),
         preemptions_per_s=float((rows["preemptions"].fillna(0) / rows["wall_s"]).max()),
-        hit_rate=_float_or_none(rows["prefix_cache_hit_rate"].min()) or None,
+        hit_rate=finite(rows["prefix_cache_hit_rate"].min()) or None,
         slo=study.slo.bounds() if study.slo else {},
         sustained_per_s=sustained,
         too_much_per_s=too_much,
@@ -196,7 +197,7 @@ def another_start(samples: Samples) -> tuple[FloatArray, Error]:
 
 def _promised(samples: Samples) -> Promised:
     value, low, high = (float(of[0]) for of in interval_of(*another_start(samples)))
-    return Promised(value=value, low=_float_or_none(low), high=_float_or_none(high))
+    return Promised(value=value, low=finite(low), high=finite(high))
 
 
 def _loads(served: pd.DataFrame, cells: pd.DataFrame, rows: pd.DataFrame) -> tuple[float | None, float | None]:
@@ -207,7 +208,7 @@ def _loads(served: pd.DataFrame, cells: pd.DataFrame, rows: pd.DataFrame) -> tup
     of_setting = served[served["cell_id"].isin(same["cell_id"]) & served["ramp_to_per_s"].isna()]
     rates = of_setting["request_rate_per_s"].astype(float)
     kept, over = (rates[of_setting["saturated"].eq(state).fillna(False)] for state in (False, True))
-    return _float_or_none(kept.max()), _float_or_none(over.min())
+    return finite(kept.max()), finite(over.min())
 
 
 def _load_text(row: Row, of_server: bool) -> str:
@@ -220,21 +221,15 @@ def _load_text(row: Row, of_server: bool) -> str:
 def _effective(row: Row) -> dict[str, Any]:
     names = ("block_size", "num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
     facts = {name: row.get(f"{name}_effective", row.get(name)) for name in names}
-    return {name: int(value) for name, value in facts.items() if not pd.isna(value)} | {"dtype": _or_none(row["dtype"])}
+    return {name: int(value) for name, value in facts.items() if not pd.isna(value)} | {
+        "dtype": None if pd.isna(row["dtype"]) else str(row["dtype"])
+    }
 
 
 def _predicted(capacity: pd.DataFrame, cell_id: str) -> dict[str, float]:
     names = {f"predicted_{name}_bytes": name for name in _PREDICTED}
     sizes = capacity.loc[capacity["cell_id"] == cell_id, list(names)].min().dropna()
     return {names[str(name)]: float(value) for name, value in sizes.items()}
-
-
-def _float_or_none(value: Any) -> float | None:
-    return None if pd.isna(value) else float(value)
-
-
-def _or_none(value: Any) -> str | None:
-    return None if pd.isna(value) else str(value)
 
 
 @command(

@@ -9,7 +9,7 @@ import yaml
 from tests.recipes import blocks, recipe
 from tests.unit.questions.claims.claim_evidence import LLAMA, PUBLISHED, STUDY, republished, tables
 from tests.unit.questions.made import made as made_table
-from tests.unit.questions.synthetic_cells import cell
+from tests.unit.questions.synthetic_cells import cell, write_measurements
 from tests.unit.questions.synthetic_cells import table as cells_table
 from workflow_scripts.catalog.published import Claim, Published, PublishedError, Stated
 from workflow_scripts.common.checkout import CHECKOUT
@@ -31,7 +31,6 @@ from workflow_scripts.questions.claims.evidence import (
 from workflow_scripts.questions.claims.study_tables import TABLES, Interval
 from workflow_scripts.statistics.comparisons import NOT_DECIDED
 from workflow_scripts.study.study_file import load_study
-from workflow_scripts.tables.measurements import write_measurements
 from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS, write_table
 
 STUDY_FILE = CHECKOUT / "config" / "studies" / "published_claims.yaml"

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.questions.made import made
 from tests.unit.questions.measured_study import SECONDS, MeasuredStudy
-from tests.unit.questions.synthetic_cells import cell, starts_table
+from tests.unit.questions.synthetic_cells import cell, starts_table, write_measurements
 from workflow_scripts.common.files import write_json
 from workflow_scripts.questions.knobs.decide_round import (
     ALL_DECIDED,
@@ -22,7 +22,6 @@ from workflow_scripts.questions.knobs.decide_round import (
 from workflow_scripts.questions.predictions.table import SCHEMA as PREDICTIONS
 from workflow_scripts.statistics.further_starts import Looks
 from workflow_scripts.study.rounds import CellStart, RoundPlan
-from workflow_scripts.tables.measurements import write_measurements
 from workflow_scripts.tables.typed_tables import write_table
 
 # Starts of two alike cells that vary by 2 %, and of a third that is four times as fast.

@@ -5,13 +5,12 @@ import yaml
 
 from tests.unit.predict.planned import write_study
 from tests.unit.questions.made import made
-from tests.unit.questions.synthetic_cells import cell, plan_of, table
+from tests.unit.questions.synthetic_cells import cell, plan_of, table, write_measurements
 from workflow_scripts.catalog.gpus_and_models import CONFIG
 from workflow_scripts.catalog.published import Published
 from workflow_scripts.questions.predictions.table import predictions_table, published_rates
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.cell_intervals import cell_intervals
-from workflow_scripts.tables.measurements import write_measurements
 from workflow_scripts.tables.typed_tables import TableError
 
 PREDICTED = {"output_tokens_per_s": 100, "total_tokens_per_s": 400, "ttft_s_p50": 2, "tpot_s_p50": 0.1}

@@ -7,13 +7,12 @@ import pytest
 from scipy import stats
 
 from tests.unit.questions.made import made
-from tests.unit.questions.synthetic_cells import OTHER_PLACES, around, cell, only, starts_table
+from tests.unit.questions.synthetic_cells import OTHER_PLACES, around, cell, only, starts_table, write_measurements
 from tests.unit.study.test_serve_command import DUMMY, HUB
 from workflow_scripts.questions.comparisons.table import LIKELY, comparison_tables
 from workflow_scripts.questions.recommendations.table import SCHEMA, recommendations
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
 from workflow_scripts.study.study_file import load_study
-from workflow_scripts.tables.measurements import write_measurements
 from workflow_scripts.tables.typed_tables import write_table
 
 DEMO = Path(__file__).parents[4] / "config" / "studies" / "demo.yaml"
