@@ -1,9 +1,12 @@
 // Colours and marks for drawing on a canvas.
 
+export const deviceColour = (place) => `d${place % 8}`;
+
+// The page's colours by their names in its styles, light or dark.
 export function inkOf() {
   const style = getComputedStyle(document.documentElement);
-  const colour = (name) => style.getPropertyValue(name).trim();
-  return { ink: colour("--ink"), muted: colour("--muted"), line: colour("--line"), paper: colour("--paper") };
+  const names = ["ink", "muted", "line", "paper", ...[..."01234567"].map(deviceColour)];
+  return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
 }
 
 // Eight shapes, so that series can be told apart without colours. Those after the first eight repeat.

@@ -62,7 +62,7 @@ export class Chart {
     context.lineWidth = 1.2;
     context.globalAlpha = 0.55;
     for (const line of this.lines) {
-      context.strokeStyle = this.isFront ? ink.ink : this.series[line[0].series].colour;
+      context.strokeStyle = this.isFront ? ink.ink : ink[this.series[line[0].series].colour];
       context.beginPath();
       for (const p of line.filter(shown)) context.lineTo(p.px, p.py);
       context.stroke();
@@ -87,7 +87,7 @@ export class Chart {
   drawPoint(context, p, across, up, radius, ink) {
     if (!Number.isFinite(p.px) || !Number.isFinite(p.py)) return;
     const { colour, shape } = this.series[p.series];
-    context.strokeStyle = colour;
+    context.strokeStyle = ink[colour];
     context.lineWidth = 1.2;
     context.beginPath();
     if (p.yLow !== p.yHigh && up.shows(p.yLow)) {
@@ -101,7 +101,7 @@ export class Chart {
     for (const value of this.points.length <= MOST_WITH_REPEATS ? p.repeats() : []) if (up.shows(value)) context.rect(p.px - 8, up.place(value), 16, 0.1);
     context.stroke();
     mark(context, shape, p.px, p.py, radius);
-    context.fillStyle = p.hollow ? ink.paper : colour;
+    context.fillStyle = p.hollow ? ink.paper : ink[colour];
     context.fill();
     context.stroke();
   }
@@ -149,7 +149,7 @@ function swatch({ colour, shape }) {
   const canvas = el("canvas", { width: 28, height: 28, "aria-hidden": "true" });
   const context = canvas.getContext("2d");
   mark(context, shape, 14, 14, 9);
-  context.fillStyle = colour;
+  context.fillStyle = inkOf()[colour] ?? colour;
   context.fill();
   return canvas;
 }

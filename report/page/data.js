@@ -75,7 +75,7 @@ export function store() {
 
 // Everything that the page holds, for other programs: each table as lists by column, and timelines by cell.
 export async function allData() {
-  const { colours, ...data } = await packed();
+  const data = { ...(await packed()) };
   for (const name of ["cells", "repeats", "limits", "predictions", "values", "intervals"]) data[name] = plainColumns(data[name]);
   data.timelines = {};
   for (const node of document.querySelectorAll("template.timeline")) {

@@ -82,7 +82,7 @@ function part(title, ...children) {
 }
 
 // Timeline and block map, if the page holds the cell's timeline.
-async function timelineParts(cell, data) {
+async function timelineParts(cell) {
   const held = [...document.querySelectorAll("template.timeline")].find((node) => node.dataset.cell === cell.cell_id);
   if (!held) {
     return cell.repeats.length ? part("Timeline", el("p", { class: "note" }, "The timeline of this cell was left out to keep the page small. Its requests and steps are in the folder parsed of the results.")) : [];
@@ -93,7 +93,7 @@ async function timelineParts(cell, data) {
     const of = ofRepeat(timeline, repeat);
     const map = blockMap(cell, of);
     box.replaceChildren(
-      stripsView(stripsOf(cell, of, data.colours), of.end, "Requests, scheduler and device over the time of a repeat. Arrow keys move the cursor."),
+      stripsView(stripsOf(cell, of), of.end, "Requests, scheduler and device over the time of a repeat. Arrow keys move the cursor."),
       ...(map ? part("Block map", map) : []),
     );
   };
@@ -126,7 +126,7 @@ async function contentOf(cell, data) {
     ...(cell.repeats.length ? part("Repeats", repeatsTable(cell)) : []),
     ...(cell.limits.length ? part("Limits", limitsTable(cell)) : []),
     ...predictionsTable(cell),
-    ...(await timelineParts(cell, data)),
+    ...(await timelineParts(cell)),
     ...part("Settings", settingsTable(cell, data)),
     ...(cell.log ? part("Last lines of its log", el("pre", { tabindex: "0" }, cell.log), logLink(cell, data)) : []),
   ];

@@ -1,5 +1,6 @@
 // The view Explore: one filter drives a chart and a table of cells.
 import { changeAddress, current } from "./address.js";
+import { deviceColour } from "./canvas.js";
 import { Chart, keysOf } from "./chart.js";
 import { choice, el, longTable } from "./dom.js";
 import { openCell } from "./drawer.js";
@@ -182,10 +183,8 @@ export function showExplore(panel, store) {
     const cells = filtered(store.cells, facets, parameters);
     const drawn = pointsOf(cells, x, y, colourBy, facets);
     const places = colourBy ? colourBy.values.map(colourBy.text) : ["all cells"];
-    const series = drawn.series.map((name) => {
-      const place = Math.max(0, places.indexOf(name));
-      return { name, colour: store.colours[place % store.colours.length], shape: place };
-    });
+    const shapes = drawn.series.map((name) => Math.max(0, places.indexOf(name)));
+    const series = drawn.series.map((name, i) => ({ name, colour: deviceColour(shapes[i]), shape: shapes[i] }));
     summary.textContent = summaryOf(cells, metric);
     chart.show({ ...drawn, series, x: axisOf(x), y: axisOf(y), label: `${y.label} against ${x.label}, ${plural(drawn.points.length, "point")}.` });
     legend.replaceChildren(keysOf(series));

@@ -1,5 +1,6 @@
 // The view Your limits: the settings within a reader's own limits of latency, and the cost of tokens.
 import { changeAddress, current } from "./address.js";
+import { deviceColour } from "./canvas.js";
 import { Chart, keysOf } from "./chart.js";
 import { choice, el, longTable } from "./dom.js";
 import { openCell } from "./drawer.js";
@@ -121,7 +122,7 @@ export function showLimits(panel, store) {
       if (!cell.statistic(column)) return [];
       return [pointOf(cell, { metric: column }, { metric: rate }, devices.indexOf(cell.gpu), !keeps.has(cell))];
     });
-    const series = devices.map((device, i) => ({ name: device, colour: store.colours[i % store.colours.length], shape: i }));
+    const series = devices.map((device, i) => ({ name: device, colour: deviceColour(i), shape: i }));
     const front = paretoFront(points.filter((point) => !point.hollow));
     const limit = inputs[axis()].value();
     const x = { label: `${heading(column)}${limit ? "; the upright line is your limit" : ""}`, isLog: true, limit };

@@ -29,7 +29,7 @@ export function curveStrip(title, curves, unit = "") {
       const up = scaleOf(usable.flatMap((curve) => curve.values), false, top + HEIGHT, top);
       drawAxis(context, ink, up, false, { left: LEFT, right, top, bottom: top + HEIGHT }, { most: 3 });
       for (const { times, values, colour } of usable) {
-        context.strokeStyle = colour;
+        context.strokeStyle = ink[colour] ?? colour;
         drawSteps(context, across, up, times, values, LEFT);
       }
     },
@@ -62,7 +62,7 @@ export function stripsView(strips, end, label) {
       for (const { name, colour } of strip.legend) {
         const wide = context.measureText(name).width + 20;
         if (x + wide > width) break;
-        context.fillStyle = colour;
+        context.fillStyle = ink[colour] ?? colour;
         context.fillRect(x, top - 11, 9, 9);
         context.fillStyle = ink.muted;
         context.fillText(name, x + 13, top - 1);

@@ -67,7 +67,7 @@ function requestStrip(requests) {
   };
 }
 
-export function stripsOf(cell, part, colours) {
+export function stripsOf(cell, part) {
   const { requests, steps, trace } = part;
   const times = steps.map((row) => row.time_s);
   const sampled = trace.map((row) => row.time_s);
@@ -78,12 +78,12 @@ export function stripsOf(cell, part, colours) {
   const used = of(trace, memory, COLUMNS[memory].factor);
   return [
     requestStrip(requests),
-    curveStrip("Sequences", [curve("running", "running", colours[0]), curve("waiting", "waiting", colours[1])]),
-    curveStrip(blocks ? "KV blocks in use" : heading("kv_cache_usage"), [curve("in use", "kv_cache_usage", colours[2], blocks ?? COLUMNS.kv_cache_usage.factor)]),
-    curveStrip("Tokens per step", [curve("prompt", "prompt_tokens", colours[0]), curve("output", "generation_tokens", colours[1]), ...(steps.some((row) => row.preempted > 0) ? [curve("preempted requests", "preempted", colours[3])] : [])]),
+    curveStrip("Sequences", [curve("running", "running", "ink"), curve("waiting", "waiting", "muted")]),
+    curveStrip(blocks ? "KV blocks in use" : heading("kv_cache_usage"), [curve("in use", "kv_cache_usage", "ink", blocks ?? COLUMNS.kv_cache_usage.factor)]),
+    curveStrip("Tokens per step", [curve("prompt", "prompt_tokens", "ink"), curve("output", "generation_tokens", "muted"), ...(steps.some((row) => row.preempted > 0) ? [curve("preempted requests", "preempted", PHASES.preempted)] : [])]),
     // An engine that takes its memory at the start has nothing to show here.
-    ...(isWide(used.filter(Number.isFinite), 1.01) ? [curveStrip(heading(memory), [{ name: COLUMNS[memory].label, colour: colours[3], times: sampled, values: used }], COLUMNS[memory].unit)] : []),
-    ...["power_w", "sm_clock_mhz"].map((name, i) => curveStrip(heading(name), [{ name: COLUMNS[name].label, colour: colours[1 - i], times: sampled, values: of(trace, name) }], COLUMNS[name].unit)),
+    ...(isWide(used.filter(Number.isFinite), 1.01) ? [curveStrip(heading(memory), [{ name: COLUMNS[memory].label, colour: "ink", times: sampled, values: used }], COLUMNS[memory].unit)] : []),
+    ...["power_w", "sm_clock_mhz"].map((name) => curveStrip(heading(name), [{ name: COLUMNS[name].label, colour: "ink", times: sampled, values: of(trace, name) }], COLUMNS[name].unit)),
   ];
 }
 

@@ -25,7 +25,6 @@ import pandas as pd
 from workflow_scripts.common.columns import COLUMNS, LATENCIES
 from workflow_scripts.page.report import Report
 from workflow_scripts.page.series import environments_in_words
-from workflow_scripts.page.style import COLOURS
 from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, settings_in_words
@@ -108,7 +107,6 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
             "measure": f"snakemake --cores all --configfile {_quoted(study_file)} --force {_quoted(report.cells)}",
             "beside": os.path.relpath(report.cells, report.out.parent),
         },
-        "colours": COLOURS,
         "knobs": [
             {"name": name.removeprefix("knob_"), "words": knob_name(name), "differs": name in differing}
             for name in knobs
