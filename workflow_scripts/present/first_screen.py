@@ -30,7 +30,7 @@ LEAST_ANSWERS, MOST_ANSWERS, PICTURES, MOST_FASTEST, MOST_DEVICES = 3, 7, 2, 5, 
 SEQUENCES = ("knob_max_num_seqs", "knob_batch_size")
 TPOT, TTFT, ENERGY = "tpot_s_p50", "ttft_s_p50", "energy_j_per_output_token"
 # Words of a composed title, letters of a name in it, of work and of a reason.
-MOST_WORDS, MOST_NAME, MOST_WORK, MOST_REASON = 8, 28, 42, 80
+MOST_WORDS, MOST_NAME, MOST_WORK, MOST_REASON = 8, 28, 38, 80
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 _FINE_TICKS = (1, 1.1, 1.2, 1.5, 2, 3, 5, 0.9, 0.8, 0.7, 0.5)
 
@@ -223,7 +223,7 @@ def _sub(report: Report) -> Iterator[str]:
     versions = cells.dropna(subset="engine_version").drop_duplicates("engine")
     for engine, version in list(zip(versions["engine"], versions["engine_version"], strict=True))[:1]:
         yield f"{'vLLM' if engine == VLLM.name else engine} {str(version).split()[-1]}"
-    yield f"{int(outcomes.eq('ok').sum())} of {plural(len(outcomes), 'cell')}"
+    yield f"{int(outcomes.eq('ok').sum()):,} of {plural(len(outcomes), 'cell')}"
     if cells["source"].eq("imported").any():
         yield f"{cells.loc[cells['source'].eq('imported'), 'cell_id'].nunique()} imported"
     if len(started := cells["started_at"].dropna().astype(str)):
