@@ -63,7 +63,8 @@ class TerminalLines(logging.Formatter):
             limits = (f"{limit} min" for limit in self._measuring().get(said["jobid"], (0, []))[1])
             message = f"{message.split('. ')[0]} after {'; next attempt '.join(limits)}"
         last = last_line(Path(log[0])) if log and Path(log[0]).exists() else "no log"
-        self.failed = f"rule {said['rule_name']}: {(message or last).split('. ')[0]} ({', '.join(said['log'])})"
+        why = "; ".join(filter(None, ((message or "").split(". ")[0], last)))
+        self.failed = f"rule {said['rule_name']}: {why} ({', '.join(said['log'])})"
         said.update(input=[], output=[], shellcmd=None, log=log, rule_msg=message)
         said["aux"] = said["aux"] | ({"further log": ", ".join(others)} if others else {})
         return record

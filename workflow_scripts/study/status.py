@@ -104,6 +104,7 @@ def in_short(study: Study, states: "Counter[str]") -> str:
 
 def ending(study: Study, study_file: Path, paths: StudyPaths, failed: str | None) -> Iterator[str]:
     """The lines; `failed`: the failure that matters, if the call failed."""
+    again = f"kvsweep status {study_file}" + f" --results {paths.results}" * (paths.results != Path("results"))
     starts = status_of_starts(study, paths).values()
     states = Counter(status_of_cell(of_cell, study.starts.at_least).state for of_cell in starts)
     yield in_short(study, states)
@@ -112,9 +113,9 @@ def ending(study: Study, study_file: Path, paths: StudyPaths, failed: str | None
     if paths.report.exists():
         yield f"report: {paths.report}"
     if failed is not None:
-        yield f"next: the same call goes on; kvsweep status {study_file} says what failed, and what you do about it"
+        yield f"next: the same call goes on; {again} says what failed, and what you do about it"
     elif states.keys() - _FINAL:
-        yield f"next: kvsweep status {study_file} says why cells are missing, and what you do about it"
+        yield f"next: {again} says why cells are missing, and what you do about it"
     else:
         yield f"next: open the report; another run: kvsweep compare {paths.root} OTHER/{study.name}"
 

@@ -65,7 +65,7 @@ def test_the_end_of_a_call_says_what_came_out_and_what_to_type_next(seen, capsys
     write_text(seen.paths.report, "")
     assert brief()[1] == f"report: {seen.paths.report}"
     seen.end(cell("h200", 16), "timeout", "too slow")
-    assert "status" in brief()[-1]
+    assert f"--results {seen.paths.results}" in brief()[-1]
     assert "rule tables: no space left" in brief("--failed", "rule tables: no space left")[1]
 
 
