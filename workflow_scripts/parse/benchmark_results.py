@@ -8,7 +8,6 @@ and P99 of a request's mean time between tokens are `tpot`: GuideLLM and AIPerf 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -21,6 +20,7 @@ from workflow_scripts.logs.engine_log_text import MESSAGE_KEYS
 
 # Most results of one file.
 MOST_RESULTS = 1000
+_MOST_UNREAD = 20  # keys of latencies
 # What tells the points of a sweep apart, under the names of the formats.
 _SETTINGS = (
     *("max_concurrency", "request_rate", "burstiness", "num_prompts", "random_input_len", "random_output_len"),
@@ -100,134 +100,65 @@ def have_one_setting(results: list[BenchmarkResult]) -> bool:
     return all(result.setting == results[0].setting for result in results)
 
 
-_STATISTICS = ("median", "p99")
-# How formats name the four latencies. The names in seconds follow those in ms.
-_SHORT = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
-_LONG = {"ttft": "time_to_first_token", "tpot": "time_per_output_token", "itl": "inter_token_latency"}
-_LONG |= {"e2e": "request_latency"}
-# Keys of them, by the facts that they may be.
+# Of each format: its tool; paths of numbers that no format below has; requests that were completed, that failed, and
+# that were asked; rates of requests, of all tokens and of output tokens; and how it names the median and P99 of TTFT,
+# TPOT, ITL and of a whole request. A path has its keys separated by slashes, and perhaps the unit of a time behind `@`,
+# `@=key` for the key beside it that holds the unit, or `@*key` for a factor. Of several paths the first with a number
+# counts. genai-perf writes the format of AIPerf, and InferenceX's client that of vLLM with times in seconds; its own
+# rates are per GPU of a tensor-parallel engine. A result of `vllm bench latency` does not say how many requests it had.
+_TABLE = """
+sglang.bench_serving | completed request_throughput mean_e2e_latency_ms | completed failed num_prompts
+  | request_throughput total_token_throughput,total_throughput output_throughput
+  | median p99 {1}_{0}_ms ttft tpot itl e2e_latency
+vllm bench serve | completed request_throughput | completed failed num_prompts
+  | request_throughput total_token_throughput,total_throughput output_throughput
+  | median p99 {1}_{0}_ms ttft tpot itl e2el; median p99 {1}_{0}@s ttft tpot itl e2el
+  ; median p99 {1}_{0}_s@s ttft tpot itl e2el
+vllm bench throughput | elapsed_time num_requests requests_per_second | num_requests - -
+  | requests_per_second tokens_per_second -
+vllm bench latency | avg_latency percentiles/50 | - - - | - - - | 50 99 {0}/{1}@s - - - percentiles
+AIPerf | request_throughput/avg request_latency/avg | request_count/avg error_request_count/avg -
+  | request_throughput/avg total_token_throughput/avg output_token_throughput/avg
+  | p50 p99 {0}/{1}@=unit time_to_first_token inter_token_latency - request_latency
+inference-perf | successes/count successes/throughput/requests_per_sec | successes/count failures/count -
+  | successes/throughput/requests_per_sec successes/throughput/total_tokens_per_sec
+    successes/throughput/output_tokens_per_sec
+  | median p99 successes/latency/{0}/{1}@s time_to_first_token time_per_output_token inter_token_latency request_latency
+llm-d-benchmark | AGGREGATE/requests/total | - AGGREGATE/requests/failures AGGREGATE/requests/total
+  | AGGREGATE/throughput/request_rate/mean AGGREGATE/throughput/total_token_rate/mean
+    AGGREGATE/throughput/output_token_rate/mean
+  | p50 p99 AGGREGATE/latency/{0}/{1}@=units time_to_first_token time_per_output_token inter_token_latency
+    request_latency
+llm-d-benchmark | metrics/requests/total metrics/throughput/requests_per_sec | - metrics/requests/failures
+    metrics/requests/total
+  | metrics/throughput/requests_per_sec metrics/throughput/total_tokens_per_sec
+    metrics/throughput/output_tokens_per_sec
+  | p50 p99 metrics/latency/{0}/{1}@=units time_to_first_token time_per_output_token inter_token_latency request_latency
+InferenceX | tput_per_gpu | - - - | - tput_per_gpu@*tp output_tput_per_gpu@*tp | median p99 {1}_{0}@s ttft tpot itl e2el
+GuideLLM | metrics/request_totals/successful | metrics/request_totals/successful metrics/request_totals/errored -
+  | metrics/requests_per_second/successful/mean metrics/tokens_per_second/successful/mean
+    metrics/output_tokens_per_second/successful/mean
+  | median percentiles/p99 metrics/{0}/successful/{1} time_to_first_token_ms inter_token_latency_ms
+  ; median percentiles/p99 metrics/{0}/successful/{1}@s - - - request_latency
+""".replace("AGGREGATE", "results/request_performance/aggregate")
+_Format = tuple[str, list[str], list[str], dict[str, list[str]]]
+_RATES = ("requests_per_s", "total_tokens_per_s", "output_tokens_per_s")
+# Keys of latencies, by the facts that they may be.
 _LATENCY = {"ttft": r"ttft|first_token", "tpot|itl": r"tpot|per_output|itl|inter_token|(?<!first_)token_lat"}
 _LATENCY |= {"e2e": r"e2e|^latency|(?:request|avg|mean|median|p\d\d)_latency"}
 _MS = {"ms": 1.0, "ms/token": 1.0, "s": 1000.0, "s/token": 1000.0, "sec": 1000.0, "us": 1e-3, "ns": 1e-6}
 
 
-def _latencies(
-    names: Mapping[str, str], *forms: str, p50: str = "median", p99: str = "p99"
-) -> dict[str, tuple[str, ...]]:
-    """The paths of all latencies, each in the first of the forms that a result has; their units as in `_Format`."""
-    return {
-        f"{fact}_ms_{statistic}": tuple(form.format(name=name, at=at) for form in forms)
-        for fact, name in names.items()
-        for statistic, at in zip(_STATISTICS, (p50, p99), strict=True)
-    }
+def _format(tool: str, needs: str, counts: str, rates: str, latencies: str = "") -> _Format:
+    facts = {fact: several.split(",") for fact, several in zip(_RATES, rates.split(), strict=True)}
+    for p50, p99, form, *names in map(str.split, filter(None, latencies.split(";"))):
+        for kind, name in zip(("ttft", "tpot", "itl", "e2e"), names, strict=False):
+            for statistic, at in (("median", p50), ("p99", p99)):
+                facts.setdefault(f"{kind}_ms_{statistic}", []).append(form.format(name, at))
+    return tool.strip(), needs.split(), counts.split(), facts
 
 
-@dataclass(frozen=True)
-class _Format:
-    """What one tool calls its numbers. A path has its keys separated by slashes, and perhaps a unit of time behind a
-    space, or `=key` for the key beside it that holds the unit. Of several paths the first with a number counts.
-    `needs` are paths that no other format has; a number stands at each."""
-
-    tool: str
-    needs: tuple[str, ...]
-    facts: Mapping[str, tuple[str, ...]]
-    completed: str = ""
-    failed: str = ""
-    asked: str = ""
-
-
-_RATES = ("requests_per_s", "total_tokens_per_s", "output_tokens_per_s")
-
-
-def _rates(form: str, *names: str) -> dict[str, tuple[str, ...]]:
-    """The paths of requests, all tokens and output tokens per second; several names of one are separated by commas."""
-    paths = (tuple(form.format(name) for name in several.split(",")) for several in names)
-    return dict(zip(_RATES, paths, strict=False))
-
-
-_PER_SEC = ("requests_per_sec", "total_tokens_per_sec", "output_tokens_per_sec")
-_SERVED = _rates("{}", "request_throughput", "total_token_throughput,total_throughput", "output_throughput")
-_IN_SECONDS = "{at}_{name} s"
-_REPORT = "results/request_performance/aggregate/"
-_FORMATS = (
-    _Format(
-        "sglang.bench_serving",
-        ("completed", "request_throughput", "mean_e2e_latency_ms"),
-        _SERVED | _latencies(_SHORT | {"e2e": "e2e_latency"}, "{at}_{name}_ms"),
-        "completed",
-        "failed",
-        "num_prompts",
-    ),
-    _Format(
-        "vllm bench serve",  # or InferenceX's client, which writes seconds
-        ("completed", "request_throughput"),
-        _SERVED | _latencies(_SHORT, "{at}_{name}_ms", _IN_SECONDS, "{at}_{name}_s s"),
-        "completed",
-        "failed",
-        "num_prompts",
-    ),
-    _Format(
-        "vllm bench throughput",
-        ("elapsed_time", "num_requests", "requests_per_second"),
-        _rates("{}", "requests_per_second", "tokens_per_second"),
-        "num_requests",
-    ),
-    # Of one batch; how many requests it had is not in the file, so there is no rate.
-    _Format(
-        "vllm bench latency",
-        ("avg_latency", "latencies"),
-        _latencies({"e2e": "percentiles"}, "{name}/{at} s", p50="50", p99="99"),
-    ),
-    _Format(
-        "AIPerf",  # and genai-perf, from which it comes
-        ("request_throughput/avg", "request_latency/avg"),
-        _rates("{}/avg", "request_throughput", "total_token_throughput", "output_token_throughput")
-        | _latencies({**_LONG, "tpot": _LONG["itl"], "itl": "-"}, "{name}/{at} =unit", p50="p50"),
-        "request_count/avg",
-        "error_request_count/avg",
-    ),
-    _Format(
-        "inference-perf",
-        ("successes/count", "successes/throughput/requests_per_sec"),
-        _rates("successes/throughput/{}", *_PER_SEC) | _latencies(_LONG, "successes/latency/{name}/{at} s"),
-        "successes/count",
-        "failures/count",
-    ),
-    _Format(
-        "llm-d-benchmark",
-        (_REPORT + "requests/total",),
-        _rates(_REPORT + "throughput/{}/mean", "request_rate", "total_token_rate", "output_token_rate")
-        | _latencies(_LONG, _REPORT + "latency/{name}/{at} =units", p50="p50"),
-        failed=_REPORT + "requests/failures",
-        asked=_REPORT + "requests/total",
-    ),
-    _Format(
-        "llm-d-benchmark",  # 0.1
-        ("metrics/requests/total", "metrics/throughput/requests_per_sec"),
-        _rates("metrics/throughput/{}", *_PER_SEC) | _latencies(_LONG, "metrics/latency/{name}/{at} =units", p50="p50"),
-        failed="metrics/requests/failures",
-        asked="metrics/requests/total",
-    ),
-    # Rates are per GPU of a tensor-parallel engine; where prompts have GPUs of their own, each has another number.
-    _Format(
-        "InferenceX",
-        ("tput_per_gpu",),
-        _rates("{} *tp", "-", "tput_per_gpu", "output_tput_per_gpu") | _latencies(_SHORT, _IN_SECONDS),
-    ),
-    _Format(
-        "GuideLLM",
-        ("metrics/request_totals/successful",),
-        _rates("metrics/{}/successful/mean", "requests_per_second", "tokens_per_second", "output_tokens_per_second")
-        | _latencies(
-            {"ttft": "time_to_first_token_ms", "tpot": "inter_token_latency_ms"},
-            "metrics/{name}/successful/{at}",
-            p99="percentiles/p99",
-        )
-        | _latencies({"e2e": "request_latency"}, "metrics/{name}/successful/{at} s", p99="percentiles/p99"),
-        "metrics/request_totals/successful",
-        "metrics/request_totals/errored",
-    ),
-)
+_FORMATS = [_format(*row.split("|")) for row in re.split(r"\n(?=\S)", _TABLE.strip())]
 
 
 def _results_of(record: Any) -> list[BenchmarkResult]:
@@ -252,19 +183,17 @@ def _result(record: Mapping[str, Any]) -> BenchmarkResult | None:
     """A result by the first format whose numbers it has. A result of AIPerf without any request has only its errors."""
     errors = record.get("error_summary")
     failed_of_aiperf = sum(_count(error, "count") or 0 for error in errors) if isinstance(errors, list) else 0
-    form = next((form for form in _FORMATS if all(_is_there(_at(record, path)) for path in form.needs)), None)
+    form = next((form for form in _FORMATS if all(_plain(record, path) is not None for path in form[1])), None)
     if form is None:
         error = f"no request was completed, {failed_of_aiperf} failed"
         return BenchmarkResult(tool="AIPerf", status="error", error=error) if failed_of_aiperf else None
-    numbers = {
-        fact: next(filter(None, (_number(record, path) for path in paths)), None) for fact, paths in form.facts.items()
-    }
+    tool, _, counts, facts = form
+    numbers = {fact: next(filter(None, (_number(record, p) for p in paths)), None) for fact, paths in facts.items()}
     if numbers.get("total_tokens_per_s") is None and numbers.get("output_tokens_per_s"):
         read = _number(record, "input_throughput")
         numbers["total_tokens_per_s"] = read and read + (numbers["output_tokens_per_s"] or 0)
     setting = {name: record[name] for name in _SETTINGS if isinstance(record.get(name), str | int | float | bool)}
-    completed, asked = _count(record, form.completed), _count(record, form.asked)
-    failed = _count(record, form.failed)
+    completed, failed, asked = (_count(record, path) for path in counts)
     failed = failed_of_aiperf if failed is None and failed_of_aiperf else failed
     if failed is None:
         errors = record.get("errors")  # one text per request, empty if it did not fail
@@ -274,8 +203,8 @@ def _result(record: Mapping[str, Any]) -> BenchmarkResult | None:
         completed = asked - failed
     if completed == 0:
         error = f"no request was completed, {failed} failed" if failed else "no request was completed"
-        return BenchmarkResult(tool=form.tool, setting=setting, status="error", error=error)
-    result = BenchmarkResult(tool=form.tool, setting=setting, unread=_unread(record, numbers), **numbers)
+        return BenchmarkResult(tool=tool, setting=setting, status="error", error=error)
+    result = BenchmarkResult(tool=tool, setting=setting, unread=_unread(record, numbers), **numbers)
     if failed:
         error = f"{failed} of {failed + (completed or 0)} requests failed"
         return result.model_copy(update={"status": "error", "error": error})
@@ -288,11 +217,8 @@ def _unread(record: Mapping[str, Any], numbers: Mapping[str, float | None]) -> l
     """The keys of latencies of which nothing was read."""
     read = [fact for fact, value in numbers.items() if value]
     missing = [keys for facts, keys in _LATENCY.items() if not any(re.match(facts, fact) for fact in read)]
-    said = (key for key, value in record.items() if value and _is_there(value))
+    said = filter(lambda key: _plain(record, key), record)
     return [key for key in said if any(re.search(keys, key, re.IGNORECASE) for keys in missing)][:_MOST_UNREAD]
-
-
-_MOST_UNREAD = 20
 
 
 def _at(content: Any, path: str) -> Any:
@@ -301,18 +227,14 @@ def _at(content: Any, path: str) -> Any:
     return content
 
 
-def _is_there(value: Any) -> bool:
-    return isinstance(value, int | float | list) and not isinstance(value, bool)
-
-
 def _plain(record: Any, path: str) -> float | None:
-    value = _at(record, path) if path else None
+    value = _at(record, path)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _number(record: Mapping[str, Any], path: str) -> float | None:
-    """The positive number at a path, in ms if it has a unit, or times another number (` *key`)."""
-    path, _, unit = path.partition(" ")
+    """The positive number at a path, in ms if it has a unit, or times another number (`@*key`)."""
+    path, _, unit = path.partition("@")
     if (value := _plain(record, path)) is None or not value > 0:
         return None
     if unit.startswith("*"):

@@ -32,20 +32,9 @@ from workflow_scripts.engines.engine import CLIENT_CPU_S
 from workflow_scripts.engines.registry import load_engines, metrics_of_columns
 from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import EngineLogFacts, read_engine_log
+from workflow_scripts.study import paths
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.parsed_columns import RECORDED, REQUEST_COLUMNS, ROW, STEP_COLUMNS, table_columns
-from workflow_scripts.study.paths import (
-    ENGINE_LOG,
-    MEASURE_LOG,
-    METRICS,
-    OUTCOME,
-    RAW,
-    START_FOLDER,
-    TRACE,
-    start_folder,
-    start_number,
-    within,
-)
 from workflow_scripts.workloads.highest_load import Search
 from workflow_scripts.workloads.warmup import is_warm
 
@@ -133,9 +122,8 @@ def start_row(outcome: Outcome, log: EngineLogFacts | None) -> tuple[dict[str, A
         "device": outcome.device,
         "host_load": outcome.host_load,
         "provenance": outcome.provenance,
+        "warmup": warmup.model_dump() | {"passes": len(warmup.passes_s)} if warmup else {},
     }
-    if warmup:
-        groups["warmup"] = warmup.model_dump() | {"passes": len(warmup.passes_s)}
     if (search := outcome.search) and (passes := search.passes):
         tried = [(one.load, one.met) for one in passes]
         found = Search(passes[0].load, search.least, search.most, search.users, tried).highest()
@@ -148,7 +136,7 @@ def start_row(outcome: Outcome, log: EngineLogFacts | None) -> tuple[dict[str, A
         for place in places:
             if known.get(place) is not None:
                 try:
-                    row[column] = validated(TYPES[dtype], known[place], f"{place} in {OUTCOME}")
+                    row[column] = validated(TYPES[dtype], known[place], f"{place} in {paths.OUTCOME}")
                 except InputError as e:
                     faults.append(str(e))
                 break
@@ -164,46 +152,33 @@ def start_row(outcome: Outcome, log: EngineLogFacts | None) -> tuple[dict[str, A
 def counts(record: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """What the engine counted in a repeat, by column: counters as their growth, and peaks as their value at its end."""
     before, after = record["before"], record["after"]
-    # If a server's page of metrics could not be read before the repeat, its growth in the repeat is unknown.
-    is_unread = not (before.keys() & after.keys()) - {CLIENT_CPU_S}
-    found = {}
+    # If a server's page of metrics could not be read before the repeat, its growth in the repeat is unknown; some
+    # counters appear when they count for the first time.
+    unread = None if not (before.keys() & after.keys()) - {CLIENT_CPU_S} else 0
+    peaks = {metric for engine in load_engines().values() for metric in engine.peaks.values()}
+    found: dict[str, float] = {}
     for column, metrics in {CLIENT_CPU_S: [CLIENT_CPU_S], **metrics_of_columns()}.items():
-        values = (_growth(before, after, metric, is_unread) for metric in metrics)
-        found[column] = next((value for value in values if value is not None), None)
-    return {column: value for column, value in found.items() if value is not None}
-
-
-def _growth(before: Mapping[str, Any], after: Mapping[str, Any], metric: str, is_unread: bool) -> float | None:
-    now = _number(after.get(metric))
-    if now is None or metric in _peaks():
-        return now
-    # Some counters appear when they count for the first time.
-    earlier = _number(before[metric]) if metric in before else None if is_unread else 0.0
-    return None if earlier is None else now - earlier
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _peaks() -> set[str]:
-    return {metric for engine in load_engines().values() for metric in engine.peaks.values()}
+        ends = ((0 if metric in peaks else before.get(metric, unread), after.get(metric)) for metric in metrics)
+        for start, end in ends:
+            if isinstance(start, int | float) and isinstance(end, int | float):
+                found.setdefault(column, float(end - start))
+    return found
 
 
 def parse_cell(folder: Path, cell_id: str) -> CellFacts:
     """Read everything in the folder of a cell's start; damaged parts are left out, and `damaged` names them."""
-    rows = CellFacts(cell_id, start_number(folder))
+    rows = CellFacts(cell_id, paths.start_number(folder))
     with rows.noting(folder):
-        _read_start(folder, Outcome.read(folder / OUTCOME), rows)
+        _read_start(folder, Outcome.read(folder / paths.OUTCOME), rows)
     damage = "; ".join(rows.damage[:MOST_NAMED]) + ("; ..." if len(rows.damage) > MOST_NAMED else "")
     rows.of_start["damaged"] = damage or None
     return rows
 
 
 def _read_start(folder: Path, outcome: Outcome, rows: CellFacts) -> None:
-    log = None
+    log, raw = None, folder / paths.RAW
     with rows.noting(folder):
-        log = read_engine_log(folder / RAW / ENGINE_LOG) if (folder / RAW / ENGINE_LOG).exists() else None
+        log = read_engine_log(raw / paths.ENGINE_LOG) if (raw / paths.ENGINE_LOG).exists() else None
     rows.of_start, faults = start_row(outcome, log)
     rows.damage += faults
     starts_s = {r.repeat: r.start_monotonic_s for r in outcome.repeats}
@@ -213,18 +188,18 @@ def _read_start(folder: Path, outcome: Outcome, rows: CellFacts) -> None:
     }
     counted: set[int] = set()
     with rows.noting(folder):
-        for record in _lines(folder / RAW / METRICS, _COUNTERS, starts_s):
+        for record in _lines(raw / paths.METRICS, _COUNTERS, starts_s):
             if (repeat := record["repeat"]) in counted:
-                raise InputError(f"{folder / RAW / METRICS}: two records of repeat {repeat}")
+                raise InputError(f"{raw / paths.METRICS}: two records of repeat {repeat}")
             counted.add(repeat)
             rows.repeats[repeat] |= counts(record)
     for name, kind, table in (("requests", _REQUEST, rows.requests), ("steps", _STEP, rows.steps)):
         with rows.noting(folder):
-            for record in _lines(folder / RAW / f"{name}.jsonl", kind, starts_s):
+            for record in _lines(raw / f"{name}.jsonl", kind, starts_s):
                 start_s = starts_s[record["repeat"]]
                 table.append({k: v - start_s if k in _TIMES and v is not None else v for k, v in record.items()})
     with rows.noting(folder):
-        _trace_rows(folder / RAW / TRACE, outcome, rows)
+        _trace_rows(raw / paths.TRACE, outcome, rows)
     served = Counter(request["repeat"] for request in rows.requests)
     if len(served_by := [served[repeat] for repeat in starts_s]) and min(served_by) != max(served_by):
         rows.damage.append(f"requests.jsonl has {listed(map(str, served_by))} requests of the repeats")
@@ -278,11 +253,12 @@ def frame(rows: list[dict[str, Any]], columns: dict[str, str]) -> pd.DataFrame:
 def find_starts(cells: Path, gpu: str) -> dict[Start, Path]:
     """Folders of the starts that have ended, in the order of cells and starts."""
     folders = {}
-    for path in (cells / gpu).glob(f"*/*/*/*/{OUTCOME}"):
+    for path in (cells / gpu).glob(f"*/*/*/*/{paths.OUTCOME}"):
         folders[path.parent.relative_to(cells).as_posix(), 1] = path.parent
-    for path in (cells / gpu).glob(f"*/*/*/*/{START_FOLDER}*/{OUTCOME}"):
-        number = start_number(path.parent)
-        if 1 < number <= MOST_STARTS and path.parent.name == start_folder(number):  # not a copy, such as `start-2.old`
+    for path in (cells / gpu).glob(f"*/*/*/*/{paths.START_FOLDER}*/{paths.OUTCOME}"):
+        number = paths.start_number(path.parent)
+        # Not a copy, such as `start-2.old`.
+        if 1 < number <= MOST_STARTS and path.parent.name == paths.start_folder(number):
             folders[path.parents[1].relative_to(cells).as_posix(), number] = path.parent
     # No study has a cell with another name.
     return {start: folders[start] for start in sorted(folders) if start[0].isprintable()}
@@ -293,7 +269,7 @@ def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> int:
     elsewhere."""
     folders = find_starts(cells, gpu)
     for folder in folders.values():
-        within(folder, cells, [folder / OUTCOME, *(folder / RAW).glob("*")])
+        paths.within(folder, cells, [folder / paths.OUTCOME, *(folder / paths.RAW).glob("*")])
     with ProcessPoolExecutor(max_workers=max(1, min(processes, len(folders)))) as pool:
         parsed = list(pool.map(parse_cell, folders.values(), [cell for cell, _ in folders], chunksize=8))
     for name, columns in table_columns().items():
@@ -312,7 +288,7 @@ def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> int:
 )
 def main(args: Namespace) -> None:
     if lost := [start for rounds in args.measured for start, outcome in read_json(rounds).items() if not outcome]:
-        log = args.cells / lost[0] / MEASURE_LOG
+        log = args.cells / lost[0] / paths.MEASURE_LOG
         why = (log.exists() and last_line(log)) or "not tried"
         raise InputError(f"{len(lost)} starts have no outcome, and the next call tries them again; {log}: {why}")
     if not args.cells.is_dir():

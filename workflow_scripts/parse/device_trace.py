@@ -35,23 +35,12 @@ TraceSample = dict[str, SampleValue]
 # Field of nvidia-smi -> column of the trace. If several fields give one column, the first of them here that has values
 # counts. On GPUs since Ampere `power.draw` is the average over the last second, like `power.draw.average`.
 _FIELDS = {
-    "timestamp": "time_unix_s",
-    "index": "gpu",
-    "uuid": "gpu",
-    "gpu_bus_id": "gpu",
-    "name": "gpu",
-    "memory.used": "memory_used_bytes",
-    "memory.free": "memory_free_bytes",
-    "memory.total": "memory_total_bytes",
-    "utilization.gpu": "utilization_pct",
-    "power.draw": "power_w",
-    "power.draw.average": "power_w",
-    "power.draw.instant": "power_w",
-    "clocks.sm": "sm_clock_mhz",
-    "clocks.mem": "memory_clock_mhz",
-    "temperature.gpu": "temperature_c",
-    "clocks_event_reasons.active": "throttle_reasons",
-    "clocks_throttle_reasons.active": "throttle_reasons",
+    **{"timestamp": "time_unix_s", **dict.fromkeys(("index", "uuid", "gpu_bus_id", "name"), "gpu")},
+    **{f"memory.{part}": f"memory_{part}_bytes" for part in ("used", "free", "total")},
+    **{"utilization.gpu": "utilization_pct", "temperature.gpu": "temperature_c"},
+    **dict.fromkeys(("power.draw", "power.draw.average", "power.draw.instant"), "power_w"),
+    **{"clocks.sm": "sm_clock_mhz", "clocks.mem": "memory_clock_mhz"},
+    **dict.fromkeys(("clocks_event_reasons.active", "clocks_throttle_reasons.active"), "throttle_reasons"),
 }
 # Metrics of dcgm-exporter -> field, with their units.
 _DCGM = {
@@ -62,31 +51,21 @@ _DCGM = {
     **{"DCGM_FI_DEV_POWER_USAGE_INSTANT": "power.draw.instant"},
 }
 _DCGM_LINE = re.compile(r"(DCGM_FI_\w{1,60})\{([^{}]{0,2000})\}\s+(\S{1,40})(?:\s+(\d{10,16}))?\s*$")
-# Other names of a field.
-_ALIASES = {
-    **{"gpu_uuid": "uuid", "pci.bus_id": "gpu_bus_id", "gpu_name": "name"},
-    **{"clocks.current.sm": "clocks.sm", "clocks.current.memory": "clocks.mem"},
-    # `nvidia-smi dmon`.
-    **{"gpu": "index", "pwr": "power.draw", "sm": "utilization.gpu", "fb": "memory.used", "gtemp": "temperature.gpu"},
-    **{"pclk": "clocks.sm", "mclk": "clocks.mem", "date time": "timestamp"},
-    # `dcgmi dmon`, DCGM 4.5.
-    **{"entity": "index", "power": "power.draw", "gputl": "utilization.gpu", "fbusd": "memory.used"},
-    **{"fbfre": "memory.free", "fbttl": "memory.total", "smclk": "clocks.sm", "mmclk": "clocks.mem"},
-    **{"tmptr": "temperature.gpu"},
-    # `amd-smi monitor --csv` and `amd-smi metric --csv`, ROCm 7.
-    **{"power_usage": "power.draw", "socket_power": "power.draw", "average_socket_power": "power.draw"},
-    **{"current_socket_power": "power.draw"},
-    **dict.fromkeys(("gfx", "gfx_activity", "gfx_util", "gfx_utilization"), "utilization.gpu"),
-    **{"vram_used": "memory.used", "vram_free": "memory.free", "vram_total": "memory.total"},
-    **{"used_vram": "memory.used", "free_vram": "memory.free", "total_vram": "memory.total"},
-    **{"gfx_clk": "clocks.sm", "gfx_clock": "clocks.sm", "gfx_0_clk": "clocks.sm", "mem_clock": "clocks.mem"},
-    **{"mem_0_clk": "clocks.mem", "hotspot": "temperature.gpu", "hotspot_temperature": "temperature.gpu"},
-    # `rocm-smi --csv`, ROCm 7.
-    **{"device": "index", "gpu use": "utilization.gpu", "temperature (sensor junction)": "temperature.gpu"},
-    **{"average graphics package power": "power.draw", "current socket graphics package power": "power.draw"},
-    **{"vram total used memory": "memory.used", "vram total memory": "memory.total"},
-    **{"sclk clock speed:": "clocks.sm", "mclk clock speed:": "clocks.mem"},
+# Other names of a field: of nvidia-smi, its dmon, dcgmi dmon (DCGM 4.5), amd-smi and rocm-smi (ROCm 7).
+_ALSO_CALLED = {
+    **{"index": "gpu, entity, device", "uuid": "gpu_uuid", "gpu_bus_id": "pci.bus_id", "name": "gpu_name"},
+    "timestamp": "date time",
+    "utilization.gpu": "sm, gputl, gfx, gfx_activity, gfx_util, gfx_utilization, gpu use",
+    "power.draw": "pwr, power, power_usage, socket_power, average_socket_power, current_socket_power"
+    ", average graphics package power, current socket graphics package power",
+    "memory.used": "fb, fbusd, vram_used, used_vram, vram total used memory",
+    "memory.free": "fbfre, vram_free, free_vram",
+    "memory.total": "fbttl, vram_total, total_vram, vram total memory",
+    "clocks.sm": "clocks.current.sm, pclk, smclk, gfx_clk, gfx_clock, gfx_0_clk, sclk clock speed:",
+    "clocks.mem": "clocks.current.memory, mclk, mmclk, mem_clock, mem_0_clk, mclk clock speed:",
+    "temperature.gpu": "gtemp, tmptr, hotspot, hotspot_temperature, temperature (sensor junction)",
 }
+_ALIASES = {name: field for field, names in _ALSO_CALLED.items() for name in names.split(", ")}
 
 # By the first letter of the unit; a value with another unit is null. Sizes are powers of 1024, even if an old driver
 # wrote MB.
@@ -267,7 +246,7 @@ def _parse_csv(text: str, columns: Sequence[str] | None = None) -> tuple[list[Tr
     spaced = any(map(_TABLE.match, lines)) or (len(columns or ()) > 1 and not any("," in line for line in lines))
     table = [(_words if spaced else _cells)(line) for line in lines]
     header = next((names for row in table if (names := _header(row))), None)
-    if columns and not _gives_values(header or []):
+    if columns and not any(_FIELDS[field] in NUMBERS[1:] for field, _ in header or [] if field):
         header, table = None, [row for row in table if not _header(row)]
     current = header or (_named_columns(table, columns) if columns else [])
     rows: list[TraceSample] = []
@@ -323,10 +302,6 @@ def _field(name: str) -> str | None:
     plain = _HEADER_UNIT.sub("", name.strip().lower()).strip()
     field = _ALIASES.get(plain, plain)
     return field if field in _FIELDS else None
-
-
-def _gives_values(columns: Sequence[_Column]) -> bool:
-    return any(_FIELDS[field] in NUMBERS[1:] for field, _ in columns if field)
 
 
 def _header(row: Sequence[str]) -> list[_Column] | None:
