@@ -120,8 +120,7 @@ class Comparisons(NamedTuple):
 
     def another_run(self) -> tuple[FloatArray, FloatArray]:
         """The ends between which 95 % of further runs with as many starts measure the ratio."""
-        _, *ends = interval_of(self.difference, added(self.error, self.occasions).times(_OF_BOTH_RUNS))
-        return ends[0], ends[1]
+        return interval_of(self.difference, added(self.error, self.occasions).times(_OF_BOTH_RUNS))[1:]
 
     @property
     def of_settings(self) -> Error:

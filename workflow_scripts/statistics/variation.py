@@ -131,12 +131,10 @@ def _of_starts(
     of_repeats = repeats.variance[..., None] * np.exp(spread * nodes - spread**2 / 2)
     for number in np.unique(kind):
         cells = kind == number
-        starts, cells_differ, studies_differ = (
-            of[cells][0] for of in (known.starts, known.cells_differ, known.studies_differ)
-        )
-        sd = starts * np.exp(np.hypot(cells_differ, studies_differ) * _GRID)
-        around = np.log(sd / starts)[:, None] - studies_differ * _OF_STUDY
-        prior = np.exp(-((around / cells_differ) ** 2) / 2)
+        of = Known(*(part[cells][0] for part in known))
+        sd = of.starts * np.exp(np.hypot(of.cells_differ, of.studies_differ) * _GRID)
+        around = np.log(sd / of.starts)[:, None] - of.studies_differ * _OF_STUDY
+        prior = np.exp(-((around / of.cells_differ) ** 2) / 2)
         prior = prior / prior.sum(axis=0)
         variance = sd[:, None] ** 2 + of_repeats[..., cells, None, :]  # (..., cells, grid, nodes)
         log = -df[..., cells, None, None] / 2 * (np.log(variance) + own[..., cells, None, None] / variance)

@@ -78,7 +78,7 @@ def _means(cells: pd.DataFrame) -> dict[str, list[Mean]]:
         summary, samples = cell_summary(cells, measure)
         mean, error = mean_errors(samples)
         for row in records(summary.drop_duplicates("cell_id")):
-            values = (finite(float(f"{of[row['sample']]:.10g}")) for of in (mean, *error))
-            named = dict(zip(("log_mean", "squared_error", "df"), values, strict=True))
-            means[row["cell_id"]].append(Mean.model_validate({"measure": measure, **named}))
+            values = {"log_mean": mean, "squared_error": error.variance, "df": error.df}
+            rounded = {name: finite(float(f"{of[row['sample']]:.10g}")) for name, of in values.items()}
+            means[row["cell_id"]].append(Mean.model_validate({"measure": measure, **rounded}))
     return means
