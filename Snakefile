@@ -33,7 +33,7 @@ onsuccess:
 onerror:
     if workflow.is_main_process:
         shell(
-            'python -m workflow_scripts status --study "$STUDY" --results "$RESULTS" --brief --failed {LINES.failed:q}'
+            'python -m workflow_scripts status --study "$STUDY" --results "$RESULTS" --brief --failed={LINES.failed:q}'
         )
 
 

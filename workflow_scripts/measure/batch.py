@@ -114,7 +114,7 @@ def main(args: Namespace) -> int:
     signal.signal(signal.SIGTERM, before)
     if failed:
         print(f"{len(failed)} of {len(batch.starts)} cells have no outcome", file=sys.stderr)
-        if study.starts.at_most == 1 or not attempt.last:
+        if study.starts.at_most == 1 or not attempt.last or told:
             return 1
     write_json(args.out, manifest_of(batch, of.definitions, paths))
     return 0

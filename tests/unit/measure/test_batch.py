@@ -165,7 +165,7 @@ def test_a_batch_that_the_study_does_not_have_is_an_error(of_several, capsys):
 
 
 def test_sigterm_ends_a_batch_after_the_present_start_of_an_engine(tmp_path, monkeypatch, capsys):
-    once, run = Measured(tmp_path, monkeypatch, starts=1), subprocess.run
+    once, run = Measured(tmp_path, monkeypatch, starts=2), subprocess.run
     once.batch = once.batch_of(1)
 
     def killed(words: list[str], **how: Any) -> Any:

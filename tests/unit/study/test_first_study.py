@@ -1,5 +1,7 @@
 """`kvsweep init` writes a study for the GPUs that NVML finds, which `kvsweep check` takes."""
 
+import re
+
 import pytest
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
@@ -40,6 +42,14 @@ def test_the_study_is_for_what_is_here_and_passes_the_check(here, gpu, tmp_path,
     assert (first_study.main([str(path)]), first_study.main([str(tmp_path / "a b.yaml")])) == (2, 2)
     assert path.read_bytes() == before
     assert not (tmp_path / "a b.yaml").exists()
+
+
+def test_the_complete_study_of_the_readme_passes_the_check(tmp_path, capsys):
+    (text,) = re.findall(r"```yaml\n(.*?)```", (CHECKOUT / "README.md").read_text(), re.DOTALL)
+    path = tmp_path / "my-study.yaml"
+    path.write_text(text)
+    assert check([str(path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{path}: 9 cells on h200"]
 
 
 @pytest.mark.parametrize("gpu", NAMED)
