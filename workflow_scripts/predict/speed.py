@@ -107,7 +107,7 @@ def predict_task(task: Task) -> list[Prediction]:
 def _predict(cell: CellTask, task: Task, schedule: Schedule) -> Prediction:
     work = work_of(schedule, cell, task)
     if cell.speed is None:
-        unknown = "the rates of this device are not known: `snakemake calibrate` measures them"
+        unknown = "the rates of this device are not known: `snakemake calibrate --configfile STUDY` measures them"
         return replace(_with_counts(cell, schedule, work.steps, task), unknown=unknown)
     speed = cell.speed
     if why := _beyond(work, speed) + (f"; {cell.unmodelled}" if cell.unmodelled else ""):
