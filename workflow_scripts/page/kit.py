@@ -436,8 +436,8 @@ def _draw_rows(page: _Page, ax: Axes, panel: Panel, names: Sequence[str]) -> Non
     import seaborn as sns
 
     rows, is_bar = panel.rows, panel.kind == "bar"
-    ends = rows[["value", "low", "high"]].to_numpy(dtype=float).ravel()
-    values = [*map(float, ends), *(reference.at for reference in panel.references)]
+    ends = rows[["low", "high"]].astype(float).dropna().to_numpy().ravel()  # a bound alone is not drawn
+    values = [*rows["value"].astype(float), *ends, *(reference.at for reference in panel.references)]
     if panel.dots is not None:
         values += list(panel.dots["value"].astype(float))
     down = 0.22 if page.narrow else 0.0
@@ -463,33 +463,10 @@ def _draw_rows(page: _Page, ax: Axes, panel: Panel, names: Sequence[str]) -> Non
             ax.texts[-1].set_fontsize(page.points)
     if panel.dots is not None:
         places = panel.dots["name"].map(at)
-        sns.stripplot(
-            x=panel.dots["value"],
-            y=places + 0.26,
-            ax=ax,
-            orient="h",
-            native_scale=True,
-            jitter=False,
-            color=MUTED,
-            size=3.5,
-            legend=False,
-        )
+        sns.scatterplot(x=panel.dots["value"], y=places + 0.26, ax=ax, color=MUTED, s=12, linewidth=0, legend=False)
     colours = rows.get("colour", pd.Series(COLOUR, index=rows.index))
     if is_bar:
-        sns.barplot(
-            x=rows["value"],
-            y=rows["name"].map(at),
-            hue=rows["name"].map(at).astype(str),
-            palette=dict(zip(rows["name"].map(at).astype(str), colours, strict=True)),
-            ax=ax,
-            orient="h",
-            native_scale=True,
-            width=0.5,
-            errorbar=None,
-            legend=False,
-            saturation=1,
-            linewidth=0,
-        )
+        ax.barh(rows["name"].map(at), rows["value"], 0.5, color=list(colours), linewidth=0)
     for row, colour in zip(records(rows), colours, strict=True):
         y, end = at[row["name"]], row["value"]
         if math.isfinite(row["low"] + row["high"]):

@@ -10,12 +10,13 @@ import pandas as pd
 from workflow_scripts.common.columns import column
 from workflow_scripts.page import kit
 from workflow_scripts.page.comparisons import every_knob_compared
+from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.kit import Plot
 from workflow_scripts.page.series import device_looks, device_names, groups_varying, one_line
 from workflow_scripts.page.style import Look
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_axis
-from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables, require
+from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables, records, require
 
 OF_ARRIVALS = ("request_rate_per_s", "ramp_to_per_s", "burstiness", "users")
 WORK = ("num_requests", "prompt_tokens", "output_tokens")
@@ -79,6 +80,14 @@ def _knob(tables: Tables, measured: pd.DataFrame) -> str:
     if not (known or names):
         raise MissingError("no two measured cells differ in one number")
     return (known or names)[0]
+
+
+def ends_of(tables: Tables, measure: str) -> tuple[str, str, str]:
+    """The device of the first line, and a measure at its two ends as text."""
+    rows = values_along(tables, main_line(tables), measure)
+    rows = rows[rows["series"] == rows["series"].iloc[0]]
+    first, last = (rounded(of["y"], of["low"], of["high"]) for of in records(rows.iloc[[0, -1]]))
+    return device_names(tables)[rows["gpu"].iloc[0]], first, last
 
 
 def line_of(tables: Tables, measure: str, title: str, label: str = "", **more: Any) -> Plot:

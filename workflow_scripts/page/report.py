@@ -213,6 +213,16 @@ class TablePart:
         yield Fold(f"{self.caption}: {plural(len(rows), 'row')}", [shown])
 
 
+def of_cells(measures: Sequence[str], caption: str, needs: str = "") -> TablePart:
+    """The part with measures of every cell that has any of them, or the one that it needs."""
+
+    def rows(tables: Tables) -> pd.DataFrame:
+        values = tables.values.reindex(columns=list(measures)).dropna(how="all", subset=needs or None)
+        return tables.cells[["cell_id", *CELL]].merge(values, on="cell_id")
+
+    return TablePart("intervals", {**CELL, **dict.fromkeys(measures, "")}, caption, rows=rows)
+
+
 def several_starts(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows, without the column `start` if all are of the same one.
 

@@ -34,6 +34,12 @@ def device_looks(tables: Tables) -> dict[str, Look]:
     return {**{gpu.partition(" (")[0]: look for gpu, look in own.items()}, **own}
 
 
+def coloured(tables: Tables, rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with `colour`, that of their device."""
+    looks = device_looks(tables)
+    return rows.assign(colour=rows["gpu"].map({gpu: look.colour for gpu, look in looks.items()}))
+
+
 def short_names(devices: Sequence[str]) -> dict[str, str]:
     """Short names of devices.
 

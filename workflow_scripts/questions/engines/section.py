@@ -10,7 +10,7 @@ from workflow_scripts.page.kit import Plot, strip
 from workflow_scripts.page.main_line import rate_words
 from workflow_scripts.page.parts import claims_on, in_words
 from workflow_scripts.page.report import PLACE_HEADINGS, Report, Subject, TablePart
-from workflow_scripts.page.series import PLACES, device_looks, told_apart
+from workflow_scripts.page.series import PLACES, coloured, told_apart
 from workflow_scripts.study.setting_words import labels
 from workflow_scripts.tables.results import RATE, Tables, records, require
 
@@ -38,11 +38,8 @@ def engines(tables: Tables) -> Plot:
     engine = cells["engine"].map(lambda name: "vLLM" if name == "vllm" else HF)
     own = labels(cells, tables.knobs)
     words = cells[names].agg(" · ".join, axis=1) + " · " if names else ""
-    colours = device_looks(tables)
     rows = cells.assign(name=words + engine + " · " + own).join(ends, on="cell_id").dropna(subset="value")
-    rows = rows.assign(
-        colour=rows["gpu"].map(lambda gpu: colours[gpu].colour), hollow=rows["engine"] != "vllm"
-    ).sort_values("value", ascending=False)
+    rows = coloured(tables, rows).assign(hollow=rows["engine"] != "vllm").sort_values("value", ascending=False)
     repeats = tables.measured[["cell_id", RATE]].merge(rows[["cell_id", "name"]], on="cell_id")
     return strip(
         rows,

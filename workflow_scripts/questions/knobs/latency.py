@@ -1,12 +1,10 @@
 """Latency against throughput."""
 
-from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.kit import Plot, line
-from workflow_scripts.page.main_line import main_line, values_along
-from workflow_scripts.page.report import CELL, Report, Subject, TablePart
-from workflow_scripts.page.series import device_names
+from workflow_scripts.page.main_line import ends_of, main_line, values_along
+from workflow_scripts.page.report import Report, Subject, of_cells
 from workflow_scripts.study.setting_words import knob_name
-from workflow_scripts.tables.results import Tables, records, require
+from workflow_scripts.tables.results import Tables, require
 
 PER_TOKEN, TTFT = "tpot_s_p50", "ttft_s_p50"
 LATENCIES = (PER_TOKEN, TTFT, "ttft_s_p99", "e2e_s_p50", "queue_s_p50")
@@ -32,12 +30,7 @@ def speed_per_user(tables: Tables) -> Plot:
 
 
 def sentence(report: Report) -> str:
-    along = main_line(report.tables)
-    ends = values_along(report.tables, along, PER_TOKEN)
-    ends = ends[ends["series"] == ends["series"].iloc[0]]
-    first, last = (records(ends)[end] for end in (0, -1))
-    low, high = (rounded(of["y"], of["low"], of["high"]) for of in (first, last))
-    device = device_names(report.tables)[first["gpu"]]
+    device, low, high = ends_of(report.tables, PER_TOKEN)
     times = f"{low} ms" if low == high else f"{low} to {high} ms with more sequences"
     return f"On the {device}, tokens take {times}."
 
@@ -49,13 +42,6 @@ SUBJECT = Subject(
     sentence=sentence,
     figures=[speed_per_user],
     tables=[
-        TablePart(
-            "intervals",
-            {**CELL, **dict.fromkeys(LATENCIES, "")},
-            "Latencies of every cell",
-            rows=lambda tables: tables.cells[["cell_id", *CELL]].merge(
-                tables.values.reindex(columns=list(LATENCIES)).dropna(how="all"), on="cell_id"
-            ),
-        )
+        of_cells(LATENCIES, "Latencies of every cell"),
     ],
 )

@@ -11,7 +11,7 @@ from workflow_scripts.page.kit import Plot, bar, beside
 from workflow_scripts.page.main_line import rate_words
 from workflow_scripts.page.parts import claims_on, compared
 from workflow_scripts.page.report import CELL, Report, Subject, TablePart
-from workflow_scripts.page.series import device_looks, told_apart
+from workflow_scripts.page.series import coloured, told_apart
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.tables.results import RATE, MissingError, Tables, records
 
@@ -25,17 +25,15 @@ def prefix_caching(tables: Tables) -> Plot:
     pairs = comparisons(tables, "knob", KNOB)
     names = told_apart(pairs, [*COORDINATES, "held"], [])
     words = pairs[names].agg(" · ".join, axis=1) + " · " if names else ""
-    colours = device_looks(tables)
     sides = [
         pairs.assign(cell_id=pairs[cell], name=words + pairs[value].map(_WORDS), hollow=pairs[value] == "false")
         for cell, value in (("a", "value_a"), ("b", "value_b"))
     ]
     rows = pd.concat(sides).sort_index(kind="stable").drop_duplicates("cell_id")[["cell_id", "name", "gpu"]]
-    rows = rows.assign(colour=rows["gpu"].map(lambda gpu: colours[gpu].colour))
     panels = []
     for measure, words in ((RATE, rate_words(RATE)), (MEMORY, "KV memory in use, GiB")):
         found = column(measure).scaled(tables.intervals_of(measure))
-        of_cells = rows.join(found, on="cell_id").dropna(subset="value")
+        of_cells = coloured(tables, rows).join(found, on="cell_id").dropna(subset="value")
         if len(of_cells):
             panels.append(bar(of_cells, "Prefix caching", words, measure=measure))
     return beside("With and without prefix caching", *panels)

@@ -12,7 +12,8 @@ from workflow_scripts.page.kit import Plot, Reference, ratio
 from workflow_scripts.page.main_line import OF_ARRIVALS, main_line, rate_words
 from workflow_scripts.page.parts import compared, held_in_words
 from workflow_scripts.page.report import Report, Subject
-from workflow_scripts.page.series import device_looks, told_apart, without_shared
+from workflow_scripts.page.series import coloured, told_apart, without_shared
+from workflow_scripts.page.style import INK
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import instead_of, knob_name, setting_phrase, shortly
 from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require
@@ -37,14 +38,17 @@ def ratio_rows(tables: Tables, rows: pd.DataFrame, title: str) -> Plot:
         for knob, a, b in zip(rows["name"], rows["value_a"], rows["value_b"], strict=True)
     ]
     places = rows[names].agg(" · ".join, axis=1) if names else pd.Series("", index=rows.index)
-    colours = device_looks(tables)
-    drawn = rows.assign(
-        name=[" · ".join(filter(None, pair)) for pair in zip(words, places, strict=True)],
-        value=rows["ratio"],
-        hollow=[is_hollow(row) for row in records(rows)],
-        colour=rows["gpu"].map(lambda gpu: colours[gpu].colour if gpu in colours else None).fillna("#17202a"),
-        cell_id=rows["b"],
-    ).drop_duplicates("name")
+    drawn = (
+        coloured(tables, rows)
+        .fillna({"colour": INK})
+        .assign(
+            name=[" · ".join(filter(None, pair)) for pair in zip(words, places, strict=True)],
+            value=rows["ratio"],
+            hollow=[is_hollow(row) for row in records(rows)],
+            cell_id=rows["b"],
+        )
+        .drop_duplicates("name")
+    )
     label = f"ratio of {rate_words(rows['metric'].iloc[0])}"
     return ratio(drawn, title, label, unit="×", measure="ratio", references=[Reference(1, "")])
 

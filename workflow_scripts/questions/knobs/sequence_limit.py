@@ -4,18 +4,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from workflow_scripts.page.answers import (
-    LIKELY_YES,
-    NO,
-    OPEN,
-    YES,
-    Answer,
-    bars_of,
-    briefly,
-    question_on,
-    times,
-    verdict_on,
-)
+from workflow_scripts.page.answers import LIKELY_YES, NO, YES, Answer, bars_of, briefly, question_on, times, verdict_on
 from workflow_scripts.page.comparisons import FLAT, comparisons
 from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.kit import Plot
@@ -83,7 +72,7 @@ def answers(report: Report) -> Iterator[Answer]:
     said = f"within {row['margin_pct']:g} %, {ends}{unit}" if row["verdict"] == FLAT else f"{times(row)}, {ends}{unit}"
     if rows["gpu"].nunique() > 1 and row["verdict"] != FLAT:
         said = f"{times(row)} on the {device_names(tables)[row['gpu']]}, {ends}{unit}"
-    gain = "" if verdict == OPEN else f"{knob_name(knob)} {times(row)}"
+    gain = f"{knob_name(knob)} {times(row)}"
     yield Answer(verdict, question_on(question, row["metric"]), said, bars_of(tables, rows), gain)
 
 

@@ -11,7 +11,7 @@ from workflow_scripts.page.blocks import Block, Text
 from workflow_scripts.page.kit import Plot, bar
 from workflow_scripts.page.main_line import main_line
 from workflow_scripts.page.report import Report, Subject, TablePart
-from workflow_scripts.page.series import device_looks, device_names
+from workflow_scripts.page.series import coloured, device_names
 from workflow_scripts.study.setting_words import labels, setting_phrase
 from workflow_scripts.tables.results import MissingError, Tables, records, require
 
@@ -45,8 +45,7 @@ def _shares(tables: Tables) -> pd.DataFrame:
         cells = tables.cells[tables.cells["cell_id"].isin(shares.index)]
         cells = cells.assign(name=cells["gpu"].map(names) + ", " + labels(cells, tables.knobs))
     rows = cells.assign(value=100 * cells["cell_id"].map(shares), low=float("nan"), high=float("nan"))
-    colours = device_looks(tables)
-    return rows.assign(colour=rows["gpu"].map(lambda gpu: colours[gpu].colour)).drop_duplicates("name")
+    return coloured(tables, rows).drop_duplicates("name")
 
 
 def limits(tables: Tables) -> Plot:

@@ -14,7 +14,7 @@ from workflow_scripts.page.kit import Plot, Reference, bar, beside, ratio
 from workflow_scripts.page.main_line import rate_words
 from workflow_scripts.page.parts import claims_on, compared
 from workflow_scripts.page.report import CELL, Report, Subject, TablePart
-from workflow_scripts.page.series import PLACES, device_looks
+from workflow_scripts.page.series import PLACES, coloured
 from workflow_scripts.questions.knobs.central_tables import four_metrics
 from workflow_scripts.study.setting_words import setting_phrase
 from workflow_scripts.tables.results import MissingError, Tables, medians_by_cell, records, require
@@ -36,19 +36,20 @@ def block_size(tables: Tables) -> Plot:
     """Left, the share of the slots in held blocks without a token; right, the rate over that of the smallest blocks,
     with its 95 % interval. Hollow: not decided."""
     panels = []
-    sizes = _sizes(tables)
-    colours = device_looks(tables)
-    sizes = sizes.assign(colour=sizes["gpu"].map(lambda gpu: colours[gpu].colour))
+    sizes = coloured(tables, _sizes(tables))
     if (waste := sizes.dropna(subset="value")).size:
         panels.append(bar(waste, "Empty slots", "empty slots in held KV memory", unit=" %"))
     try:
         rows = comparisons(tables, "knob", KNOB)
         rows = rows[rows["b"].isin(sizes["cell_id"])].assign(value=rows["ratio"], cell_id=rows["b"])
-        rows = rows.assign(
-            name=rows["b"].map(sizes.set_index("cell_id")["name"]),
-            hollow=[is_hollow(row) for row in records(rows)],
-            colour=rows["gpu"].map(lambda gpu: colours[gpu].colour),
-        ).sort_values("name", key=lambda names: names.map({name: i for i, name in enumerate(sizes["name"])}))
+        rows = (
+            coloured(tables, rows)
+            .assign(
+                name=rows["b"].map(sizes.set_index("cell_id")["name"]),
+                hollow=[is_hollow(row) for row in records(rows)],
+            )
+            .sort_values("name", key=lambda names: names.map({name: i for i, name in enumerate(sizes["name"])}))
+        )
     except MissingError:
         rows = pd.DataFrame()
     if len(rows):

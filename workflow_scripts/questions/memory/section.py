@@ -11,7 +11,7 @@ from workflow_scripts.page.answers import NO, YES, Answer, Bar
 from workflow_scripts.page.blocks import Block, Fold, table_of
 from workflow_scripts.page.kit import Plot, bar
 from workflow_scripts.page.report import CELL, Report, Subject
-from workflow_scripts.page.series import PLACES, device_looks
+from workflow_scripts.page.series import PLACES, coloured
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.tables.results import RATE, Tables, records, require
 
@@ -90,9 +90,8 @@ def requests_at_once(tables: Tables) -> Plot:
     """Requests that run at once while others wait, in the same memory for keys and values, by the way it is kept: each
     request reserves room for the longest possible one, or takes blocks as it grows."""
     rows = _ways(tables)
-    size, first = rows["pool_tokens"].iloc[0], rows["gpu"].iloc[0]
-    colour = device_looks(tables)[first].colour
-    rows = rows.assign(name=rows["layout"], value=rows["users"], low=np.nan, high=np.nan, colour=colour)
+    size = rows["pool_tokens"].iloc[0]
+    rows = coloured(tables, rows).assign(name=rows["layout"], value=rows["users"], low=np.nan, high=np.nan)
     rows = rows.drop_duplicates("name").assign(text=rows["users"].map("{:.3g} requests".format))
     label = f"requests at once in {size:,.0f} tokens of KV cache"
     return bar(rows, "Requests in the same memory", label, measure=USERS)

@@ -12,7 +12,7 @@ from workflow_scripts.page.blocks import Block, Text
 from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.kit import Plot, Reference, ratio
 from workflow_scripts.page.report import CELL, Report, Subject, TablePart
-from workflow_scripts.page.series import cell_names, device_looks
+from workflow_scripts.page.series import cell_names, coloured
 from workflow_scripts.tables.results import RATE, Tables, records, require, under_load
 
 LATENCIES = ("ttft_s_p50", "tpot_s_p50")
@@ -46,12 +46,9 @@ def prediction_errors(tables: Tables) -> Plot:
     """Predicted over measured rate of each cell, the largest error first, with the band of the prediction; filled: the
     measured rate is outside the band."""
     rows = _compared(tables)
-    colours = device_looks(tables)
-    names = cell_names(tables)
-    rows = rows.assign(
-        name=rows["cell_id"].map(names),
+    rows = coloured(tables, rows).assign(
+        name=rows["cell_id"].map(cell_names(tables)),
         value=rows["predicted"] / rows["measured"],
-        colour=rows["gpu"].map(lambda gpu: colours[gpu].colour),
         hollow=rows["in_band"].ne(False),
         size=rows["error_pct"].abs(),
     )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from workflow_scripts.page.blocks import Block, Text
 from workflow_scripts.page.kit import Plot, strip
 from workflow_scripts.page.report import Report, Subject
-from workflow_scripts.page.series import cell_names, device_looks
+from workflow_scripts.page.series import cell_names, coloured
 from workflow_scripts.questions.trust.what_ran import not_understood, remote_code, simulated, weights
 from workflow_scripts.questions.trust.where_measured import (
     loaded_cells,
@@ -31,12 +31,10 @@ def spread(tables: Tables) -> Plot:
     apart = dots.groupby("cell_id", sort=False)["value"].agg(lambda of: of.max() / of.min())
     most = apart.sort_values(ascending=False, kind="stable").index[:MOST_CELLS]
     of_cells = dots.drop_duplicates("cell_id").set_index("cell_id").loc[most].reset_index()
-    colours = device_looks(tables)
-    cells = of_cells.assign(
+    cells = coloured(tables, of_cells).assign(
         value=1.0,
         low=(ends["low"] / ends["value"]).reindex(most).to_numpy(),
         high=(ends["high"] / ends["value"]).reindex(most).to_numpy(),
-        colour=[colours[gpu].colour for gpu in of_cells["gpu"]],
         text="",
     )
     label = "output tokens/s of each repeat over the mean of its cell"
