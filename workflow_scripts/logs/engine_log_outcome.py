@@ -20,7 +20,7 @@ _MOST_STATEMENT = 4000
 _MOST_PIECES = 8  # lines that may go on with a message
 _USUAL_WIDTHS = (72, 80, 100, 120, 132, 160, 200)
 # A line below a message that does not go on with it: an empty one, a rule, another program's message, or a record.
-_ANOTHER = re.compile(r"\s*(?:$|[+|-]{2})|[\w.]+: |[{\[]")
+_ANOTHER = re.compile(r'\s*(?:$|[+|-]{2})|[\w.]+: |\s*["[\]{}]')
 _WORDS = {word for sign in vars(signs).values() for word in re.findall(r"[A-Za-z_]{3,}", getattr(sign, "pattern", ""))}
 
 
@@ -157,7 +157,10 @@ def _failures(lines: Sequence[Line]) -> Iterator[_Failure]:
                 yield _Failure(index, words, status, certain=True)
             elif signs.GENERIC.search(body):
                 yield _Failure(index, words, "error", generic=True)
-        elif _goes_on(line, indent, stream):
+        # Inside a traceback, even if its beginning was cut off.
+        elif signs.FRAME.match(body) or (
+            indent > stream.indent if stream.raising else line.level == "ERROR" and indent > 1
+        ):
             if not stream.raising:
                 stream.raising, stream.start, stream.indent = True, index, 0
             stream.survives = stream.survives and not signs.ENGINES_LOOP.search(body)
@@ -173,13 +176,6 @@ def _failures(lines: Sequence[Line]) -> Iterator[_Failure]:
         if stream.raising and not stream.survives:
             unknown = _Failure(stream.start, None, "error", harmless=True)
             yield _cut_off(lines, *stream.statement) if stream.statement else unknown
-
-
-def _goes_on(line: Line, indent: int, stream: _Stream) -> bool:
-    """Whether a line is inside a traceback, even if the traceback's beginning was cut off."""
-    if stream.raising:
-        return indent > stream.indent or bool(signs.FRAME.match(line.body))
-    return bool(signs.FRAME.match(line.body)) or (line.level == "ERROR" and indent > 1)
 
 
 def _statement(index: int, body: str, before: tuple[int, str] | None) -> tuple[int, str] | None:

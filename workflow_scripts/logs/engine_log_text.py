@@ -5,6 +5,7 @@ to the text; it does not interpret the lines.
 """
 
 import codecs
+import contextlib
 import itertools
 import json
 import re
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import MOST_LINES, read_bytes
@@ -228,11 +230,8 @@ def _physical_lines(text: str) -> Iterator[tuple[int, str]]:
         # JSON may contain half a surrogate pair, which cannot be encoded.
         whole = _undocked(line).encode(errors="replace").decode()
         for piece in re.split(r"\r?\n|\r", whole.rstrip("\r\n")):
-            yield number, _shortened(_ESCAPED.sub(r"\1", _ANSI.sub("", piece)))
-
-
-def _shortened(line: str) -> str:
-    return line if len(line) <= MOST_LINE else line[: MOST_LINE // 2] + line[-MOST_LINE // 2 :]
+            bare = _ESCAPED.sub(r"\1", _ANSI.sub("", piece))
+            yield number, bare if len(bare) <= MOST_LINE else bare[: MOST_LINE // 2] + bare[-MOST_LINE // 2 :]
 
 
 # Keys of the message and of its severity, in the JSON of log drivers and loggers.
@@ -240,15 +239,29 @@ MESSAGE_KEYS, _SEVERITY = ("log", "message", "msg", "MESSAGE", "textPayload"), (
 
 
 def _undocked(line: str) -> str:
-    """Unpack a line of Docker's json-file log driver, or of a logger that writes JSON."""
-    if not line.startswith("{"):
-        return line
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return line
-    message = next((record[key] for key in MESSAGE_KEYS if isinstance(record.get(key), str)), None)
-    if message is None:
-        return line
-    level = next((record[key].upper() for key in _SEVERITY if isinstance(record.get(key), str)), "")
-    return f"{level}: {message}" if level in _LEVELS and not _ENGINE_RECORD.search(message) else message
+    """Unpack a line of Docker's json-file log driver, of a logger that writes JSON, or of JSON that holds logs."""
+    part = line.strip().rstrip(",")
+    for form in {"{": "%s", "[": "%s", '"': "{%s} [%s]"}.get(part[:1], "").split():
+        with contextlib.suppress(ValueError, RecursionError):
+            record = json.loads(form % part)
+            if form == "[%s]" and line.rstrip().endswith(","):
+                return str(record[0])  # of a list of lines
+            texts, is_whole = "\n".join(_messages(record)), form == "%s" and isinstance(record, dict)
+            if texts and ((is_whole and record.keys() & set(MESSAGE_KEYS)) or _ENGINE_RECORD.search(texts)):
+                return texts
+    return line
+
+
+def _messages(record: Any) -> Iterator[str]:
+    """The messages in a record of JSON, and its texts of several lines."""
+    if isinstance(record, dict):
+        level = next((record[key].upper() for key in _SEVERITY if isinstance(record.get(key), str)), "")
+        message = next((record[key] for key in MESSAGE_KEYS if isinstance(record.get(key), str)), None)
+        if message is not None:
+            yield f"{level}: {message}" if level in _LEVELS and not _ENGINE_RECORD.search(message) else message
+            return
+    if isinstance(record, dict | list):
+        for value in record.values() if isinstance(record, dict) else record:
+            yield from _messages(value)
+    elif isinstance(record, str) and ("\n" in record or _ENGINE_RECORD.search(record)):
+        yield record

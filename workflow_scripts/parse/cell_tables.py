@@ -68,8 +68,7 @@ _COUNTERS = mapping_of({}, {"repeat": INTEGER, "before": dict[str, Any], "after"
 
 # A study has at most 100 of a cell, and some may have failed.
 MOST_STARTS = 10_000
-# Faults of a start that are named.
-MOST_NAMED = 10
+MOST_NAMED = 10  # faults of a start
 
 Start = tuple[str, int]  # a cell's id, and the number of its start
 

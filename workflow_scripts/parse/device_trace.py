@@ -79,8 +79,7 @@ _SCALE["memory_clock_mhz"] = _SCALE["sm_clock_mhz"]
 
 # All fields that nvidia-smi knows give a line of 4,000 characters.
 MOST_CSV_LINE = 20_000
-# Of a header's names, in a message.
-MOST_NAMES = 20
+MOST_NAMES = 20  # of a header, in a message
 
 _NUMBER = re.compile(r"([-+]?\d{1,20}(?:\.\d{0,20})?(?:e[-+]?\d\d?)?)\s*([A-Za-z%]*)")
 _DATE = re.compile(r"\d{4}[/-]\d\d[/-]\d\d[ T]\d\d:\d\d")

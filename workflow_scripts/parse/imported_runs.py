@@ -56,9 +56,7 @@ def _record(run: Run, mapping: Path, where: str) -> dict[str, Any]:
 
 def _tokens_per_request(log: Mapping[str, Any]) -> tuple[float, float] | None:
     """Mean prompt and output tokens of a request, if the three rates of one result imply them."""
-    requests, total, output = (
-        log.get(name) for name in ("requests_per_s", "total_tokens_per_s", "output_tokens_per_s")
-    )
+    requests, total, output = map(log.get, ("requests_per_s", "total_tokens_per_s", "output_tokens_per_s"))
     if not (requests and total and output and total > output):
         return None
     return (total - output) / requests, output / requests
@@ -70,7 +68,7 @@ def _log(path: Path, number: int | None, where: str) -> dict[str, Any]:
     if number is not None and number > max(len(results), 1):
         raise InputError(f"{where}.result: {path} has {max(len(results), 1)} results, not {number}")
     if number is not None and results:
-        (only,) = results[number - 1 :][:1]
+        only = results[number - 1]
         numbers = only.model_dump(exclude={"tool", "setting", "unread"})
         facts = facts.model_copy(update=numbers | {"results": [only]})
     elif results and not have_one_setting(results):

@@ -151,6 +151,24 @@ def test_of_several_starts_in_a_file_the_last_one_counts(names, between):
     assert min(whole.read_from.values()) > sum(text.count("\n") for text in texts[:-1])
 
 
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_json_that_holds_logs_is_read_as_their_lines(indent):
+    texts = [(LOGS / name).read_text() for name in WITH_A_START[:2]]
+    forms = (
+        {"engines": [{"name": "a", "log": text} for text in texts]},
+        {"first": texts[0].splitlines(), "second": texts[1].splitlines()},
+        [{"timestamp": 1, "message": line} for text in texts for line in text.splitlines()],
+    )
+    expected = parse_engine_log(texts[1])
+    for form in forms:
+        facts = parse_engine_log(json.dumps(form, indent=indent))
+        assert facts.starts == 1 + expected.starts
+        assert facts.model_dump(exclude={"starts", "read_from"}) == expected.model_dump(exclude={"starts", "read_from"})
+    # A record beside a log is no log.
+    record = {"choices": [{"text": "one\ntwo"}], "completed": 4}
+    assert [line.text for line in read_lines(json.dumps(record))] == [json.dumps(record)]
+
+
 def test_of_data_parallel_engines_each_says_once_that_it_starts():
     starts = "".join(
         f"(EngineCore_DP{n} pid=1) INFO 09-15 07:11:0{n} [core.py:123] Initializing a V1 LLM engine (v0.29.0)\n"

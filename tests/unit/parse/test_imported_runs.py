@@ -134,7 +134,7 @@ def test_a_rate_is_checked_against_the_ceiling_of_one_device(tmp_path):
     ("change", "message"),
     [
         ({"engine": "tgi"}, "runs.0: engine 'tgi' is unknown; allowed: "),
-        ({"knobs": {"seqs": 4}}, "runs.0.knobs: seqs: unknown key; allowed: block_size, "),
+        ({"knobs": {"seqs": 4}}, "runs.0.knobs: seqs: unknown key; allowed: engine_args, "),
         ({"knobs": {"block_size": "16"}}, "runs.0.knobs: block_size: Input should be a valid integer, not '16'"),
         ({"knobs": {"kv_cache_dtype": "int3"}}, "runs.0.knobs: kv_cache_dtype: Input should be 'auto', "),
         ({"knobs": {"max_num_seqs": [1, 2]}}, "runs.0.knobs: max_num_seqs: "),

@@ -173,12 +173,10 @@ def find_rates(
     if named is None and (gpu := gpu or or_gpu) is None:
         columns = ", ".join(names)
         raise AuditError(f"no column names the GPU (gpu, device): give it with --gpu; columns: {columns}")
-    return found if gpu is None or named else [_of_gpu(rate, gpu) for rate in found]
-
-
-def _of_gpu(rate: Rate, gpu: str) -> Rate:
-    named: Fields = {"gpu": gpu}
-    return replace(rate, gpu=gpu, said=stated_in(gpu)[1] | rate.said, row=named | rate.row)
+    if gpu is None or named:
+        return found
+    said, row = stated_in(gpu)[1], dict[str, Value](gpu=gpu)
+    return [replace(rate, gpu=gpu, said=said | rate.said, row=row | rate.row) for rate in found]
 
 
 class _Table:
@@ -187,7 +185,8 @@ class _Table:
 
     def __init__(self, names: Sequence[str], rows: Sequence[Fields], given: Mapping[str, str]) -> None:
         self.names, self.rows, self.given = names, rows, given
-        named = [name for name in names if like("gpu", _halves(name)[0]) and not self._holds_only_numbers(name)]
+        named = [name for name in names if like("gpu", _halves(name)[0])]
+        named = [name for name in named if not rows or any(isinstance(row[name], str) for row in rows)]
         self.place = given.get("gpu") or next(iter(named), None)
         first = next(iter(names), None)
         texts = [str(row[first]) for row in rows if first not in (None, self.place) and isinstance(row[first], str)]
@@ -200,9 +199,6 @@ class _Table:
             for kind in STATED
             if (name := given.get(kind) or next((name for name in others if like(kind, name)), None))
         }
-
-    def _holds_only_numbers(self, name: str) -> bool:
-        return bool(self.rows) and all(isinstance(row[name], int | float | None) for row in self.rows)
 
     def says_rate(self, row: Fields, name: str) -> bool:
         """Whether a field is called a rate."""
