@@ -117,9 +117,7 @@ def tell_what_is_measured():
     wanted = [one for number in range(1, STUDY.starts.at_least + 1) for one in batches(number)]
     elsewhere = sorted(set(GPUS) - set(SITE.gpus)) if SITE else []
     if elsewhere and not HERE:
-        raise WorkflowError(
-            f"study {STUDY.name!r} is for {', '.join(GPUS)}; {what_fits(SITE, config['site'], elsewhere)}"
-        )
+        raise WorkflowError(f"study {STUDY.name!r} is for {what_fits(SITE, config['site'], GPUS)}")
     others = f"{config['site']} has no {', '.join(elsewhere)}: their cells are left to another cluster."
     notes = [*without_tokenizer(STUDY), others if elsewhere else "", why_left(), *pending().notes(wanted)]
     for note in filter(None, notes):
