@@ -103,8 +103,10 @@ def line_of(tables: Tables, measure: str, title: str, label: str = "", **more: A
 
 
 def values_along(tables: Tables, line: MainLine, measure: str) -> pd.DataFrame:
-    """The cells of the lines from the lowest value of the setting, with `y`, `low` and `high` in the unit shown."""
+    """The cells of the lines from the lowest value of the setting, with `y`, `low` and `high` in the unit shown. Of
+    lines of one device, every other one is hollow."""
     ends = column(measure).scaled(tables.intervals_of(measure))
     rows = line.rows[["cell_id", "gpu", "x", "series"]].drop_duplicates()
+    rows = rows.assign(hollow=(rows["series"].factorize()[0] % 2 == 1) & (rows["gpu"].nunique() == 1))
     rows = rows.join(ends.rename(columns={"value": "y"}), on="cell_id").dropna(subset="y")
     return require(rows.sort_values("x", kind="stable"), f"no cell has a {column(measure).in_words}")

@@ -24,7 +24,8 @@ FLAT_QUESTION, GROWS_QUESTION = "Flat in {}?", "Grows with {}?"
 
 def throughput(tables: Tables) -> Plot:
     """Mean rate of each cell with its 95 % interval, along the setting that matters most. Where requests differ, the
-    rate is that while the engine is full. A dotted line is what others published, of requests that are not known."""
+    rate is that while the engine is full. A dotted line is what others published, of requests that are not known;
+    hollow marks tell lines of one device apart."""
     line = main_line(tables)
     title, published = f"Throughput by {knob_name(line.knob)}", published_along(tables)
     if published.empty:
