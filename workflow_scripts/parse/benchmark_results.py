@@ -69,7 +69,7 @@ def read_results(text: str) -> list[BenchmarkResult] | None:
     >>> [result.requests_per_s for result in read_results('{"request_throughput": 5.5, "completed": 8}')]
     [5.5]
     """
-    if _YAML.match(text) and len(text) <= MOST_YAML:
+    if len(text) <= MOST_YAML and _YAML.match(text):
         try:
             return _results_of(yaml.load(text, Loader=yaml.CSafeLoader))
         except (yaml.YAMLError, RecursionError, ValueError):

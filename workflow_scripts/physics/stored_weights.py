@@ -38,8 +38,9 @@ _COMPRESSED_WEIGHTS: Mapping[str, str] = {
 } | {"4 bits int by group of 32": "int4"}
 # Keys under which a checkpoint lists the layers that it does not quantize.
 _LEFT_OUT = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
-# Last parts of names that are counted as not quantized in any case: the output matrix, routers, norms, embeddings.
-_NEVER_QUANTIZED = ("lm_head", "gate", "router", "embed_tokens", "shared_expert_gate")
+# Last parts of names that are counted as not quantized in any case: the output matrix, routers, norms, embeddings,
+# and the small one that weighs the heads of an indexer.
+_NEVER_QUANTIZED = ("lm_head", "gate", "router", "embed_tokens", "shared_expert_gate", "weights_proj")
 # Methods that quantize only the experts.
 _EXPERTS_ONLY = ("mxfp4",)
 # Algorithms of ModelOpt.
