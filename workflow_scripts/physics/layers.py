@@ -2,12 +2,13 @@
 
 Sizes are in elements. A part lists its `matrices` as vLLM stores them on one rank of `tensor`; with one rank they are
 the model's own. Its other parameters (norms, biases, convolutions) are its `vectors`. `cache_elements` and
-`cache_bytes` are those of one token in one rank's KV cache, with elements of `element` bytes.
+`cache_bytes` are those of one token in one rank's KV cache of a type; the indexer's part is `indexer_bytes`.
 """
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from workflow_scripts.physics.cache_types import CacheType
 from workflow_scripts.physics.formulas import Number
 
 MAMBA_2 = "Mamba-2 state"
@@ -79,8 +80,13 @@ class Attention:
         # With more ranks than KV heads each keeps a whole head.
         return max(1, self.kv_heads // tensor) * self.pair_dim
 
-    def cache_bytes(self, element: int, tensor: int = 1) -> int:
-        return element * self.cache_elements(tensor) + 2 * self.indexer_dim
+    @property
+    def indexer_bytes(self) -> int:
+        return 2 * self.indexer_dim
+
+    def cache_bytes(self, stored: CacheType, tensor: int = 1) -> int:
+        of_head = stored.head_bytes(self.head_dim, self.value_dim or self.head_dim)
+        return max(1, self.kv_heads // tensor) * of_head + self.indexer_bytes
 
     @property
     def decode_pair_flops(self) -> int:
@@ -132,9 +138,12 @@ class LatentAttention:
     def cache_elements(self, tensor: int = 1) -> int:  # every rank has all of it
         return self.kv_rank + self.rope_dim
 
-    def cache_bytes(self, element: int, tensor: int = 1) -> int:
-        """Bytes of one token in one rank's KV cache, with latent vectors of elements of `element` bytes."""
-        return element * self.cache_elements(tensor) + self.indexer_dim + self.indexer_dim // 128 * 4
+    @property
+    def indexer_bytes(self) -> int:
+        return self.indexer_dim + self.indexer_dim // 128 * 4
+
+    def cache_bytes(self, stored: CacheType, tensor: int = 1) -> int:
+        return (stored.latent_bytes or int(stored.element_bytes * self.cache_elements(tensor))) + self.indexer_bytes
 
     @property
     def decode_pair_flops(self) -> int:

@@ -18,6 +18,7 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.physics import formulas
+from workflow_scripts.physics.cache_types import CACHE_TYPES, CacheType
 from workflow_scripts.physics.config_values import ConfigValues
 from workflow_scripts.physics.config_values import ModelFactsError as ModelFactsError
 from workflow_scripts.physics.dense_families import CHUNKED, DENSE, FULL, WINDOWED
@@ -260,13 +261,24 @@ class ModelFacts:
         matrices = sum(count * m.used * self.bytes_of(m) for m, count in self.matrices)
         return round(matrices + others * DTYPE_BYTES[self.dtype])
 
-    def kv_dtype_bytes(self, kv_cache_dtype: str = "auto") -> int:
-        """Bytes of one element in the KV cache. Raises ModelFactsError if the type is unknown."""
-        if kv_cache_dtype == "auto":
-            return DTYPE_BYTES[self.kv_cache_dtype or self.dtype]
-        if kv_cache_dtype not in DTYPE_BYTES:
-            raise ModelFactsError(f"unknown KV cache dtype {kv_cache_dtype!r}; allowed: auto, {', '.join(DTYPE_BYTES)}")
-        return DTYPE_BYTES[kv_cache_dtype]
+    def kv_dtype_bytes(self, kv_cache_dtype: str = "auto") -> float:
+        """Bytes of one element in the KV cache, without scales of heads. Raises as `cache_type` does."""
+        return self.cache_type(kv_cache_dtype).element_bytes
+
+    def cache_type(self, kv_cache_dtype: str = "auto", layer: int | None = None) -> CacheType:
+        """How the KV cache stores tokens, or those of the layer with this number, from 0. Raises ModelFactsError if the
+        type is unknown, or not of the model's kind of attention."""
+        own = self.kv_cache_dtype or self.dtype
+        name = own if kv_cache_dtype == "auto" else kv_cache_dtype
+        if name not in CACHE_TYPES:
+            raise ModelFactsError(f"unknown KV cache dtype {name!r}; allowed: auto, {', '.join(CACHE_TYPES)}")
+        found = CACHE_TYPES[name]
+        latent = any(self.of_kind(LatentAttention))
+        if latent != bool(found.latent_bytes) and (found.latent_bytes or found.element_bytes < 1 or found.scale_bytes):
+            raise ModelFactsError(f"{name}: a KV cache of {'keys and values' if latent else 'latent vectors'} only")
+        ends = min(2, self.layers // 2)
+        at_an_end = layer is not None and not ends <= layer < self.layers - ends
+        return CACHE_TYPES[own] if found.spares_ends and at_an_end and not any(self.of_kind(State)) else found
 
     def bytes_per_token(self, kv_cache_dtype: str = "auto", tensor: int = 1) -> int:
         """Bytes that one token holds in the KV cache of the whole model, on all of `tensor` ranks together.
@@ -279,9 +291,12 @@ class ModelFacts:
         >>> model_facts(_EXAMPLE).bytes_per_token(), model_facts(_EXAMPLE).bytes_per_token(tensor=2)
         (96, 192)
         """
-        element = self.kv_dtype_bytes(kv_cache_dtype)
-        parts = self.of_kind(Attention, LatentAttention)
-        return sum(count * tensor * part.cache_bytes(element, tensor) for part, count in parts)
+        stored = self.cache_type(kv_cache_dtype)
+        parts = ((part, count, stored) for part, count in self.of_kind(Attention, LatentAttention))
+        if stored.spares_ends:
+            layers = ((self.cache_type(kv_cache_dtype, i), layer.mixers) for i, layer in enumerate(self.stack))
+            parts = ((m, 1, of) for of, mixers in layers for m in mixers if not isinstance(m, State))
+        return sum(count * tensor * part.cache_bytes(of, tensor) for part, count, of in parts)
 
     def state_bytes(self, tensor: int = 1) -> int:
         """Bytes of one sequence's states on one of `tensor` ranks; 0 without state layers."""

@@ -7,10 +7,11 @@ from fnmatch import fnmatchcase as fnmatch
 from typing import Any
 
 from workflow_scripts.common.command import option
+from workflow_scripts.physics.cache_types import CACHE_TYPES
 from workflow_scripts.physics.config_values import ModelFactsError
 from workflow_scripts.physics.layers import Role
 
-# Bytes per element. KV caches allow more types than weights do; "auto" means the model's own.
+# Bytes per element of weights, and of a KV cache that a checkpoint asks for.
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 
 # Bits per matrix parameter if quantized, including scales and zero points of groups of 128, for int4 and mxfp4 of 32.
@@ -24,7 +25,7 @@ QUANTIZED_BITS: Mapping[str, float] = {
 }
 COMPRESSED_TENSORS = "compressed-tensors"
 # Options of commands.
-KV_CACHE_DTYPE = option("--kv-cache-dtype", choices=["auto", *DTYPE_BYTES], default="auto", help="auto: the model's")
+KV_CACHE_DTYPE = option("--kv-cache-dtype", choices=["auto", *CACHE_TYPES], default="auto", help="auto: the model's")
 QUANTIZATION = option(
     "--quantization",
     choices=[*QUANTIZED_BITS, COMPRESSED_TENSORS],

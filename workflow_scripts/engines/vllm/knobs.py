@@ -25,6 +25,27 @@ PRELOAD = ("vllm", "vllm.entrypoints.llm", "vllm.v1.engine.llm_engine", *(_OF_A_
 
 
 DeviceKind = Literal["cuda", "rocm", "cpu"]
+CacheDtype = Literal[
+    "auto",
+    "bfloat16",
+    "float16",
+    "fp8",
+    "fp8_e4m3",
+    "fp8_e5m2",
+    "fp8_inc",
+    "fp8_ds_mla",
+    "nvfp4_ds_mla",
+    "fp8_per_token_head",
+    "int8_per_token_head",
+    "int4_per_token_head",
+    "nvfp4",
+    "nvfp4_4over6",
+    "turboquant_k8v4",
+    "turboquant_4bit_nc",
+    "turboquant_k3v4_nc",
+    "turboquant_3bit_nc",
+    "ultraquant_4bit",
+]
 # Sizes of KV blocks that the attention backends accept: their `get_supported_kernel_block_sizes` and `platforms/` in
 # vLLM 0.32. On a GPU FlashAttention, Triton and FlexAttention accept multiples of 16; FlashInfer accepts 16, 32 and 64,
 # and splits multiples of them. On a CPU multiples of 32 are accepted.
@@ -87,7 +108,7 @@ class VllmKnobs(Knobs):
     enable_prefix_caching: Annotated[bool | None, Knob("pc", effect_in="prefix_cache_hits", limits="prefixes")] = None
     enable_chunked_prefill: Annotated[bool | None, Knob("cp")] = None
     kv_cache_dtype: Annotated[
-        Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"] | None,
+        CacheDtype | None,
         Knob("kv", effect_in="kv_cache_tokens", neutral=("auto", "bfloat16", "float16"), kernels=True),
     ] = None
     quantization: Annotated[

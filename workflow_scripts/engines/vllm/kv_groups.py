@@ -8,10 +8,11 @@ vllm/v1/kv_cache_interface.py, `max_memory_usage_bytes`.)
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from workflow_scripts.engines.capacity import KvGroup, KvPool, Term
 from workflow_scripts.engines.vllm.memory import BatchLimits, EngineSettings, with_drafting_layers
+from workflow_scripts.physics.cache_types import EIGHT_BITS
 from workflow_scripts.physics.layers import MAMBA_2, Attention, LatentAttention, Layer, Mixer, State
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
 
@@ -69,11 +70,12 @@ def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, kin
 
 @cache
 def _planned(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, kind: str) -> KvPool:
-    tensor, element = settings.tensor_parallel_size, facts.kv_dtype_bytes(settings.kv_cache_dtype)
+    tensor, stored = settings.tensor_parallel_size, partial(facts.cache_type, settings.kv_cache_dtype)
     contexts, on_cpu = settings.decode_context_parallel_size, kind == "cpu"
     stack = with_drafting_layers(facts, settings.draft_layers)
     mixers = {mixer for mixer, _ in layers_with_memory(stack)}
-    per_token = {mixer.cache_bytes(element, tensor) for mixer in mixers if not isinstance(mixer, State)}
+    own = {n: m.cache_bytes(stored(n), tensor) for m, n in layers_with_memory(stack) if not isinstance(m, State)}
+    per_token = {*own.values()}
     drafted = settings.num_speculative_tokens
     states = {facts.bytes_of_state(mixer, tensor, drafted) for mixer in mixers if isinstance(mixer, State)}
     kinds = {(kept_tokens(mixer), isinstance(mixer, LatentAttention)) for mixer in mixers}
@@ -82,6 +84,7 @@ def _planned(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, ki
     unequal = several and (states or len(kinds) < len(mixers) or any(latent for _, latent in kinds))
     latent = any(isinstance(mixer, LatentAttention) for mixer in mixers)
     indexed = [type(mixer) for mixer in mixers if not isinstance(mixer, State) and mixer.indexer_dim]
+    indexed_8_bits = latent and indexed and stored() == EIGHT_BITS
     not_all = any(isinstance(mixer, State) or mixer.reach for mixer in mixers)
     plans = "how vLLM plans its KV cache is not known here"
     unknown = {
@@ -89,7 +92,7 @@ def _planned(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, ki
         f"layers whose tokens or states differ in bytes: {plans}": unequal or len(states) > 1,
         "the processor decides whether vLLM keeps states in float32": states and on_cpu and facts.dtype != "float32",
         "the processor decides the block size of latent or sparse attention": (latent or indexed) and on_cpu,
-        "the GPU decides how sparse attention stores a KV cache in 8 bits": latent and indexed and element == 1,
+        "the GPU decides how sparse attention stores a KV cache in 8 bits": indexed_8_bits,
         "decode_context_parallel_size with windows or states is not supported": not_all and contexts > 1,
     }
     for why, applies in unknown.items():
@@ -101,7 +104,6 @@ def _planned(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, ki
         block_size = max(block_size, step * math.ceil(max(states) / (step * token_bytes)))
 
     groups = layer_groups(stack, settings.version >= _FREES_CHUNKS)
-    own = {n: m.cache_bytes(element, tensor) for m, n in layers_with_memory(stack) if not isinstance(m, State)}
     if several:
         # More tokens in a page if these fill it, else padding.
         fill = {layer: token_bytes // size if token_bytes % size == 0 else 1 for layer, size in own.items()}

@@ -18,6 +18,7 @@ from typing import Literal
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.engines.capacity import PipelineRank, Term
+from workflow_scripts.physics.cache_types import CacheType
 from workflow_scripts.physics.layers import Attention, Experts, LatentAttention, Layer, State
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, NOT_COUNTED, ModelFacts, ModelFactsError
 
@@ -198,21 +199,32 @@ def bytes_per_token(facts: ModelFacts, settings: EngineSettings, rank: PipelineR
 def _bytes_per_token(
     facts: ModelFacts, kv_cache_dtype: str, tensor: int, draft_layers: int, rank: PipelineRank
 ) -> Term:
-    element = facts.kv_dtype_bytes(kv_cache_dtype)
-    stack = facts.stack[rank.first_layer : rank.first_layer + rank.layers]
-    stack += with_drafting_layers(facts, draft_layers)[facts.layers :] if rank.last else ()
-    mixers = Counter(mixer for layer in stack for mixer in layer.mixers if not isinstance(mixer, State))
-    value = sum(count * mixer.cache_bytes(element, tensor) for mixer, count in mixers.items())
-    terms = [_of_one_kind(mixer, count, tensor, element) for mixer, count in mixers.items()]
+    stack = dict(enumerate(facts.stack[rank.first_layer : rank.first_layer + rank.layers], rank.first_layer))
+    drafting = with_drafting_layers(facts, draft_layers)[facts.layers :] if rank.last else ()
+    stack |= dict(enumerate(drafting, facts.layers))
+    mixers = Counter(
+        (mixer, facts.cache_type(kv_cache_dtype, number))
+        for number, layer in stack.items()
+        for mixer in layer.mixers
+        if not isinstance(mixer, State)
+    )
+    value = sum(count * mixer.cache_bytes(stored, tensor) for (mixer, stored), count in mixers.items())
+    terms = [_of_one_kind(mixer, count, tensor, stored) for (mixer, stored), count in mixers.items()]
     return Term(value, "bytes", f"{' + '.join(terms)}, on one device")
 
 
-def _of_one_kind(mixer: Attention | LatentAttention, layers: int, tensor: int, element: int) -> str:
-    indexer = f" + {mixer.cache_bytes(0)} bytes of the indexer" if mixer.indexer_dim else ""
+def _of_one_kind(mixer: Attention | LatentAttention, layers: int, tensor: int, stored: CacheType) -> str:
+    indexer = f" + {mixer.indexer_bytes} bytes of the indexer" if mixer.indexer_dim else ""
+    element = f"{stored.element_bytes:g}"
+    if stored.latent_bytes:
+        return f"{layers} layers x ({stored.latent_bytes} bytes{indexer})"
     if isinstance(mixer, LatentAttention):
         return f"{layers} layers x (({mixer.kv_rank} + {mixer.rope_dim}) elements x {element} bytes{indexer})"
     kind = "" if mixer.reach is None else f" with {mixer.kind} tokens"
     kv_heads = max(1, mixer.kv_heads // tensor)
+    if stored.scale_bytes:
+        of_head = stored.head_bytes(mixer.head_dim, mixer.value_dim or mixer.head_dim)
+        return f"{layers} layers{kind} x ({kv_heads} KV heads x {of_head} bytes, scales included{indexer})"
     if indexer or mixer.value_dim:
         elements = f"{kv_heads} KV heads x ({mixer.head_dim} + {mixer.pair_dim - mixer.head_dim}) elements"
         return f"{layers} layers{kind} x ({elements} x {element} bytes{indexer})"

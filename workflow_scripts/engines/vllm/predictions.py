@@ -19,12 +19,22 @@ from workflow_scripts.engines.vllm.memory import (
     batch_of,
     capture_sizes,
 )
+from workflow_scripts.physics.cache_types import CACHE_TYPES
 from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
 
 _MORE_MEMORY = (0, 20)  # `gpu_memory_utilization` is 0.92 by default, and 0.9 before (vllm/config/cache.py)
 _WEIGHTS_FROM_7_5 = ("awq", "awq_marlin", "fp8", "fp8_per_tensor", "int8")  # others run on any GPU of the catalogue
 _BACKENDS_FROM_8 = ("FLASH_ATTN", "FLASHINFER")
+_EIGHT_BITS = ("fp8", "fp8_e4m3", "fp8_e5m2")
+# The kinds of devices whose attention backends take a type of KV cache; the others are for all.
+_TAKEN_ON = {
+    **dict.fromkeys(("nvfp4", "nvfp4_4over6", "fp8_ds_mla", "nvfp4_ds_mla"), ("cuda",)),
+    **dict.fromkeys(("fp8_per_token_head", "int8_per_token_head", "int4_per_token_head"), ("cuda", "rocm")),
+    **{name: ("cuda", "rocm") for name in CACHE_TYPES if name.startswith("turboquant")},
+    "ultraquant_4bit": ("rocm",),
+    "fp8_inc": (),
+}
 ONE_ENGINE = "data_parallel_size above 1 needs engine vllm-serve: vllm.LLM has one engine"
 NO_EXPERTS = "data_parallel_size above 1 with experts needs a GPU: vLLM's CPU engines cannot exchange tokens (0.32)"
 
@@ -96,15 +106,18 @@ def why_gpu_is_refused(gpu: Gpu, knobs: VllmKnobs, facts: ModelFacts) -> str | N
     >>> why_gpu_is_refused(get_gpu("a10"), VllmKnobs(), llama) is None
     True
     """
-    weights, backend, cache = facts.quantization, knobs.attention_backend, knobs.kv_cache_dtype or "auto"
-    of_cache, in_fp8 = f"kv_cache_dtype {cache}", cache.startswith("fp8")
+    cache = knobs.kv_cache_dtype or "auto"
+    if gpu.kind not in _TAKEN_ON.get(cache, (gpu.kind,)):
+        return f"no attention backend takes kv_cache_dtype {cache} on {gpu.kind}"
+    weights, backend = facts.quantization, knobs.attention_backend
+    of_cache, in_fp8 = f"kv_cache_dtype {cache}", cache in _EIGHT_BITS
     by_others = in_fp8 and backend not in (None, "FLASHINFER")
     rules = (
         (facts.dtype == "bfloat16", "bfloat16", 8.0, "set dtype: float16 in the model.yaml of the model"),
         (weights in _WEIGHTS_FROM_7_5, f"quantization {weights}", 7.5, "gptq runs on any GPU from 6.0 on"),
         (backend in _BACKENDS_FROM_8, f"attention_backend {backend}", 8.0, "leave attention_backend out"),
         (cache == "bfloat16", of_cache, 8.0, "set kv_cache_dtype: float16"),
-        (in_fp8, of_cache, 8.0, "set kv_cache_dtype: auto"),
+        (in_fp8 or cache.startswith("nvfp4"), of_cache, 8.0, "set kv_cache_dtype: auto"),
         (by_others, f"{of_cache} with {backend}", 8.9, "set attention_backend: FLASHINFER"),
     )
     has = float(gpu.compute_capability or "inf")

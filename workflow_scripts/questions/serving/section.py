@@ -103,7 +103,8 @@ def sentence(report: Report) -> str:
     rows = _with_load(report.tables.need("serving_summary")).sort_values("x", kind="stable")
     first = records(rows)[0]
     time = column("ttft_s_p50").text(first["ttft_s_p50"])
-    return f"At {first['x']:g} {LOADS[first['axis']]}, the first token takes {time} in the median."
+    load = LOADS[first["axis"]].removesuffix("s" if first["x"] == 1 and first["axis"] == "users" else "")
+    return f"At {first['x']:g} {load}, the first token takes {time} in the median."
 
 
 def _rows(tables: Tables) -> pd.DataFrame:
