@@ -304,11 +304,11 @@ def _best(report: Report) -> Iterator[dict[str, Any]]:
     cells = report.grid[(report.grid["outcome"] == "ok") & report.grid["comparable"].eq(True)]
     for _, of_place in cells[~under_load(cells)].groupby([*PLACES, "engine"], sort=False):
         of_cell = {str(row["cell_id"]): row for row in records(of_place)}
-        chosen = next((cell for cell in of_cell if cell in metrics), "")
-        measure = metrics[chosen] if chosen else RATE
+        chosen = [cell for cell in of_cell if cell in metrics]  # one in each environment
+        measure = metrics[chosen[0]] if chosen else RATE
         known = {row["cell_id"]: row for row in records(rates[measure].reset_index()) if row["cell_id"] in of_cell}
         if known:
-            cell = chosen if chosen in known else max(known, key=lambda of: known[of]["value"])
+            cell = max([of for of in chosen if of in known] or known, key=lambda of: known[of]["value"])
             varied = [of for of in tables.knobs if of not in SEQUENCES and of_place[of].nunique(dropna=False) > 1]
             settings = [setting_phrase(of, of_cell[cell][of]) for of in varied if pd.notna(of_cell[cell][of])]
             yield {**of_cell[cell], **known[cell], "full": measure == STEADY, "settings": settings}
