@@ -171,4 +171,5 @@ def measuring_jobs():
 @cache
 def measuring(cells, attempt):
     attempts = range(attempt, min(attempt + 1, ATTEMPTS) + 1) if SITE else ()
-    return len(cells), [resources_of(cells, one)["runtime"] for one in attempts]
+    # Not from the cache: the nodes to avoid in a later attempt are not known yet.
+    return len(cells), [resources_of.__wrapped__(cells, one)["runtime"] for one in attempts]
