@@ -98,7 +98,8 @@ def split_starts(lines: Sequence[Line]) -> list[Sequence[Line]]:
 
 
 def _says(sign: re.Pattern[str], lines: Sequence[Line], index: int) -> bool:
-    text = lines[index].text
+    if not (text := lines[index].text):  # as most of a file without an end may be
+        return False
     match = sign.search("".join([text, *what_may_follow(lines, index)]))
     return match is not None and match.start() < len(text)
 

@@ -8,7 +8,8 @@ describes it. The output has one record per run, with everything that its files 
 
 import re
 from argparse import Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,16 @@ from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import EngineLogFacts, read_engine_log, words_on
 from workflow_scripts.study.runs_file import Run, file_of, load_runs
 
+Read = Callable[[Path], tuple[EngineLogFacts, list[dict[str, float]]]]
+
 
 def read_runs(path: Path) -> list[dict[str, Any]]:
     """One record per run of a mapping file, in its order. Raises InputError if it is not valid or a file is missing."""
-    return [_record(run, path, f"{path}: runs.{i}") for i, run in enumerate(load_runs(path))]
+    read = cache(_read)  # several runs may name one file
+    return [_record(run, path, f"{path}: runs.{i}", read) for i, run in enumerate(load_runs(path))]
 
 
-def _record(run: Run, mapping: Path, where: str) -> dict[str, Any]:
+def _record(run: Run, mapping: Path, where: str, read: Read) -> dict[str, Any]:
     try:
         get_gpu(run.gpu)
         get_model(run.model)
@@ -39,7 +43,7 @@ def _record(run: Run, mapping: Path, where: str) -> dict[str, Any]:
     knobs = get_engine(run.engine).knobs
     # Settings that an engine needs may be unknown here.
     known = validated(knobs.in_part(), run.knobs, f"{where}.knobs").model_dump(exclude_none=True)
-    log = (_log(file_of(mapping, run.results), run.result, where) if run.results else {}) | run.rates or None
+    log = (_log(file_of(mapping, run.results), run.result, where, read) if run.results else {}) | run.rates or None
     return {
         "gpu": run.gpu,
         "engine": run.engine,
@@ -62,8 +66,15 @@ def _tokens_per_request(log: Mapping[str, Any]) -> tuple[float, float] | None:
     return (total - output) / requests, output / requests
 
 
-def _log(path: Path, number: int | None, where: str) -> dict[str, Any]:
-    facts = read_engine_log(path)
+def _read(path: Path) -> tuple[EngineLogFacts, list[dict[str, float]]]:
+    """The facts of a file, and what the engine's periodic lines say, in their order: requests that run and wait, use
+    of the KV cache, hits."""
+    said = (_PERIODIC.search(line.text) for line in read_lines(read_log_text(path)))
+    return read_engine_log(path), _over_time([line.groupdict() for line in said if line])
+
+
+def _log(path: Path, number: int | None, where: str, read: Read) -> dict[str, Any]:
+    facts, over_time = read(path)
     results = facts.results or []
     if number is not None and number > max(len(results), 1):
         raise InputError(f"{where}.result: {path} has {max(len(results), 1)} results, not {number}")
@@ -75,9 +86,6 @@ def _log(path: Path, number: int | None, where: str) -> dict[str, Any]:
         several = f"the file has {len(results)} results with different settings: name one with `result`"
         facts = EngineLogFacts(error=several)
     stated = facts.model_dump(mode="json", exclude={"derived", "read_from", "starts"}) | facts.derived
-    # What the engine's periodic lines say, in their order: requests that run and wait, use of the KV cache, hits.
-    said = (_PERIODIC.search(line.text) for line in read_lines(read_log_text(path)))
-    over_time = _over_time([line.groupdict() for line in said if line])
     return stated | {"over_time": over_time, "words": list(words_on(facts))}
 
 
