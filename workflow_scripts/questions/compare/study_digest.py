@@ -6,7 +6,9 @@ without the folder that it was made from.
 
 import json
 from collections import defaultdict
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from workflow_scripts.common.wording import finite
@@ -16,7 +18,7 @@ from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.setting_words import labels
 from workflow_scripts.study.study import Study
-from workflow_scripts.tables.summary import RATE, cell_summary, comparable_rows, knob_columns, records
+from workflow_scripts.tables.summary import RATE, cell_summary, knob_columns, records
 
 # Columns of the cells table that say where and with what a cell was measured.
 ENVIRONMENT = (
@@ -34,32 +36,36 @@ SETTINGS = {"repeats", "starts", "cell_time_limit_s", "equivalence_margin_pct", 
 def digest_of(study: Study, cells: pd.DataFrame) -> Digest:
     """The digest of a study: `cells` is the frame of `tables.measurements`."""
     models = resolved_models(study)
-    by_cell = dict(list(cells.groupby("cell_id", sort=False)))
     grid = cells.drop_duplicates("cell_id").set_index("cell_id")
     words = labels(grid, knob_columns(cells))
     means = _means(cells)
+    # Starts with an earlier definition do not count, and neither does their environment.
+    ok = cells["outcome"].eq("ok").fillna(False).astype(bool)
+    comparable = ok & cells["comparable"].eq(True).fillna(False).astype(bool)
+    rank = pd.Series(np.select([comparable, ok], [0, 1], 2), cells.index)
+    rows = cells[rank == rank.groupby(cells["cell_id"]).transform("min")]
+    first = rows.drop_duplicates("cell_id").set_index("cell_id")
+    told = first.assign(
+        comparable=comparable.groupby(cells["cell_id"]).any(),
+        began=rows.dropna(subset="started_at").groupby("cell_id")["started_at"].min(),
+        environment=_environments(rows),
+    )[["outcome", "reason", "comparable", "source", "began", "environment", "effective"]].to_dict("index")
     digest_cells = []
     for cell in expand(study):
-        if (rows := by_cell.get(cell.id)) is None:
+        if (row := told.get(cell.id)) is None:
             continue
         content = cell_definition(study, cell, models).as_json()
-        # Starts with an earlier definition do not count, and neither does their environment.
-        ok = rows[rows["outcome"].eq("ok").fillna(False)]
-        rows = next(part for part in (comparable_rows(rows), ok, rows) if len(part))
-        first = rows.iloc[0]
-        effective, began = first["effective"], rows["started_at"].dropna()
-        environment = {name: sorted(map(str, rows[name].dropna().unique())) for name in ENVIRONMENT}
         digest_cells.append(
             DigestCell(
                 id=cell.id,
-                outcome=str(first["outcome"]),
-                reason=None if pd.isna(first["reason"]) else str(first["reason"]),
-                comparable=bool(ok["comparable"].any()),
-                source=str(first["source"]),
-                began=None if began.empty else str(began.min()),
+                outcome=str(row["outcome"]),
+                reason=None if pd.isna(row["reason"]) else str(row["reason"]),
+                comparable=bool(row["comparable"]),
+                source=str(row["source"]),
+                began=None if pd.isna(row["began"]) else str(row["began"]),
                 content={name: value for name, value in content.items() if name not in NOT_CONTENT},
-                environment={name: values for name, values in environment.items() if values},
-                effective={} if pd.isna(effective) else json.loads(effective),
+                environment=row["environment"] if isinstance(row["environment"], dict) else {},
+                effective={} if pd.isna(row["effective"]) else json.loads(row["effective"]),
                 means=means.get(cell.id, []),
                 label=words[cell.id],
             )
@@ -69,6 +75,16 @@ def digest_of(study: Study, cells: pd.DataFrame) -> Digest:
         settings=study.model_dump(mode="json", include=SETTINGS),
         cells=digest_cells,
     )
+
+
+def _environments(rows: pd.DataFrame) -> "pd.Series[Any]":
+    """For each cell, what is known of where and with what its rows were measured: values by column, sorted."""
+    found: dict[str, dict[str, list[str]]] = defaultdict(dict)
+    for name in ENVIRONMENT:
+        known = rows[["cell_id", name]].dropna().drop_duplicates()
+        for cell, values in known[name].map(str).groupby(known["cell_id"]).agg(sorted).items():
+            found[str(cell)][name] = values
+    return pd.Series(found, dtype=object)
 
 
 def _means(cells: pd.DataFrame) -> dict[str, list[Mean]]:
