@@ -64,5 +64,6 @@ def table_of(package: str) -> Table:
 def main(args: Namespace) -> None:
     version = installed_version(args.package) or installed_version(f"{args.package}-cpu")
     out = TABLES / f"{args.package}-{version}.json"
-    write_text(out, json.dumps(table_of(args.package), indent=1, sort_keys=True) + "\n")
+    lines = (f"  {json.dumps(name)}: {json.dumps(kind)}" for name, kind in sorted(table_of(args.package).items()))
+    write_text(out, "{\n" + ",\n".join(lines) + "\n}\n")
     print(out)
