@@ -2,6 +2,7 @@
 promises for it: the record `deploy/promise.json`, from which a deployment is written.
 """
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from workflow_scripts.catalog.gpus_and_models import Dtype
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import Record
 from workflow_scripts.engines.arguments import arguments_of
+from workflow_scripts.engines.knobs import ENGINE_ARGS
 from workflow_scripts.engines.vllm.knobs import RESERVED, SERVE_COMMAND, VllmKnobs, command_line
 from workflow_scripts.study.definition import ResolvedModel
 from workflow_scripts.study.study import Name
@@ -22,9 +24,22 @@ from workflow_scripts.study.study import Name
 _KNOBS = VllmKnobs.described().items()
 # What `serve_settings` may set: arguments under their command-line names, and environment variables.
 ARGUMENTS = {"revision", "load-format", "trust-remote-code", "dtype"} | {
-    (knob.argument or name).partition(".")[0].replace("_", "-") for name, knob in _KNOBS if not knob.variable
+    (knob.argument or name).partition(".")[0].replace("_", "-")
+    for name, knob in _KNOBS
+    if not knob.variable and name != ENGINE_ARGS
 }
-ARGUMENTS |= {name.replace("_", "-") for name in (arguments_of("vllm") or {}).keys() - RESERVED.keys()}
+# Of the engine's own arguments, numbers, switches and choices of memory and scheduling: others name modules, files and
+# addresses, or let requests bring what is run.
+_SERVED = re.compile(
+    r"(?:kv_|mamba_|max_num_|max_cudagraph|prefix_|long_prefill|prefill_schedule|offload_|swa_|dcp_|disable_)\w+"
+    r"|async_scheduling|watermark|scheduling_policy|performance_mode|stream_interval|cpu_offload_gb|\w+_backend"
+    r"|decode_context_parallel_size"
+)
+ARGUMENTS |= {
+    name.replace("_", "-")
+    for name, kind in (arguments_of("vllm") or {}).items()
+    if (isinstance(kind, list) or kind in ("bool", "int", "float")) and name not in RESERVED and _SERVED.fullmatch(name)
+}
 VARIABLES = {knob.variable for _, knob in _KNOBS if knob.variable}
 # Files of a deployment that other commands read.
 PROMISE = "promise.json"

@@ -127,7 +127,16 @@ def test_texts_of_a_promise_stay_values(tmp_path, of, hostile):
     assert not {"engine_release", "cell_id", "study", "served_model"} & set(accepted)
 
 
-@pytest.mark.parametrize("change", [{"middleware": "os.system"}, {"host": "0.0.0.0"}, {"a: 1\nb": 2}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"middleware": "os.system"},
+        {"host": "0.0.0.0"},
+        {"a: 1\nb": 2},
+        {"worker-cls": "os.system"},
+        {"enable-prompt-embeds": True},
+    ],
+)
 def test_only_settings_of_a_study_are_exported(tmp_path, change):
     content = promise().model_dump(mode="json")
     content["serve"]["arguments"] |= change
