@@ -24,20 +24,21 @@ _TRACED = re.compile(r"(?ms)^(?:Error:\n  WorkflowError|WorkflowError in file [^
 
 
 class TerminalLines(logging.Formatter):
-    """Filter and formatter of Snakemake's handler for the terminal. `failed`: the last failure in one line."""
+    """Formatter of Snakemake's handler for the terminal. `failed`: the last failure in one line."""
 
     def __init__(self, handlers: list[logging.Handler], measuring: Measuring, is_brief: bool) -> None:
         """If not `is_brief`, all that Snakemake says is shown too. Logs of failed jobs are shown without a profile."""
         super().__init__()
-        self._measuring, self._ended, self._last, self._began_s, self.failed = measuring, set[int](), "", 0.0, ""
+        self._measuring, self._is_brief, self._ended, self._last = measuring, is_brief, set[int](), ""
+        self._began_s, self.failed = 0.0, ""
         for handler in handlers:
             if handler.name == "DefaultStreamHandler" and handler.formatter:
-                self._plain = handler.formatter
+                self._handler, self._plain = handler, handler.formatter
                 self._plain.__dict__["show_failed_logs"] = True
                 handler.setFormatter(self)
-                handler.addFilter(lambda record: self._is_shown(record) or not is_brief)
 
-    def _is_shown(self, record: logging.LogRecord) -> bool:
+    def format(self, record: logging.LogRecord) -> str:
+        """The text of a record; the handler writes nothing for an empty one."""
         event, said = getattr(record, "event", None), record.__dict__
         if event == "job_finished":
             self._last = record.getMessage()
@@ -46,10 +47,12 @@ class TerminalLines(logging.Formatter):
             self._began_s = time.monotonic()
         elif str(record.msg).startswith("Will exit after finishing"):
             _end_after_the_cell()
-        return event not in _LEFT_OUT and not str(record.msg).startswith(_NOTES)
-
-    def format(self, record: logging.LogRecord) -> str:
-        event, text = getattr(record, "event", None), self._plain.format(record)
+        if self._is_brief:
+            # The handler would write an empty line before a job that begins.
+            self._handler.__dict__["last_msg_was_job_info"] = True
+            if event in _LEFT_OUT or str(record.msg).startswith(_NOTES):
+                return ""
+        text = self._plain.format(record)
         if event == "error" and (found := _TRACED.search(text)):
             return textwrap.dedent(found[1])
         if event == "job_error":
@@ -78,7 +81,10 @@ class TerminalLines(logging.Formatter):
 
 def time_left(since_s: float, ended: int, total: int) -> str:
     """The time for the rest, if it takes as long as what ended; nothing before the first and after the last."""
-    return f", about {since_s / 60 * (total - ended) / ended:.0f} min left" if 0 < ended < total else ""
+    if not 0 < ended < total:
+        return ""
+    left_min = since_s / 60 * (total - ended) / ended
+    return f", about {left_min:.0f} min left" if left_min >= 1 else ", less than a minute left"
 
 
 def _end_after_the_cell() -> None:
