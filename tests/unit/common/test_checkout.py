@@ -1,10 +1,13 @@
 """The commit to which code belongs, with its repository and without."""
 
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from workflow_scripts.common.checkout import VARIABLE, commit_of
+from workflow_scripts.common import checkout
+from workflow_scripts.common.checkout import CHECKOUT, VARIABLE, commit_of, how_to_install
 
 
 @pytest.fixture(autouse=True)
@@ -40,3 +43,12 @@ def test_without_a_repository_of_its_own_the_environment_tells(repository, monke
 def test_a_repository_that_git_cannot_read_is_not_clean(tmp_path):
     (tmp_path / ".git").write_text("nothing")
     assert commit_of(tmp_path) == (None, None)
+
+
+def test_what_installs_an_environment_names_a_file_that_is_there(monkeypatch, tmp_path):
+    assert "make" in how_to_install("cpu")
+    monkeypatch.setattr(checkout, "CHECKOUT", package := tmp_path / "kvsweep")
+    shutil.copytree(CHECKOUT / "envs", package / "envs")
+    excludes = how_to_install("cpu").split("--excludes ")[1].split()[0]
+    assert "torchvision" in Path(excludes).read_text()
+    assert not any("make" in how_to_install(name) for name in ("cpu", "cuda", "vllm-0.25.1-cpu"))
