@@ -11,7 +11,6 @@ rule predict_cells:
     output:
         PATHS.plan / "plan.parquet",
         PATHS.plan / "plan.csv",
-        PATHS.plan / "knobs.csv",
         PATHS.capacity,
     log:
         PATHS.root / "logs/predict_cells.log",
@@ -28,7 +27,7 @@ rule predict_cells:
 
 
 rule plan:
-    """Print feasible cells, predicted speed, knobs that can matter and GPU hours; `predict_cells` writes them."""
+    """Print feasible cells, predicted speed, expected ratios and GPU hours; `predict_cells` writes them."""
     input:
         rules.predict_cells.output,
     log:

@@ -3,9 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-# What a knob limits: how many sequences run at once, the KV cache, or which prompts find a prefix in it.
-Limit = Literal["sequences", "kv_cache", "prefixes"]
-
 
 @dataclass(frozen=True)
 class Knob:
@@ -18,8 +15,7 @@ class Knob:
         settles: other effective settings that follow from the knob. They may differ in a comparison of this knob.
         neutral: only for a knob that changes what is computed, in how many steps or on how many devices: the values
             with which it changes nothing. The first is what applies if a study leaves the knob out.
-        limits: the limit that the knob moves. It cannot matter where that limit is never reached. A knob without one
-            may still change the steps, or only select other kernels.
+        limits: how many sequences run at once, if the knob limits them.
         reserves: the knob sets the memory for the KV cache, as an amount or as a share of the device's.
         pinned: `vllm serve` has another default than the offline engine, so recommendations give the effective value.
         only_on: the kind of device on which the knob has a meaning; None for all.
@@ -35,7 +31,7 @@ class Knob:
     effect_in: str | None = None
     settles: tuple[str, ...] = ()
     neutral: tuple[Any, ...] | None = None
-    limits: Limit | None = None
+    limits: Literal["sequences"] | None = None
     reserves: Literal["amount", "share"] | None = None
     pinned: bool = False
     only_on: Literal["cpu", "cuda", "rocm"] | None = None

@@ -1,9 +1,9 @@
-"""Plan a study before it is queued: what is feasible, how fast, what can matter, what it costs.
+"""Plan a study before it is queued: what is feasible, how fast, what it costs.
 
     kvsweep plan --study config/studies/paged_attention.yaml
 
-prints a summary and writes `results/{study}/plan/plan.parquet` (and `.csv`), one row per cell, `knobs.csv`,
-and `capacity.jsonl`, how the memory of each cell divides. It needs no GPU, no engine and no prepared file.
+prints a summary and writes `results/{study}/plan/plan.parquet` (and `.csv`), one row per cell, and
+`capacity.jsonl`, how the memory of each cell divides. It needs no GPU, no engine and no prepared file.
 docs/plan.md says how the numbers are made.
 """
 
@@ -11,7 +11,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from rich.table import Table
@@ -19,16 +18,13 @@ from rich.table import Table
 from workflow_scripts.catalog.any_gpu import GPU_NUMBERS, own_gpu
 from workflow_scripts.catalog.published import PUBLISHED, Published
 from workflow_scripts.common.command import RESULTS, STUDY, command, option
-from workflow_scripts.common.csv_text import as_written, with_texts
+from workflow_scripts.common.csv_text import with_texts
 from workflow_scripts.common.files import write_bytes, write_jsonl, write_text
-from workflow_scripts.common.knob import Knob
 from workflow_scripts.common.parquet import read_parquet, to_parquet
 from workflow_scripts.common.terminal import Terminal
-from workflow_scripts.engines.knobs import flat
-from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.predict.calibrated import UNCALIBRATED
 from workflow_scripts.predict.capacity_of_cells import predict_published, predict_study
-from workflow_scripts.predict.prediction_record import FIELDS, KV_BLOCKS, PROMPTS, TEXTS, TOKEN_BUDGET
+from workflow_scripts.predict.prediction_record import FIELDS, TEXTS
 from workflow_scripts.predict.predictions import VLLM_VERSION, at_version, predict_cells
 from workflow_scripts.study.definition import session_keys
 from workflow_scripts.study.grid import COORDINATES, Cell, expand
@@ -38,15 +34,9 @@ from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.expected_ratios import expected_ratios, rates_of_plan
 
 MOST_ROWS = 40
-TEXT_HEADINGS = (*COORDINATES, "ratio", "knob", "values", "verdict", "why", "GPUs", "for example", "limited by")
+TEXT_HEADINGS = (*COORDINATES, "ratio", "verdict", "why", "for example", "limited by")
 # Columns of the expected ratios that are shown as one.
 RATIOS = (["bandwidth_ratio"], ["predicted_low", "predicted_high"], ["published"])
-# Predicted rates that differ by less count as the same.
-NOTICEABLE_PCT = 0.5
-KNOB_COLUMNS = (*COORDINATES, "knob", "values", "spread_pct", "verdict", "why")
-MOST_VALUES = 8
-# A knob that changes no step may still select other kernels, which a schedule does not know.
-MATTERS, CANNOT, NO_STEP, OPEN = "can matter", "cannot matter", "changes no step", "not predicted"
 
 
 def plan(study: Study, cells: Sequence[Cell], prepared: Path | None) -> pd.DataFrame:
@@ -69,82 +59,16 @@ def _in_sessions(table: pd.DataFrame, sessions: Mapping[str, str]) -> pd.DataFra
     return table
 
 
-def predicted_spread(cells: Sequence[Cell], predictions: pd.DataFrame) -> pd.DataFrame:
-    """One row for each knob that a study varies for a GPU, engine, model and workload, with the columns `KNOB_COLUMNS`;
-    values that the engine would refuse are left out.
-    `spread_pct`: how much faster the fastest value is than the slowest, in predicted output tokens/s; the largest such
-    difference between cells that agree in all other knobs and are predicted from the same source."""
-    knob_rows = [{f"knob_{name}": value for name, value in flat(cell.knobs.set_values()).items()} for cell in cells]
-    settings = pd.DataFrame(knob_rows, index=[cell.id for cell in cells], dtype=object)
-    table = predictions[predictions["infeasible"].isna()].set_index("cell_id").join(settings)
-    knobs = [name for name in table if str(name).startswith("knob_")]
-    rows = []
-    for names, part in table.groupby(COORDINATES, sort=False):
-        for knob in knobs:
-            values = list(dict.fromkeys(part[knob].dropna()))
-            if len(values) > 1:
-                effect = _effect(part, str(knob), [str(other) for other in knobs if other != knob])
-                rows.append([*names, str(knob).removeprefix("knob_"), _in_order(values), *effect])
-    return pd.DataFrame(rows, columns=list(KNOB_COLUMNS))
-
-
-def _in_order(values: list[Any]) -> str:
-    """Values of a knob in order; if there are many, the first ones and the last.
-
-    >>> _in_order([16, 8, 32]), _in_order([i / 100 for i in range(50, 96)])
-    ('8, 16, 32', '0.5, 0.51, ... 0.95 (46 values)')
-    """
-    ordered = sorted(values, key=lambda value: (isinstance(value, str), value))
-    texts = [f"{value:g}" if isinstance(value, float) else str(value) for value in ordered]
-    if len(texts) > MOST_VALUES:
-        return f"{texts[0]}, {texts[1]}, ... {texts[-1]} ({len(texts)} values)"
-    return ", ".join(texts)
-
-
-def _effect(part: pd.DataFrame, knob: str, others: Sequence[str]) -> tuple[float | None, str, str]:
-    predicted = part[part["output_tokens_per_s"].notna()]
-    # Rates of a calibration and of a data sheet differ by more than most knobs, so they are never compared.
-    alike = predicted.groupby([*others, "speed_source"], dropna=False, sort=False)
-    rates, several = alike["output_tokens_per_s"], alike[knob].nunique() > 1
-    if not several.any():
-        return None, OPEN, "no two predicted cells differ in it alone"
-    spread = float(100 * (rates.max() / rates.min() - 1)[several].max())
-    limits = every_knob().get(knob.removeprefix("knob_"), Knob("")).limits
-    why = _up_to(predicted) if limits == "sequences" else ""
-    if spread >= NOTICEABLE_PCT:
-        return spread, MATTERS, why
-    # What never becomes a limit cannot matter; else the steps only happen to be the same.
-    if limits == "kv_cache" and KV_BLOCKS not in set(predicted["bound_by"].dropna()):
-        why = "KV blocks never run short"
-    if limits == "prefixes" and not predicted["cached_tokens"].any():
-        why = "prompts share no whole block"
-    return spread, CANNOT if why else NO_STEP, why or "only kernels, which are not modelled, can differ"
-
-
-def _up_to(predicted: pd.DataFrame) -> str:
-    """For a limit on sequences: from which value on something else limits, and how many prompts would fill more."""
-    idle = predicted[predicted["running_peak"] < predicted["max_num_seqs"]]
-    if idle.empty:
-        highest = predicted["max_num_seqs"].max()
-        share = predicted.loc[predicted["max_num_seqs"] == highest, "full_share"].max()
-        return f"every value is reached, {highest:.0f} for {share:.0%} of the time"
-    words = {PROMPTS: "prompts run out", KV_BLOCKS: "KV blocks run out", TOKEN_BUDGET: "the token budget is used up"}
-    bounds = " or ".join(words[bound] for bound in dict.fromkeys(idle["bound_by"].dropna()) if bound in words)
-    lowest, highest, needed = idle["max_num_seqs"].min(), idle["max_num_seqs"].max(), idle["prompts_to_fill"].max()
-    more = f"; {needed:.0f} prompts would fill {highest:.0f}" if needed == needed else ""
-    return f"from {lowest:.0f} on {bounds}: at most {idle['running_peak'].max():.0f} run at once{more}"
-
-
 # A title, headings and rows.
 Shown = tuple[str, Sequence[str], Sequence[Sequence[object]]]
 
 
-def print_plan(terminal: Terminal, study: Study, table: pd.DataFrame, knobs: pd.DataFrame) -> None:
+def print_plan(terminal: Terminal, study: Study, table: pd.DataFrame) -> None:
     """A summary that stays readable for hundreds of cells; the files contain each cell."""
     terminal.print(f"{study.name}: {len(table)} cells, all numbers are predicted")
     claims = [Published(PUBLISHED).claim(name) for name in study.claims]
     ratios = _ratios(expected_ratios(rates_of_plan(table), claims))
-    for title, headings, rows in (*_refused(table), _groups(table), ratios, _knobs(knobs), _hours(study, table)):
+    for title, headings, rows in (*_refused(table), _groups(table), ratios, _hours(study, table)):
         if not rows:
             continue
         shown = Table(title=title, title_justify="left")
@@ -197,14 +121,6 @@ def _ratios(expected: pd.DataFrame) -> Shown:
         for row in expected.astype(object).where(expected.notna(), None).to_dict("records")
     ]
     return "Expected ratios, of devices with all else equal and of engines", headings, rows
-
-
-def _knobs(knobs: pd.DataFrame) -> Shown:
-    same = ["engine", "model", "workload", "knob", "values", "verdict", "why"]
-    rows = []
-    for (*names, why), part in knobs.groupby(same, sort=False, dropna=False):
-        rows.append([*names, _range(part["spread_pct"], after=" %"), why, ", ".join(part["gpu"])])
-    return "Knobs: what they can change", (*same[:-1], "difference", "why", "GPUs"), rows
 
 
 def _hours(study: Study, table: pd.DataFrame) -> Shown:
@@ -261,16 +177,13 @@ def main(args: Namespace) -> None:
     paths = StudyPaths(args.results, study.name)
     if args.written:
         table = read_parquet(paths.plan / "plan.parquet")
-        knobs = pd.read_csv(paths.plan / "knobs.csv").map(as_written).fillna({"why": ""})
     else:
         table = plan(study, cells, paths.prepared)
-        knobs = predicted_spread(cells, table)
         capacity = (*predict_study(cells), *predict_published(Published(PUBLISHED), study.claims))
         write_jsonl(paths.capacity, (of_cell.line() for of_cell in capacity))
         write_text(paths.plan / "plan.csv", with_texts(table).to_csv(index=False))
-        write_text(paths.plan / "knobs.csv", with_texts(knobs).to_csv(index=False))
         write_bytes(paths.plan / "plan.parquet", to_parquet(table))
     if not args.quiet:
         terminal = Terminal(width=None if sys.stdout.isatty() else 160)
-        print_plan(terminal, study, table, knobs)
+        print_plan(terminal, study, table)
         terminal.print(f"{paths.plan / 'plan.csv'} has every cell.")

@@ -6,16 +6,9 @@ import pytest
 from tests.unit.predict.planned import study, sweep, write_study
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.predict import predict_cell as predict
-from workflow_scripts.predict.plan import main, plan, predicted_spread
+from workflow_scripts.predict.plan import main, plan
 from workflow_scripts.study.grid import expand
 from workflow_scripts.workloads.highest_load import MOST_PASSES
-
-
-def effects(tmp_path, **changes):
-    planned = study(tmp_path, **changes)
-    cells = expand(planned)
-    rows = predicted_spread(cells, plan(planned, cells, None))
-    return {(row.gpu, row.knob): row for row in rows.itertuples()}
 
 
 def test_the_command_prints_a_summary_and_writes_the_tables(tmp_path, capsys):
@@ -29,7 +22,6 @@ def test_the_command_prints_a_summary_and_writes_the_tables(tmp_path, capsys):
     assert table["infeasible"].notna().sum() == 6
     assert table["output_tokens_per_s"].notna().sum() == 12
     assert len(pd.read_csv(folder / "plan.csv")) == 18
-    assert set(pd.read_csv(folder / "knobs.csv")["knob"]) == {"block_size", "max_num_seqs"}
     capacity = {record["cell_id"]: record["num_blocks"] for record in read_jsonl(folder / "capacity.jsonl")}
     assert [capacity[row.cell_id] for row in table.itertuples()] == table["num_blocks"].tolist()
     # It can be printed again without being made.
@@ -73,24 +65,6 @@ def test_cells_of_a_session_share_a_start_and_a_warm_up_which_waits_for_no_arriv
     assert (2 * shared[costs]).to_numpy() == pytest.approx(alone[costs].to_numpy())
     saved_s = alone[costs].sum(axis="columns") / 2
     assert shared["cell_s"].tolist() == pytest.approx((alone["cell_s"] - saved_s).tolist())
-
-
-def test_what_is_said_of_each_knob(tmp_path):
-    rows = effects(tmp_path)
-    block_size, seqs = rows["h200", "block_size"], rows["h200", "max_num_seqs"]
-    assert (block_size.verdict, block_size.spread_pct, block_size.values) == ("changes no step", 0, "16, 32")
-    assert seqs.verdict == "can matter"
-    assert all(number in seqs.why for number in ("from 256", "at most 24", "256 prompts"))
-    assert seqs.spread_pct > 500
-    rows = effects(tmp_path, sweeps=[sweep(engine="vllm-serve", knobs={"request_rate_per_s": [1, 2], "users": 4})])
-    assert rows["h200", "request_rate_per_s"].verdict == "not predicted"
-    caching, share = {"enable_prefix_caching": [True, False]}, {"gpu_memory_utilization": [0.8, 0.9]}
-    others = [sweep(name=gpu, gpu=gpu, knobs=knobs) for gpu, knobs in (("l40s", caching), ("h100-sxm", share))]
-    rows = effects(tmp_path, sweeps=[sweep(knobs={"max_num_seqs": [64, 256]}), *others])
-    assert rows["h200", "max_num_seqs"].verdict == "cannot matter"
-    assert rows["h200", "max_num_seqs"].why.startswith("from 64 on")
-    assert rows["l40s", "enable_prefix_caching"].why == "prompts share no whole block"
-    assert rows["h100-sxm", "gpu_memory_utilization"].why == "KV blocks never run short"
 
 
 def test_one_cell_of_a_studys_workload_is_what_the_plan_says(tmp_path, capsys):

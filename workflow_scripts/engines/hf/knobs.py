@@ -30,9 +30,7 @@ class HfContinuousKnobs(Knobs):
         Knob("continuous-page", value_in="block_size_effective", settles=("block_size",), wording="pages of {} tokens"),
     ]
     # Without it the cache is sized from the host's memory and takes all of it.
-    num_blocks: Annotated[
-        Positive, Knob("blocks", value_in="num_gpu_blocks", limits="kv_cache", reserves="amount", wording="{} blocks")
-    ]
+    num_blocks: Annotated[Positive, Knob("blocks", value_in="num_gpu_blocks", reserves="amount", wording="{} blocks")]
     max_batch_tokens: Annotated[
         Positive,
         Knob(

@@ -34,7 +34,6 @@ class SglangServeKnobs(Knobs, Load):
         Knob(
             "static",
             effect_in="kv_cache_tokens",
-            limits="kv_cache",
             reserves="share",
             wording="{} of the memory for weights and KV cache",
         ),
@@ -45,7 +44,6 @@ class SglangServeKnobs(Knobs, Load):
         Knob(
             "kvtokens",
             value_in="kv_cache_tokens",
-            limits="kv_cache",
             reserves="amount",
             wording="KV cache of {} tokens",
         ),

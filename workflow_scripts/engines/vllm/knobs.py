@@ -99,13 +99,13 @@ class VllmKnobs(Knobs):
     ] = None
     max_model_len: Annotated[
         Positive | None,
-        Knob("len", value_in="max_model_len_effective", limits="kv_cache", pinned=True, wording="context of {} tokens"),
+        Knob("len", value_in="max_model_len_effective", pinned=True, wording="context of {} tokens"),
     ] = None
     gpu_memory_utilization: Annotated[
         Annotated[float, Field(gt=0, le=1)] | None,
-        Knob("util", effect_in="kv_cache_tokens", limits="kv_cache", reserves="share", wording="{} of the memory"),
+        Knob("util", effect_in="kv_cache_tokens", reserves="share", wording="{} of the memory"),
     ] = None
-    enable_prefix_caching: Annotated[bool | None, Knob("pc", effect_in="prefix_cache_hits", limits="prefixes")] = None
+    enable_prefix_caching: Annotated[bool | None, Knob("pc", effect_in="prefix_cache_hits")] = None
     enable_chunked_prefill: Annotated[bool | None, Knob("cp")] = None
     kv_cache_dtype: Annotated[
         CacheDtype | None,
@@ -141,7 +141,6 @@ class VllmKnobs(Knobs):
         Knob(
             "cpukv",
             effect_in="kv_cache_tokens",
-            limits="kv_cache",
             reserves="amount",
             only_on="cpu",
             variable="VLLM_CPU_KVCACHE_SPACE",
@@ -154,7 +153,7 @@ class VllmKnobs(Knobs):
             Field(ge=2, description="blocks of the KV cache, of which vLLM keeps one; replaces the number that fit"),
         ]
         | None,
-        Knob("pool", value_in="num_gpu_blocks", limits="kv_cache", reserves="amount", wording="{} KV blocks"),
+        Knob("pool", value_in="num_gpu_blocks", reserves="amount", wording="{} KV blocks"),
     ] = None
     speculative_method: Annotated[
         Literal["ngram", "draft_model"] | None, Knob("spec", argument="speculative_config.method")
