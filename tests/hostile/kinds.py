@@ -145,7 +145,7 @@ def endless(path: Path, rnd: Random) -> None:
 
 def _compared(rnd: Random, *files: str) -> list[Call]:
     words = [*rnd.sample(files, 2), "--markdown", "c.md", "--json", "c.json"]
-    return [("compare", [*words, *(["--html", "c.html"] if rnd.random() < 0.3 else ["--fail-if-worse"])])]
+    return [("compare", [*words, *["--fail-if-worse"] * (rnd.random() < 0.7)])]
 
 
 def imports(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
