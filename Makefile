@@ -14,7 +14,7 @@ export PATH := $(abspath $(BIN)):$(PATH):$(abspath .venv-linters/bin)
 # Modules stay compiled between commands, which halves their start time, even if the machine's default differs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help report gpu-report variation demo test test-all test-measure test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis check-growth bench-plan bench-agreement bench-sessions bench-report bench-predict bench-external bench-hostile bench-statistics bench-variance pictures mutants clean-env
+.PHONY: help report gpu-report variation demo test test-all test-measure test-studies test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis check-growth bench-plan bench-agreement bench-sessions bench-report bench-predict bench-external bench-faults bench-hostile bench-statistics bench-variance pictures mutants clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -140,6 +140,11 @@ bench-plan: $(VENV)/cpu.installed ## measure what planning costs, and how it gro
 	$(BIN)/python -m benchmarks.turns plan $(if $(AGAINST),--against $(AGAINST)) $(ARGS)
 
 SEED ?= 1
+FAULTS ?= 200
+
+bench-faults: $(VENV)/dev.installed ## let random faults hit a study on a real Slurm, and check that nothing is lost (SEED=1 FAULTS=200)
+	$(BIN)/python -m benchmarks.faults --seed $(SEED) --faults $(FAULTS) $(ARGS)
+
 CASES ?= 2000
 
 bench-hostile: $(VENV)/dev.installed ## read damaged and hostile files with the real commands, none of which may fail, hang or grow (SEED=1 CASES=2000)

@@ -9,6 +9,7 @@ other partitions. There is an accounting database.
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -101,6 +102,7 @@ class SlurmLab:
         self.root = root
         self.conf = root / "etc" / "slurm.conf"
         self._controller: subprocess.Popen[bytes] | None = None
+        self._nodes: dict[str, subprocess.Popen[bytes]] = {}
         self._daemons: list[subprocess.Popen[bytes]] = []
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("SLURM_")},
@@ -125,7 +127,7 @@ class SlurmLab:
         wait_for(lambda: bool(self.client(*known, check=False)), 60, "the accounting database")
         self.start_controller()
         for gpu in GPU_TYPES:
-            self._daemon("slurmd", "-D", "-N", f"n-{gpu}")
+            self._nodes[gpu] = self._daemon("slurmd", "-D", "-N", f"n-{gpu}")
         wait_for(lambda: self._idle_nodes() == len(GPU_TYPES), 60, "four idle nodes")
 
     def _configure(self) -> None:
@@ -183,12 +185,18 @@ class SlurmLab:
         self._controller = self._daemon("slurmctld", "-D")
         wait_for(lambda: "UP" in self.client("scontrol", "ping", check=False), 30, "the controller")
 
-    def restart_controller(self) -> None:
-        """End slurmctld and start it again; jobs go on meanwhile."""
+    def restart_controller(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """End slurmctld by a signal and start it again; jobs go on meanwhile."""
         assert self._controller is not None
-        self._controller.terminate()
+        self._controller.send_signal(number)
         self._controller.wait(timeout=30)
         self.start_controller()
+
+    def restart_node(self, gpu: str, number: signal.Signals = signal.SIGTERM) -> None:
+        """End a node's slurmd by a signal and start it again; its job steps are other processes, which go on."""
+        self._nodes[gpu].send_signal(number)
+        self._nodes[gpu].wait(timeout=30)
+        self._nodes[gpu] = self._daemon("slurmd", "-D", "-N", f"n-{gpu}")
 
     def client(self, *command: str, check: bool = True) -> str:
         """Run a Slurm command and return what it prints."""
