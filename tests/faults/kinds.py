@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -153,8 +154,14 @@ def fill_disk(campaign: "Campaign", choice: float) -> str:
 def make_read_only(campaign: "Campaign", choice: float) -> str:
     """Whatever is opened from now on is read-only; files that are open stay as they are."""
     place = str(campaign.results)
-    subprocess.run(["mount", "--bind", place, place], check=True)
-    subprocess.run(["mount", "-o", "remount,bind,ro", place], check=True)
+    # It becomes read-only elsewhere first: where files are being written, the kernel refuses it.
+    with tempfile.TemporaryDirectory() as elsewhere:
+        subprocess.run(["mount", "--bind", place, elsewhere], check=True)
+        try:
+            subprocess.run(["mount", "-o", "remount,bind,ro", elsewhere], check=True)
+            subprocess.run(["mount", "--bind", elsewhere, place], check=True)
+        finally:
+            subprocess.run(["umount", elsewhere], check=True)
     campaign.later(1 + 6 * choice, lambda: subprocess.run(["umount", "--lazy", place], check=True))
     return place
 
