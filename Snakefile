@@ -68,7 +68,7 @@ rule status:
 
 
 rule compare:
-    """Compare the study's results with those that `--config against=` names, such as another day's report; with
+    """Compare the study's results with those that `--config against=` names, such as another day's folder; with
     `fail_if_worse=1` fail only if something became worse than in them."""
     log:
         PATHS.root / "logs/compare.log",

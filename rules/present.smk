@@ -35,7 +35,6 @@ rule report:
     input:
         tables=list(map(table, TABLES)),
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
-        digest=PATHS.digest,
         figures=PATHS.figures,
     output:
         report(PATHS.report, caption="../report/page.rst", category="Report", labels={"page": "all answers"}),

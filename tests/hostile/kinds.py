@@ -121,19 +121,13 @@ def evidence(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     return [calls[gpu], of.tables_call("cells"), calls.get(last) or of.tables_call(last)]
 
 
-def archives(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
-    """Archives of a study, one side of a comparison."""
-    one, other = base.digests()
-    files = put(folder / "a.zip", mutations.archive(one)), put(folder / "b.zip", mutations.archive_file(other, rnd))
-    endless(Path(files[1]), rnd)
-    return _compared(rnd, *files)
-
-
 def digests(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
-    """Digests and reports of a study, one side of a comparison."""
+    """Digests of a study, one side of a comparison."""
     one, other = base.digests()
-    name, mutated = rnd.choice((("b.json", mutations.json_file), ("b.html", mutations.page_file)))
-    return _compared(rnd, put(folder / "a.html", mutations.page(one)), put(folder / name, mutated(other, rnd)))
+    files = [put(folder / "a.json", one), put(folder / "b.json", mutations.json_file(other, rnd))]
+    endless(Path(files[1]), rnd)
+    words = [*rnd.sample(files, 2), "--markdown", "c.md", "--json", "c.json"]
+    return [("compare", [*words, *["--fail-if-worse"] * (rnd.random() < 0.7)])]
 
 
 def endless(path: Path, rnd: Random) -> None:
@@ -141,11 +135,6 @@ def endless(path: Path, rnd: Random) -> None:
     if rnd.random() < 0.05:
         path.unlink()
         rnd.choice((os.mkfifo, lambda path: path.symlink_to("/dev/zero")))(path)
-
-
-def _compared(rnd: Random, *files: str) -> list[Call]:
-    words = [*rnd.sample(files, 2), "--markdown", "c.md", "--json", "c.json"]
-    return [("compare", [*words, *["--fail-if-worse"] * (rnd.random() < 0.7)])]
 
 
 def imports(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
@@ -247,4 +236,4 @@ def studies(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     return [("check", [put(folder / path.name, mutations.yaml_file(path.read_bytes(), rnd))])]
 
 
-KINDS = {make.__name__: make for make in (evidence, archives, digests, imports, logs, tables, records, studies)}
+KINDS = {make.__name__: make for make in (evidence, digests, imports, logs, tables, records, studies)}

@@ -1,12 +1,8 @@
 """How files are damaged or made hostile: by byte, by value, and as a whole. All follows from the random generator."""
 
-import base64
 import copy
-import gzip
-import io
 import json
 import re
-import zipfile
 from random import Random
 from typing import Any
 
@@ -167,41 +163,3 @@ def results_file(rnd: Random) -> bytes:
     """Results of a benchmark that are damaged or hold other values, or several with a long run between them."""
     made = [json_file(json.dumps(rnd.choice(EACH_FORMAT)).encode(), rnd) for _ in range(rnd.choice((1, 1, 2)))]
     return (rnd.choice(("\n", " ", "\r\n", "\u2028", "}")) * rnd.choice((1, 60_000))).encode().join((*made, b""))
-
-
-def page(digest: bytes) -> bytes:
-    """What a comparison reads of a report."""
-    return b'<!doctype html><template id="digest">' + base64.b64encode(gzip.compress(digest, 1)) + b"</template>"
-
-
-def page_file(digest: bytes, rnd: Random) -> bytes:
-    """A report whose digest is damaged, hostile, in a long run of marks, or expands to far more than it should."""
-    content = rnd.choice((digest, json_file(digest, rnd), bytes(2**30 // rnd.choice((1, 8)))))
-    before, after = rnd.choice((b"", b'<template id="digest">' * 10**5)), rnd.choice((b"", b"<" * 10**6))
-    whole = before + page(content) + after
-    return damaged(whole, rnd) if content == digest else whole
-
-
-def archive(content: bytes, method: int = zipfile.ZIP_DEFLATED, others: int = 0) -> bytes:
-    """An archive of a study with its digest, and other files before it."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", method, compresslevel=1) as packed:
-        for i in range(others):
-            packed.writestr(f"{i}/{PAYLOADS[i % len(PAYLOADS)][:99]}", b"")
-        packed.writestr("results/two_gpus/tables/digest.json", content)
-    return buffer.getvalue()
-
-
-def archive_file(digest: bytes, rnd: Random) -> bytes:
-    """An archive that is damaged, has wrong entries or too many, or expands to far more than it should."""
-    how = rnd.randrange(5)
-    if how == 0:
-        return damaged(archive(digest), rnd)
-    if how == 1:
-        packing = rnd.choice((zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
-        return archive(bytes(10**9 if packing == zipfile.ZIP_DEFLATED else 10**8), packing)
-    if how == 2:  # an entry that is said to be encrypted, packed otherwise, larger, or elsewhere
-        packed = bytearray(archive(digest))
-        packed[packed.rindex(b"PK\1\2") + rnd.choice((8, 10, 20, 24, 28, 42))] ^= rnd.choice((1, 8, 255))
-        return bytes(packed)
-    return archive(json_file(digest, rnd), others=rnd.choice((0, 0, 10, 20_000)))

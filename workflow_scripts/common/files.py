@@ -4,10 +4,8 @@ A reader raises OSError if a file cannot be opened, and InputError if it is larg
 should be. The limits bound memory and time, whatever a file holds.
 """
 
-import base64
 import codecs
 import contextlib
-import gzip
 import hashlib
 import json
 import os
@@ -17,8 +15,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
-from io import BufferedReader, BytesIO
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -176,23 +173,6 @@ def _bounded_float(text: str) -> float:
 
 def _bounded_integer(text: str) -> int:
     return bounded(int(text[:300]))
-
-
-def unpacked(text: str, where: str, most: int = MOST_BYTES) -> bytes:
-    """The content of a gzip stream in base64. Raises InputError, which begins with `where`."""
-    try:
-        with gzip.GzipFile(fileobj=BytesIO(base64.b64decode(text))) as stream:
-            content = stream.read(most + 1)
-    except (OSError, EOFError, ValueError, zlib.error) as e:
-        raise InputError(f"{where}: damaged: {e}") from None
-    return _at_most(content, most, where)
-
-
-def read_zipped(archive: Path, pattern: str, most: int = MOST_BYTES) -> bytes | None:
-    """The first file of a zip archive whose name matches a shell pattern; None if none does."""
-    with _opened_zip(archive) as packed:
-        member = next((info for info in packed.infolist() if fnmatchcase(info.filename, pattern)), None)
-        return None if member is None else _read_member(packed, member, most)
 
 
 def unpack_zip(archive: Path, pattern: str, folder: Path) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import jinja2
 
 from workflow_scripts.common.command import STUDY, TABLES, command, option, out
-from workflow_scripts.common.files import read_json, write_text
+from workflow_scripts.common.files import write_text
 from workflow_scripts.page.blocks import Absent, Figure, Text
 from workflow_scripts.page.report import REPORT, Report, Subject, blocks_of, figure_of
 from workflow_scripts.page.style import style_sheet
@@ -24,7 +24,6 @@ from workflow_scripts.present.first_screen import first_screen
 from workflow_scripts.present.page_data import packed, page_data, timelines
 from workflow_scripts.present.page_script import joined
 from workflow_scripts.questions.sections import APPENDIX, SECTIONS
-from workflow_scripts.study.paths import DIGEST
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.results import MissingError, Tables
 
@@ -34,7 +33,6 @@ STYLES = ("page.css", "views.css")
 
 def render(report: Report, study_file: Path) -> str:
     """The whole page of a study."""
-    digest = report.tables.folder / DIGEST
     sections, appendix = (
         [_section(subject, report) for subject in subjects if subject.is_in(report.study)]
         for subjects in (SECTIONS, APPENDIX)
@@ -47,8 +45,6 @@ def render(report: Report, study_file: Path) -> str:
         first=first_screen(report),
         data=packed(page_data(report, study_file)),
         timelines=timelines(report.tables),
-        # With this digest of the study another report is compared.
-        digest=packed(read_json(digest)) if digest.exists() else None,
         sections=answering,
         appendix=[section for section in sections if section not in answering] + appendix,
     )

@@ -1,4 +1,4 @@
-"""The digest of a study: what it holds of the tables, and that the report embeds it."""
+"""The digest of a study: what it holds of the tables."""
 
 import math
 from collections import Counter
@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from tests.unit.present.synthetic import SCRIPT, STUDY, cells_table, write_study
-from workflow_scripts.questions.compare.digest import DigestError, read_digest
+from workflow_scripts.questions.compare.digest import read_digest
 from workflow_scripts.questions.compare.study_digest import digest_of
 from workflow_scripts.statistics.variation import known_elsewhere
 from workflow_scripts.study.study_file import load_study
@@ -17,15 +17,6 @@ from workflow_scripts.tables.measurements import joined, split
 @pytest.fixture(scope="module")
 def digest(results):
     return read_digest(results.root)
-
-
-def test_the_report_holds_the_digest_that_is_among_the_tables_and_is_complete_without(results, digest, tmp_path):
-    assert read_digest(results.root / "report.html") == digest
-    for table in (results.root / "tables").glob("*.parquet"):
-        (tmp_path / table.name).symlink_to(table)
-    assert results.write_page(tmp_path / "report.html", tables=tmp_path) == 0
-    with pytest.raises(DigestError, match="without a digest"):
-        read_digest(tmp_path / "report.html")
 
 
 def test_every_cell_is_there_with_what_it_measured(digest, cells):

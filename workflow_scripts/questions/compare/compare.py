@@ -2,7 +2,7 @@
 
     kvsweep compare results/demo other/results/demo --markdown comparison.md
 
-Each run is the folder of a study, an archive, a report or a digest.json. A is the run that began earlier, or the first
+Each run is the folder of a study, an unpacked archive or a digest.json. A is the run that began earlier, or the first
 one if that is not known; ratios are of B over A. If two cells cannot be compared, the output says why. Starts of one
 occasion do not show how much a cell varies between occasions, so a cell counts as changed only if the change exceeds
 that variation too.
@@ -240,7 +240,7 @@ def what_is_worse(places: Sequence[Path], now: Digest, vary_pct: float | None) -
 @command(
     "compare",
     option(
-        "runs", type=Path, nargs="+", help="two runs: each the folder of a study, an archive, a report or a digest.json"
+        "runs", type=Path, nargs="+", help="two runs: each the folder of a study, an unpacked archive or a digest.json"
     ),
     option("--fail-if-worse", action="store_true", help="fail only if the last run is worse than those before it"),
     option(

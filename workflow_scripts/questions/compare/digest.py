@@ -1,21 +1,14 @@
-"""The digest of a study: all that a comparison with another study needs, as `kvsweep digest` writes it.
+"""The digest of a study: all that a comparison with another study needs, a file among its tables."""
 
-It is a file among the tables of a study, and the report embeds it.
-"""
-
-import re
-import zipfile
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import FailFast, Field, JsonValue, model_validator
 
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import opened, read_bytes, read_text, read_zipped, unpacked
+from workflow_scripts.common.files import read_bytes
 from workflow_scripts.common.records import StrictRecord
 from workflow_scripts.study.paths import DIGEST
-
-_IN_PAGE = re.compile(r'<template id="digest">([A-Za-z0-9+/=\s]*)</template>')
 
 
 class DigestError(InputError):
@@ -91,7 +84,7 @@ class Digest(StrictRecord):
 
 
 def read_digest(place: Path) -> Digest:
-    """The digest of a study's results folder, of an archive, unpacked or not, in a report, or the file itself.
+    """The digest of a study's results folder, of an unpacked archive, or the file itself.
 
     Raises:
         InputError: there is none, or what is there is not one.
@@ -102,25 +95,8 @@ def read_digest(place: Path) -> Digest:
         if len(there) != 1:
             what = f"holds {len(there)} studies; name one of their folders" if there else f"has no tables/{DIGEST}"
             raise DigestError(
-                f"{place}: {what}. Allowed: a study's folder below results/, an archive, a report, a digest.json. "
+                f"{place}: {what}. Allowed: a study's folder below results/, an unpacked archive, a digest.json. "
                 "`snakemake --config partial=1` writes the digest of what has been measured"
             )
         place = there[0]
-    with opened(place) as file:
-        is_archive = zipfile.is_zipfile(file)
-    if is_archive:
-        content = read_zipped(place, f"results/*/tables/{DIGEST}")
-        if content is None:
-            raise DigestError(f"{place}: an archive without results/STUDY/tables/{DIGEST}")
-    elif place.suffix == ".json":
-        content = read_bytes(place)
-    else:
-        content = _in_page(read_text(place), place)
-    return Digest.of_json(content, f"{place}: not a digest")
-
-
-def _in_page(html: str, place: Path) -> bytes:
-    match = _IN_PAGE.search(html)
-    if match is None:
-        raise DigestError(f"{place}: a report without a digest, or no report; draw it again with `snakemake`")
-    return unpacked(match[1], f"{place}: its digest")
+    return Digest.of_json(read_bytes(place), f"{place}: not a digest")

@@ -1,7 +1,6 @@
 """The digest of a study: all that a comparison with another study needs, as `kvsweep tables` writes it.
 
-It holds what was measured in each cell, with what, where and when. The report embeds it, so a report can be compared
-without the folder that it was made from.
+It holds what was measured in each cell, with what, where and when.
 """
 
 import json
