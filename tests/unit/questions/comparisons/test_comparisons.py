@@ -153,17 +153,6 @@ def test_values_are_compared_in_every_group_that_is_alike_otherwise():
     assert set(by_block["value_b"] + by_block["value_a"]) == {"3216"}
 
 
-def test_models_are_compared_at_equal_settings_with_the_first_in_the_alphabet():
-    models = product((1, 16), (("opt", 100), ("opt-awq", 200)))
-    both = [cell({"max_num_seqs": n}, around(rate), model=model) for n, (model, rate) in models]
-    found = compared(*both, cell({"max_num_seqs": 64}, around(100), model="opt"))
-    by_model = found[found["name"] == "model"]
-    assert by_model[["model", "value_b", "value_a", "held"]].values.tolist() == [
-        ["opt-awq", "opt-awq", "opt", f"max_num_seqs={seqs}"] for seqs in (1, 16)
-    ]
-    assert by_model["took_effect"].isna().all()
-
-
 @pytest.mark.parametrize(
     ("knob", "values", "expected"),
     [
@@ -309,17 +298,6 @@ def test_a_knob_took_effect_if_the_engine_shows_a_difference(engine, knobs, colu
         found = compared(*cells)
         assert set(found["name"]) == {*knobs[0]}
         assert {flag(of) for of in found["took_effect"]} == {took_effect if column else None}
-
-
-def test_what_bound_the_engine():
-    found = compared(
-        *(cell({"max_num_seqs": n}, around(1), running_peak=min(n, 24), num_requests=24) for n in (1, 4, 64))
-    )
-    assert found[["value_b", "bound_by_a", "bound_by_b"]].values.tolist()[:2] == [
-        ["4", "sequences", "sequences"],
-        ["64", "sequences", "prompts"],
-    ]
-    assert compared(cell(ONE), cell(FOUR))["bound_by_b"].isna().all()
 
 
 def test_a_default_that_moves_with_a_knob_is_told_beside_the_verdict():

@@ -1,12 +1,10 @@
 import json
 import math
 
-import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from tests.unit.made_rates import rates_record
 from tests.unit.questions.synthetic_cells import NOT_COUNTED, OTHER_PLACES, around, cell, only, starts_table, table
@@ -67,33 +65,6 @@ def test_every_pair_of_devices_the_faster_one_first():
 # --- the numbers
 
 
-def test_observed_ratio_with_its_interval_within_rounds_for_both_metrics():
-    rates = {"output_tokens_per_s": ([300.0, 310.0, 305.0], [100.0, 99.0, 98.0])}
-    rates |= {"total_tokens_per_s": ([900.0, 930.0, 915.0], [250.0, 249.0, 255.0])}
-    (fast, slow), (fast_total, slow_total) = rates.values()
-    cells = cell(SEQS, fast, total_tokens_per_s=fast_total), cell(SEQS, slow, gpu="l40s", total_tokens_per_s=slow_total)
-    for metric, (a, b) in rates.items():
-        found = only(ratios(*cells, metric=metric))
-        assert found["ratio"] == pytest.approx(stats.gmean(a) / stats.gmean(b))
-        ends = np.log([found["high"] / found["ratio"], found["ratio"] / found["low"]])
-        assert ends == pytest.approx([ends.mean()] * 2)
-        # Two GPUs differ in rounds. One cell of each does not tell rounds from starts.
-        low, high = stats.ttest_ind(np.log(a), np.log(b)).confidence_interval(0.95)
-        assert 0.3 * (high - low) < ends.sum() < 1.5 * (high - low)
-        assert found["starts"] == 3
-        assert found["scope"] == "between starts on this device"
-
-
-def test_the_ratio_while_both_are_full_beside_that_of_whole_repeats():
-    cells = (cell(SEQS, around(r), gpu=gpu, steady_output_tokens_per_s=around(s)) for r, s, gpu in (
-        (114, 103, "h200"), (100, 100, "h100-sxm"),
-    ))  # fmt: skip
-    rows = starts_table(*cells)
-    whole, full = only(of_rows(rows)), only(of_rows(rows, "steady_output_tokens_per_s"))
-    assert (whole["ratio"], full["ratio"]) == pytest.approx((1.14, 1.03))
-    assert 1 < full["low"] < 1.03 < full["high"] < 1.05
-
-
 def test_ratios_of_the_data_sheets_beside_it():
     found = only(ratios(cell(SEQS, around(280)), cell(SEQS, around(100), gpu="l40s")))
     assert found["bandwidth_ratio"] == pytest.approx(4.8e12 / 864e9)
@@ -113,11 +84,6 @@ def test_the_more_ratios_are_explained_the_more_each_must_show():
         return set(ratios(*cells)["explanation"])
 
     assert (found(1), found(9)) == ({"flop"}, {"none"})
-
-
-def test_without_an_interval_nothing_is_shown_to_explain_a_measured_ratio():
-    found = explain(2.9, math.nan, math.nan, {"flop": 2.733, "bandwidth": 5.56})
-    assert (found["explanation"], found["nearest"]) == ("none", "flop")
 
 
 def test_quantised_weights_and_unknown_names_have_no_flop_ratio():

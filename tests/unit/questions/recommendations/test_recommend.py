@@ -39,26 +39,6 @@ def recommended(*cells, role=None, margin_pct=2.0, models=MODELS, looks=ONE_LOOK
 # --- the fastest
 
 
-def test_the_fastest_with_its_intervals():
-    rates, tpots, ttfts = [100.0, 104.0, 102.0], [0.01, 0.012, 0.011], [0.5, 0.7, 0.6]
-    fast = config(
-        16, rates, tpot_s_p50=tpots, ttft_s_p50=ttfts, tpot_s_p99=[0.02, 0.03, 0.025], ttft_s_p99=[1.0, 0.8, 0.9]
-    )
-    found = only(recommended(fast, role="best_throughput"))
-    assert (found["knobs"], found["cell_id"]) == ("seqs16", "h200/vllm/llama-3.1-8b-instruct/chat/seqs16")
-    assert found["repeats"] == 3
-    for metric, values in (("rate", rates), ("tpot_s_p50", tpots), ("ttft_s_p50", ttfts)):
-        mean, error = np.log(values).mean(), stats.sem(np.log(values))
-        assert found[metric] == pytest.approx(np.exp(mean))
-        low, high = (abs(np.log(found[f"{metric}_{end}"]) - mean) for end in ("low", "high"))
-        assert low == pytest.approx(high)
-        assert 0.7 * error < high < 5 * error
-    assert found["tpot_s_p99"] == pytest.approx(stats.gmean([0.02, 0.03, 0.025]))
-    assert found["ttft_s_p99"] == pytest.approx(stats.gmean([1.0, 0.8, 0.9]))
-    assert pd.isna(found["latency_bound"])
-    assert pd.isna(found["margin_pct"])
-
-
 def test_only_vllm_cells_that_count_are_recommended():
     found = recommended(
         config(4, 50),
@@ -79,19 +59,6 @@ def test_every_place_has_its_own(other):
     assert found["knobs"].tolist() == ["seqs4", "seqs16"]
     (name, value), *_ = other.items()
     assert name == "lock_sha256" or found[name][1] == value
-
-
-def test_the_roles_of_a_place_in_order():
-    cells = (
-        (1, 10, 0.01, 0.9), (2, 10, 0.011, 0.8), (4, 30, 0.02, 0.5),
-        (8, 29, 0.02, 0.5), (16, 60, 0.1, 0.4), (32, 60, 0.1, 0.41),
-    )  # fmt: skip
-    found = recommended(*(config(n, rate, tpot, ttft=ttft) for n, rate, tpot, ttft in cells))
-    assert found[["role", "knobs"]].values.tolist() == [
-        ["best_throughput", "seqs16"],
-        ["best_within_latency", "seqs1"],
-        ["smallest_within_margin", "seqs16"],
-    ]
 
 
 # --- ties
@@ -119,13 +86,6 @@ def test_a_tie_is_a_test_that_is_not_passed(knobs):
         effects = comparison_tables(starts_table(best, other), 2.0)[0].query("metric == 'output_tokens_per_s'")
         [effect] = effects["verdict"].replace(LIKELY, "not decided").unique() if not knobs else [None]
         assert effect == (None if knobs else "not decided" if is_tie else "changes")
-
-
-def test_the_highest_mean_is_named_also_beside_a_larger_kv_cache():
-    four = config(4, around(100, 0.2), kv_cache_tokens=50_000)
-    eight = config(8, around(99.5, 0.2)[::-1], kv_cache_tokens=100_000)
-    found = only(recommended(four, eight, role="best_throughput"))
-    assert found[["knobs", "ties"]].tolist() == ["seqs4", "seqs8"]
 
 
 def test_settings_that_served_other_requests_are_ranked_by_the_rate_while_full():
