@@ -87,7 +87,7 @@ def split_starts(lines: Sequence[Line]) -> list[Sequence[Line]]:
     said: set[tuple[str, str]] = set()
     for index, line in enumerate(lines):
         if match := signs.STARTS.search(line.text):
-            process = (re.sub(r"\s{0,20}pid=\d+.*", "", line.rank or ""), match[0])
+            process = (_process(line), match[0])
             if process in said or lived:
                 begins, said, lived = [*begins, index], set(), False
             said.add(process)
@@ -95,6 +95,17 @@ def split_starts(lines: Sequence[Line]) -> list[Sequence[Line]]:
             died = signs.GENERIC.search(line.text) or (line.level is None and signs.TRACEBACK.search(line.text))
             lived = bool(died or signs.LIVES.search(line.text) or signs.HAS_CACHE.search(line.text))
     return [lines[begin:end] for begin, end in itertools.pairwise([*begins, len(lines)])]
+
+
+def are_mixed(start: Sequence[Line]) -> bool:
+    """Whether the lines of a start are those of several engines at once, such as pods that nothing tells apart: a
+    process with a label comes up once."""
+    up = [_process(line) for line in start if signs.COMES_UP.search(line.text) and line.rank]
+    return len(up) > len(set(up))
+
+
+def _process(line: Line) -> str:
+    return re.sub(r"\s{0,20}pid=\d+.*", "", line.rank or "")
 
 
 def _says(sign: re.Pattern[str], lines: Sequence[Line], index: int) -> bool:

@@ -56,6 +56,7 @@ _JOURNAL = r"(?:[^\W\d_]{3,5}\.?\s+|\d{1,2}月 +)\d{1,2} \d\d:\d\d:\d\d \S+ [^\s
 _POD = r"\[pod/\S+\]\s"
 # Before each line of a quotation, whether it begins a record or not; a frame has bars on both sides.
 QUOTE = r"\s{0,8}(?:>{1,3}|[▎▏▌]|\|(?! [A-Z]{4,8}\b)|[│┃║](?!.*[│┃║]\s*$))(?: (?:- )?|$)"
+_BAR = re.compile(r"[ \t]{0,8}[>|▎▏▌│┃║]{1,3}")
 # From Compose, srun --label, a README, a comment or Markdown; an engine's own words may begin like this too.
 _LOOSE_PREFIXES = (
     r"[\w./@-]+\s+\| ",
@@ -178,7 +179,7 @@ def read_lines(text: str) -> list[Line]:
     >>> [line.text for line in read_lines("INFO 09-04 01:02:16 [a.py:1] one\r\n\x1b[32mtwo\x1b[0m")]
     ['INFO 09-04 01:02:16 [a.py:1] one', 'two']
     """
-    physical = list(_physical_lines(text))
+    physical = list(_physical_lines(_without_bar(text)))
     texts = [line for _, line in physical]
     record_start = _record_start(texts)
     joints = _joints(texts, record_start)
@@ -191,6 +192,25 @@ def read_lines(text: str) -> list[Line]:
             head = before.text + joints[index]
             lines.append(Line(head + line, (*before.pieces, (len(head), number)), before.starts))
     return lines
+
+
+def _without_bar(text: str) -> str:
+    """A text without the bare bar or quotation mark before each line; `QUOTE` knows those that a space follows."""
+    bar, lines = _BAR.match(text), text.split("\n")
+    if bar is None or not all(line.startswith(bar[0]) or not line.strip() for line in lines):
+        return text
+    lines = [line.removeprefix(bar[0]) for line in lines]
+    return text if all(line[:1] in (" ", "\r", "") for line in lines) else "\n".join(lines)
+
+
+def of_each_pod(lines: Sequence[Line]) -> list[Line]:
+    """The lines by the pod that Kubernetes names before them, in the order in which the pods appear."""
+    pods: dict[str, list[Line]] = defaultdict(list)
+    pod = ""
+    for line in lines:
+        pod = match[0] if (match := re.match(_POD, line.text)) else pod
+        pods[pod].append(line)
+    return [line for of_pod in pods.values() for line in of_pod]
 
 
 def what_may_follow(lines: Sequence[Line], index: int) -> list[str]:

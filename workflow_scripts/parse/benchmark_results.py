@@ -6,6 +6,7 @@ and those with latencies in seconds), inference-perf (0.5) and the reports of ll
 and P99 of a request's mean time between tokens are `tpot`: GuideLLM and AIPerf call it inter-token latency.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -24,9 +25,8 @@ _MOST_UNREAD = 20  # keys of latencies
 # What tells the points of a sweep apart, under the names of the formats.
 _SETTINGS = (
     *("max_concurrency", "request_rate", "burstiness", "num_prompts", "random_input_len", "random_output_len"),
-    *("max_num_seqs", "max_num_batched_tokens", "model_id", "hw", "conc", "tp", "ep", "isl", "osl", "precision"),
-    *("framework", "model", "dp_attention"),
-    *("type_", "kind", "rate", "streams"),
+    *("max_num_seqs", "max_num_batched_tokens", "model_id", "hw", "conc", "tp", "pp", "ep", "isl", "osl"),
+    *("precision", "framework", "model", "dp_attention", "type_", "kind", "rate", "streams"),
 )
 # Characters of a report in YAML, and what one of those that are read has.
 MOST_YAML = 2**20
@@ -54,7 +54,7 @@ class Rates(Record):
 class BenchmarkResult(Rates):
     """One result; a number that it does not give, or that is 0 because nothing was measured, is None. `setting` has
     what tells the results of a sweep apart. `error`: why `status` is not ok, or None with numbers that do not count.
-    `unread`: keys of latencies that gave no number."""
+    `unread`: keys of latencies and of rates per GPU that gave no number."""
 
     tool: str
     setting: dict[str, str | int | float | bool | None] = {}
@@ -103,9 +103,10 @@ def have_one_setting(results: list[BenchmarkResult]) -> bool:
 # Of each format: its tool; paths of numbers that no format below has; requests that were completed, that failed, and
 # that were asked; rates of requests, of all tokens and of output tokens; and how it names the median and P99 of TTFT,
 # TPOT, ITL and of a whole request. A path has its keys separated by slashes, and perhaps the unit of a time behind `@`,
-# `@=key` for the key beside it that holds the unit, or `@*key` for a factor. Of several paths the first with a number
-# counts. genai-perf writes the format of AIPerf, and InferenceX's client that of vLLM with times in seconds; its own
-# rates are per GPU of a tensor-parallel engine. A result of `vllm bench latency` does not say how many requests it had.
+# `@=key` for the key beside it that holds the unit, or `@*key*key` for factors. Of several paths the first with a
+# number counts. genai-perf writes the format of AIPerf, and InferenceX's client that of vLLM with times in seconds. Its
+# own rates are per GPU, of all ranks of an engine (`pp` and `pcp_size` since July 2026), and its `qps` is a mean over
+# windows. A result of `vllm bench latency` does not say how many requests it had.
 _TABLE = """
 sglang.bench_serving | completed request_throughput mean_e2e_latency_ms | completed failed num_prompts
   | request_throughput total_token_throughput,total_throughput output_throughput
@@ -124,28 +125,27 @@ inference-perf | successes/count successes/throughput/requests_per_sec | success
   | successes/throughput/requests_per_sec successes/throughput/total_tokens_per_sec
     successes/throughput/output_tokens_per_sec
   | median p99 successes/latency/{0}/{1}@s time_to_first_token time_per_output_token inter_token_latency request_latency
-llm-d-benchmark | AGGREGATE/requests/total | - AGGREGATE/requests/failures AGGREGATE/requests/total
-  | AGGREGATE/throughput/request_rate/mean AGGREGATE/throughput/total_token_rate/mean
-    AGGREGATE/throughput/output_token_rate/mean
-  | p50 p99 AGGREGATE/latency/{0}/{1}@=units time_to_first_token time_per_output_token inter_token_latency
-    request_latency
-llm-d-benchmark | metrics/requests/total metrics/throughput/requests_per_sec | - metrics/requests/failures
-    metrics/requests/total
-  | metrics/throughput/requests_per_sec metrics/throughput/total_tokens_per_sec
-    metrics/throughput/output_tokens_per_sec
+llm-d-benchmark | metrics/requests/total | - metrics/requests/failures metrics/requests/total
+  | RATES/request_rate/mean,RATES/requests_per_sec RATES/total_token_rate/mean,RATES/total_tokens_per_sec
+    RATES/output_token_rate/mean,RATES/output_tokens_per_sec
   | p50 p99 metrics/latency/{0}/{1}@=units time_to_first_token time_per_output_token inter_token_latency request_latency
-InferenceX | tput_per_gpu | - - - | - tput_per_gpu@*tp output_tput_per_gpu@*tp | median p99 {1}_{0}@s ttft tpot itl e2el
+InferenceX | tput_per_gpu | - - - | - tput_per_gpu@*tp*pp*pcp_size output_tput_per_gpu@*tp*pp*pcp_size
+  | median p99 {1}_{0}@s ttft tpot itl e2el; p50 p99 {1}_{0}@s ttft tpot itl e2el
+AgentX of InferenceX | request_metrics/throughput/total/tokens_per_second
+  | num_requests_successful request_accounting/records_error_dropped -
+  | - request_metrics/throughput/total/tokens_per_second request_metrics/throughput/output/tokens_per_second
+  | p50 p99 request_metrics/latency/{0}/{1}@s ttft tpot itl e2el
 GuideLLM | metrics/request_totals/successful | metrics/request_totals/successful metrics/request_totals/errored -
   | metrics/requests_per_second/successful/mean metrics/tokens_per_second/successful/mean
     metrics/output_tokens_per_second/successful/mean
   | median percentiles/p99 metrics/{0}/successful/{1} time_to_first_token_ms inter_token_latency_ms
   ; median percentiles/p99 metrics/{0}/successful/{1}@s - - - request_latency
-""".replace("AGGREGATE", "results/request_performance/aggregate")
+""".replace("RATES", "metrics/throughput")
 _Format = tuple[str, list[str], list[str], dict[str, list[str]]]
 _RATES = ("requests_per_s", "total_tokens_per_s", "output_tokens_per_s")
-# Keys of latencies, by the facts that they may be.
+# Keys of latencies and of rates per GPU, by the facts that they may be.
 _LATENCY = {"ttft": r"ttft|first_token", "tpot|itl": r"tpot|per_output|itl|inter_token|(?<!first_)token_lat"}
-_LATENCY |= {"e2e": r"e2e|^latency|(?:request|avg|mean|median|p\d\d)_latency"}
+_LATENCY |= {"total_tokens_per_s": "_per_gpu$", "e2e": r"e2e|^latency|(?:request|avg|mean|median|p\d\d)_latency"}
 _MS = {"ms": 1.0, "ms/token": 1.0, "s": 1000.0, "s/token": 1000.0, "sec": 1000.0, "us": 1e-3, "ns": 1e-6}
 
 
@@ -166,6 +166,8 @@ def _results_of(record: Any) -> list[BenchmarkResult]:
         return []
     if isinstance(benchmarks := record.get("benchmarks"), list):
         return [result for each in benchmarks[:MOST_RESULTS] if (result := _result(_of_guidellm(each)))]
+    if isinstance(aggregate := _at(record, "results/request_performance/aggregate"), dict):  # llm-d-benchmark 0.2
+        record = {"metrics": aggregate}
     return [result] if (result := _result(record)) else []
 
 
@@ -185,8 +187,8 @@ def _result(record: Mapping[str, Any]) -> BenchmarkResult | None:
     failed_of_aiperf = sum(_count(error, "count") or 0 for error in errors) if isinstance(errors, list) else 0
     form = next((form for form in _FORMATS if all(_plain(record, path) is not None for path in form[1])), None)
     if form is None:
-        error = f"no request was completed, {failed_of_aiperf} failed"
-        return BenchmarkResult(tool="AIPerf", status="error", error=error) if failed_of_aiperf else None
+        why = f"no request was completed, {failed_of_aiperf} failed"
+        return BenchmarkResult(tool="AIPerf", status="error", error=why) if failed_of_aiperf else None
     tool, _, counts, facts = form
     numbers = {fact: next(filter(None, (_number(record, p) for p in paths)), None) for fact, paths in facts.items()}
     if numbers.get("total_tokens_per_s") is None and numbers.get("output_tokens_per_s"):
@@ -201,20 +203,21 @@ def _result(record: Mapping[str, Any]) -> BenchmarkResult | None:
         failed = failed if completed is not None else 0
     if completed is None and asked is not None:
         completed = asked - failed
+    status: Status | None = "ok"
+    error: str | None = None
     if completed == 0:
-        error = f"no request was completed, {failed} failed" if failed else "no request was completed"
-        return BenchmarkResult(tool=tool, setting=setting, status="error", error=error)
-    result = BenchmarkResult(tool=tool, setting=setting, unread=_unread(record, numbers), **numbers)
-    if failed:
-        error = f"{failed} of {failed + (completed or 0)} requests failed"
-        return result.model_copy(update={"status": "error", "error": error})
-    if record.get("was_cancelled") is True:
-        return result.model_copy(update={"status": None, "error": "the benchmark was cancelled"})
-    return result
+        status, error = "error", f"no request was completed, {failed} failed" if failed else "no request was completed"
+        numbers = {}
+    elif failed:
+        status, error = "error", f"{failed} of {failed + (completed or 0)} requests failed"
+    elif record.get("was_cancelled") is True:
+        status, error = None, "the benchmark was cancelled"
+    unread = _unread(record, numbers) if numbers else []
+    return BenchmarkResult(tool=tool, setting=setting, status=status, error=error, unread=unread, **numbers)
 
 
 def _unread(record: Mapping[str, Any], numbers: Mapping[str, float | None]) -> list[str]:
-    """The keys of latencies of which nothing was read."""
+    """The keys of latencies and of rates per GPU of which nothing was read."""
     read = [fact for fact, value in numbers.items() if value]
     missing = [keys for facts, keys in _LATENCY.items() if not any(re.match(facts, fact) for fact in read)]
     said = filter(lambda key: _plain(record, key), record)
@@ -238,8 +241,10 @@ def _number(record: Mapping[str, Any], path: str) -> float | None:
     if (value := _plain(record, path)) is None or not value > 0:
         return None
     if unit.startswith("*"):
-        times = None if record.get("disagg") in (True, "true") else _number(record, unit[1:])
-        return times and value * times
+        # Of several engines, or of GPUs for prompts and others for outputs, each rate is per some of them.
+        several = any(record.get(key) in (True, "true") for key in ("disagg", "is_multinode"))
+        tp, *others = (_plain(record, key) for key in unit[1:].split("*"))
+        return value * math.prod(filter(None, (tp, *others))) if tp and not several else None
     if unit.startswith("="):
         unit = str(_at(record, f"{path.rpartition('/')[0]}/{unit[1:]}"))
     factor = _MS.get(unit) if unit else 1.0

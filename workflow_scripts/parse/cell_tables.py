@@ -108,19 +108,14 @@ def start_row(outcome: Outcome, log: EngineLogFacts | None) -> tuple[dict[str, A
     repeats_s = [repeat.end_monotonic_s - repeat.start_monotonic_s for repeat in outcome.repeats]
     known: dict[str, Any] = {
         "steady": is_warm(repeats_s) if len(repeats_s) > 1 else warmup and warmup.steady,
-        "outcome": outcome.outcome,
-        "reason": outcome.reason,
-        "definition_sha256": outcome.definition_sha256,
+        **{name: getattr(outcome, name) for name in ("outcome", "reason", "definition_sha256")},
         "protocol": outcome.definition.get("protocol"),
         **outcome.start.model_dump(),
     }
     groups: dict[str, Mapping[str, Any]] = {
-        "effective": outcome.effective,
+        **{name: getattr(outcome, name) for name in ("effective", "device", "host_load", "provenance")},
         "log": log.model_dump() if log else {},
         "phase_s": outcome.phases_s,
-        "device": outcome.device,
-        "host_load": outcome.host_load,
-        "provenance": outcome.provenance,
         "warmup": warmup.model_dump() | {"passes": len(warmup.passes_s)} if warmup else {},
     }
     if (search := outcome.search) and (passes := search.passes):
@@ -132,13 +127,11 @@ def start_row(outcome: Outcome, log: EngineLogFacts | None) -> tuple[dict[str, A
     row: dict[str, Any] = {}
     faults = []
     for column, (dtype, places) in RECORDED.items():
-        for place in places:
-            if known.get(place) is not None:
-                try:
-                    row[column] = validated(TYPES[dtype], known[place], f"{place} in {paths.OUTCOME}")
-                except InputError as e:
-                    faults.append(str(e))
-                break
+        if place := next((place for place in places if known.get(place) is not None), None):
+            try:
+                row[column] = validated(TYPES[dtype], known[place], f"{place} in {paths.OUTCOME}")
+            except InputError as e:
+                faults.append(str(e))
     effective = {name: value for name, value in outcome.effective.items() if value is not None}
     if "attention_backend" in row:
         effective["attention_backend"] = row["attention_backend"]
@@ -181,10 +174,8 @@ def _read_start(folder: Path, outcome: Outcome, rows: CellFacts) -> None:
     rows.of_start, faults = start_row(outcome, log)
     rows.damage += faults
     starts_s = {r.repeat: r.start_monotonic_s for r in outcome.repeats}
-    rows.repeats = {
-        r.repeat: {"wall_s": r.end_monotonic_s - r.start_monotonic_s, "start_unix_s": r.start_unix_s}
-        for r in outcome.repeats
-    }
+    for r in outcome.repeats:
+        rows.repeats[r.repeat] = {"wall_s": r.end_monotonic_s - r.start_monotonic_s, "start_unix_s": r.start_unix_s}
     counted: set[int] = set()
     with rows.noting(folder):
         for record in _lines(raw / paths.METRICS, _COUNTERS, starts_s):

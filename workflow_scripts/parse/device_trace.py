@@ -44,13 +44,11 @@ _FIELDS = {
 }
 # Metrics of dcgm-exporter -> field, with their units.
 _DCGM = {
-    **{"DCGM_FI_DEV_GPU_UTIL": "utilization.gpu", "DCGM_FI_DEV_POWER_USAGE": "power.draw"},
-    **{"DCGM_FI_DEV_FB_USED": "memory.used [MiB]", "DCGM_FI_DEV_FB_FREE": "memory.free [MiB]"},
-    **{"DCGM_FI_DEV_SM_CLOCK": "clocks.sm", "DCGM_FI_DEV_MEM_CLOCK": "clocks.mem"},
-    **{"DCGM_FI_DEV_GPU_TEMP": "temperature.gpu", "DCGM_FI_DEV_FB_TOTAL": "memory.total [MiB]"},
-    **{"DCGM_FI_DEV_POWER_USAGE_INSTANT": "power.draw.instant"},
+    **{f"FB_{part.upper()}": f"memory.{part} [MiB]" for part in ("used", "free", "total")},
+    **{"GPU_UTIL": "utilization.gpu", "POWER_USAGE": "power.draw", "POWER_USAGE_INSTANT": "power.draw.instant"},
+    **{"SM_CLOCK": "clocks.sm", "MEM_CLOCK": "clocks.mem", "GPU_TEMP": "temperature.gpu"},
 }
-_DCGM_LINE = re.compile(r"(DCGM_FI_\w{1,60})\{([^{}]{0,2000})\}\s+(\S{1,40})(?:\s+(\d{10,16}))?\s*$")
+_DCGM_LINE = re.compile(r"DCGM_FI_(?:DEV_)?(\w{1,60})\{([^{}]{0,2000})\}\s+(\S{1,40})(?:\s+(\d{10,16}))?\s*$")
 # Other names of a field: of nvidia-smi, its dmon, dcgmi dmon (DCGM 4.5), amd-smi and rocm-smi (ROCm 7).
 _ALSO_CALLED = {
     **{"index": "gpu, entity, device", "uuid": "gpu_uuid", "gpu_bus_id": "pci.bus_id", "name": "gpu_name"},
@@ -70,12 +68,10 @@ _ALIASES = {name: field for field, names in _ALSO_CALLED.items() for name in nam
 # By the first letter of the unit; a value with another unit is null. Sizes are powers of 1024, even if an old driver
 # wrote MB.
 _SCALE: dict[str, dict[str, float]] = {
-    "memory_used_bytes": {"": 2**20, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40},
-    "power_w": {"": 1, "m": 1e-3, "W": 1, "k": 1e3},
-    "sm_clock_mhz": {"": 1, "M": 1, "G": 1e3},
+    "bytes": {"": 2**20, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40},
+    "w": {"": 1, "m": 1e-3, "W": 1, "k": 1e3},
+    "mhz": {"": 1, "M": 1, "G": 1e3},
 }
-_SCALE["memory_free_bytes"] = _SCALE["memory_total_bytes"] = _SCALE["memory_used_bytes"]
-_SCALE["memory_clock_mhz"] = _SCALE["sm_clock_mhz"]
 
 # All fields that nvidia-smi knows give a line of 4,000 characters.
 MOST_CSV_LINE = 20_000
@@ -178,15 +174,13 @@ def _scraped(text: str) -> list[TraceSample]:
         name, labels, value, when_ms = match.groups()
         # Nodes number their GPUs alike, and a page has all GPUs of a metric before the next one.
         of = dict(re.findall(r'\b(gpu|UUID|Hostname|instance)="([^"]{0,80})"', labels))
-        label = "/".join(of.values())
-        if (field := _DCGM.get(name)) is None:
-            continue
-        if label not in last or field in last[label]:
-            last[label] = {"index": of.get("gpu", label)} | (
-                {"timestamp": str(int(when_ms) // 1000)} if when_ms else {}
-            )
+        label, field = "/".join(of.values()), _DCGM.get(name)
+        if field and (label not in last or field in last[label]):
+            dated = {"timestamp": str(int(when_ms) // 1000)} if when_ms else {}
+            last[label] = {"index": of.get("gpu", label), **dated}
             found.append(last[label])
-        last[label][field] = value
+        if field:
+            last[label][field] = value
     return [_sample(list(row.values()), [(_field(name), _unit_of(name)) for name in row]) for row in found]
 
 
@@ -194,24 +188,19 @@ def _json_lines(text: str) -> tuple[list[TraceSample], int]:
     """The samples, and the number of lines without one; the header is none."""
 
     def fits(name: str, value: Any) -> bool:
-        if name == "throttle_reasons":
-            return isinstance(value, list) and all(isinstance(reason, str) for reason in value)
-        return isinstance(value, int | float | str)
+        if name != "throttle_reasons":
+            return isinstance(value, int | float | str)
+        return isinstance(value, list) and all(isinstance(reason, str) for reason in value)
 
-    rows: list[TraceSample] = []
-    bad_lines = 0
-    for line in filter(str.strip, text.split("\n")):
-        try:
-            record = parse_json(line.encode(), "")
-        except ValueError:  # half a surrogate pair too
-            record = None
-        if isinstance(record, dict) and "schema" in record:
-            continue
-        if isinstance(record, dict) and any(name in record for name in COLUMNS):
-            rows.append({name: value for name, value in record.items() if fits(name, value)})
-        else:
-            bad_lines += 1
-    return rows, bad_lines
+    lines = [*filter(str.strip, text.split("\n"))]
+    records: list[dict[str, Any]] = []
+    for line in lines:
+        with contextlib.suppress(ValueError):  # half a surrogate pair too
+            records += [record] if isinstance(record := parse_json(line.encode(), ""), dict) else []
+    known = [record for record in records if "schema" in record or record.keys() & set(COLUMNS)]
+    samples = [record for record in known if "schema" not in record]
+    rows = [{name: value for name, value in sample.items() if fits(name, value)} for sample in samples]
+    return rows, len(lines) - len(known)
 
 
 def summarise(trace: Trace) -> dict[str, float | str | None]:
@@ -366,7 +355,7 @@ def _value(column: str, cell: str, unit: str) -> SampleValue | None:
     match = _NUMBER.fullmatch(cell.strip("()"))
     if not match:
         return None
-    scales, letter = _SCALE.get(column), (match[2] or unit)[:1]
+    scales, letter = _SCALE.get(column.rpartition("_")[2]), (match[2] or unit)[:1]
     scale = scales.get(letter, scales.get(letter.upper())) if scales else 1
     return None if scale is None else float(match[1]) * scale
 
@@ -379,11 +368,10 @@ def _unix_seconds(cell: str) -> float | None:
     """
     if re.fullmatch(r"\d{9,10}(?:\.\d{1,9})?", cell):
         return float(cell)
-    try:
+    with contextlib.suppress(ValueError):
         when = datetime.fromisoformat(cell.replace("/", "-"))
-    except ValueError:
-        return None
-    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+    return None
 
 
 @command(

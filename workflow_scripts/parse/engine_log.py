@@ -21,9 +21,9 @@ from pathlib import Path
 
 from workflow_scripts.common.command import command, option
 from workflow_scripts.engines.vllm.log_facts import FactValue, ReadingsByRow, find_readings
-from workflow_scripts.logs.engine_log_outcome import LogVerdict, judge, split_starts
+from workflow_scripts.logs.engine_log_outcome import LogVerdict, are_mixed, judge, split_starts
 from workflow_scripts.logs.engine_log_signs import Status
-from workflow_scripts.logs.engine_log_text import Line, read_lines, read_log_text
+from workflow_scripts.logs.engine_log_text import Line, of_each_pod, read_lines, read_log_text
 from workflow_scripts.parse.benchmark_results import BenchmarkResult, Rates, read_results
 
 _HEADLINE = re.compile(r"= [\w ]{0,30}\bBenchmark Result =")
@@ -40,11 +40,7 @@ class EngineLogFacts(Rates):
     engine prints blocks but no tokens, `kv_cache_tokens` is num_gpu_blocks x block_size. Inferred values are not among
     the facts but in `derived`: `block_size` = kv_cache_tokens / num_gpu_blocks and `num_gpu_blocks` = kv_cache_tokens /
     block_size. These hold for a model with one kind of attention and without context parallelism, and are left out if
-    the printed concurrency contradicts this.
-
-    A log may hold several `starts` of an engine; the facts are those of the last one that says anything. A benchmark's
-    result file has no lines; `results` has all of its results, or all that a log prints. The numbers of several in a
-    file are not among the facts.
+    the printed concurrency contradicts this. The numbers of several results in a file are not among the facts.
     """
 
     status: Status | None = None
@@ -83,7 +79,7 @@ def parse_engine_log(text: str) -> EngineLogFacts:
     """
     if results := read_results(text):
         return of_results(results)
-    lines = read_lines(text)
+    lines = of_each_pod(read_lines(text))
     # JSON of another kind, such as a list of requests, may have keys of a result.
     starts = [
         (start, [found for found in find_readings(start) if results is None or not found[0].of_a_result])
@@ -92,6 +88,8 @@ def parse_engine_log(text: str) -> EngineLogFacts:
     found = [facts for start in reversed(starts) if (facts := _facts_of(*start))]
     if not found:
         return EngineLogFacts(error=_why_nothing_is_read(text))
+    if are_mixed(starts[-1][0]):
+        return EngineLogFacts(error=_MIXED, starts=len(starts))
     facts = found[0]
     # An engine that has only begun says no more than its version: why the one before failed is known.
     if not facts.read_from.keys() - {"engine_version"} and found[1:] and found[1].status not in (None, "ok"):
@@ -102,6 +100,9 @@ def parse_engine_log(text: str) -> EngineLogFacts:
         load |= {"start": number} if len(starts) > 1 else {}
         printed += _printed(start, by_row, load)
     return facts.model_copy(update={"starts": len(starts), "results": printed if len(printed) > 1 else None})
+
+
+_MIXED = "the lines of several starts are mixed, and nothing tells them apart: print the log of each pod, or --prefix"
 
 
 def _facts_of(lines: Sequence[Line], by_row: ReadingsByRow) -> EngineLogFacts | None:
@@ -124,23 +125,23 @@ def _facts_of(lines: Sequence[Line], by_row: ReadingsByRow) -> EngineLogFacts | 
     return facts.model_copy(update=further | ended)
 
 
-_AS_RATES = "is not read: state its numbers as `rates` of the mapping file"
-_TRTLLM = r"TensorRT[- ]LLM Version|trtllm-bench|Total Output Throughput \(tokens/sec\)"
-# What shows another tool -> what of it is read instead.
+# Another tool -> what shows it; what of it is read instead, if anything.
 _NOT_READ = {
-    r"(?i)genai[-_]perf|[\u2503|]\s+Statistic +[\u2503|]": "of genai-perf profile_export_genai_perf.json is read",
-    _TRTLLM: f"the report of trtllm-bench {_AS_RATES}",
-    r"MLPerf Results Summary|SUT name +:": f"a summary of MLPerf {_AS_RATES}",
-    r"optimum[-_]benchmark": f"a report of optimum-benchmark {_AS_RATES}",
-    r"(?m)^# (?:TYPE|HELP) \w|^(?:vllm|sglang):\w": "of Prometheus text only vLLM's cache and preemptions are read",
+    "genai-perf: profile_export_genai_perf.json is read": r"(?i)genai[-_]perf|[\u2503|]\s+Statistic +[\u2503|]",
+    "Prometheus text: only vLLM's cache and preemptions are read": r"(?m)^# (?:TYPE|HELP) \w|^(?:vllm|sglang):\w",
+    "trtllm-bench": r"TensorRT[- ]LLM Version|trtllm-bench|Total Output Throughput \(tokens/sec\)",
+    **{"MLPerf": r"MLPerf Results Summary|SUT name +:", "optimum-benchmark": r"optimum[-_]benchmark"},
 }
 
 
 def _why_nothing_is_read(text: str) -> str:
     if not text.strip():
         return "the log is empty"
-    named = (words for sign, words in _NOT_READ.items() if re.search(sign, text))
-    return next(named, "nothing of an inference engine was recognised in this log")
+    if tool := next((words for words, sign in _NOT_READ.items() if re.search(sign, text)), None):
+        return (
+            tool if ":" in tool else f"a report of {tool} is not read: state its numbers as `rates` of the mapping file"
+        )
+    return "nothing of an inference engine was recognised in this log"
 
 
 def of_results(results: Sequence[BenchmarkResult]) -> EngineLogFacts:
@@ -250,7 +251,8 @@ def words_on(facts: EngineLogFacts) -> Iterator[str]:
         of = "the last one" if facts.read_from else "none"
         yield f"{len(results)} results: the facts are those of {of}; `result` of a mapping file names another"
     for unread in (result.unread for result in results if result.unread):
-        yield f"latencies that are not read: {', '.join(unread)}"
+        why = " (rates per GPU need `tp`, and no GPUs for prompts alone)" if "per_gpu" in str(unread) else ""
+        yield f"not read: {', '.join(unread)}{why}"
 
 
 @command(

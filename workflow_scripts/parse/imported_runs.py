@@ -121,13 +121,9 @@ def _trace(path: Path, columns: list[str] | None, where: str) -> Mapping[str, An
         trace = read_trace(path, columns)
     except ValueError as e:
         raise InputError(f"{where}: {path}: {e}") from None
-    memory, power, use = (trace.known(name) for name in ("memory_used_bytes", "power_w", "utilization_pct"))
-    return {
-        "memory_used_bytes_max": max(memory, default=None),
-        "memory_used_bytes_mean": sum(memory) / len(memory) if memory else None,
-        "power_w_mean": sum(power) / len(power) if power else None,
-        "utilization_pct_mean": sum(use) / len(use) if use else None,
-    }
+    known = {name: trace.known(name) for name in ("memory_used_bytes", "power_w", "utilization_pct")}
+    means = {f"{name}_mean": sum(of) / len(of) if of else None for name, of in known.items()}
+    return {"memory_used_bytes_max": max(known["memory_used_bytes"], default=None), **means}
 
 
 @command(

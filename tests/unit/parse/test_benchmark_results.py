@@ -1,6 +1,8 @@
 """Result files of benchmarks, from their JSON to rows of the cells table."""
 
+import itertools
 import json
+import math
 from functools import partial
 
 import pytest
@@ -22,6 +24,14 @@ THROUGHPUT = {"elapsed_time": 2.0, "num_requests": 4, "requests_per_second": 2.0
 LATENCY = {"avg_latency": 0.09, "latencies": [0.08, 0.1], "percentiles": {"50": 0.08, "99": 0.1}}
 INFERENCEX = {"hw": "h100", "tp": 2, "conc": 2, "tput_per_gpu": 48.0, "output_tput_per_gpu": 32.0, "median_ttft": 0.012}
 INFERENCEX |= {"p99_ttft": 0.015, "median_e2el": 0.08}
+AGENTX = {
+    "hw": "b200",
+    "num_requests_successful": 4,
+    "request_metrics": {
+        "latency": {"ttft": {"p50": 0.012, "p99": 0.015}, "e2el": {"p50": 0.08}},
+        "throughput": {"output": {"tokens_per_second": 64.0}, "total": {"tokens_per_second": 96.0}, "per_gpu": {}},
+    },
+}
 AIPERF = {
     "request_throughput": {"unit": "requests/sec", "avg": 2.0},
     "output_token_throughput": {"unit": "tokens/sec", "avg": 64.0},
@@ -72,19 +82,7 @@ TIMES = {
 REPORT = {"requests": {"total": 4, "failures": 0}, "latency": TIMES}
 LLM_D = {"version": "0.2", "results": {"request_performance": {"aggregate": REPORT | {"throughput": RATES}}}}
 LLM_D_1 = {"version": "0.1", "metrics": REPORT | {"throughput": PERF["successes"]["throughput"]}}
-EACH_FORMAT = (
-    SERVE,
-    SGLANG,
-    GUIDELLM,
-    AIPERF,
-    INFERENCEX,
-    SECONDS,
-    PERF,
-    LLM_D,
-    LLM_D_1,
-    THROUGHPUT,
-    LATENCY,
-)
+EACH_FORMAT = (SERVE, SGLANG, GUIDELLM, AIPERF, INFERENCEX, AGENTX, SECONDS, PERF, LLM_D, LLM_D_1, THROUGHPUT, LATENCY)
 ALL = {"requests_per_s": 2, "output_tokens_per_s": 64, "total_tokens_per_s": 96, "e2e_ms_median": 80}
 ALL |= {"ttft_ms_median": 12, "ttft_ms_p99": 15, "tpot_ms_median": None}
 
@@ -97,6 +95,7 @@ ALL |= {"ttft_ms_median": 12, "ttft_ms_p99": 15, "tpot_ms_median": None}
         (GUIDELLM, "GuideLLM", ()),
         (AIPERF, "AIPerf", ("total_tokens_per_s",)),
         (INFERENCEX, "InferenceX", ("requests_per_s",)),
+        (AGENTX, "AgentX of InferenceX", ("requests_per_s",)),
         (SECONDS, "vllm bench serve", ()),
         (PERF, "inference-perf", ()),
         (LLM_D, "llm-d-benchmark", ()),
@@ -252,6 +251,23 @@ def test_latencies_that_are_not_read_are_named():
     odd = {name: value for name, value in SERVE.items() if "ttft" not in name} | {"first_token_p50": 0.012}
     assert [result.unread for result in parse_engine_log(json.dumps(odd)).results] == [["first_token_p50"]]
     assert not list(words_on(parse_engine_log(json.dumps(SERVE))))
+
+
+@pytest.mark.parametrize("ranks", [*itertools.product((1, 4), (None, 1, 2), (None, 2))])
+def test_rates_per_gpu_are_those_of_all_ranks_of_one_engine(ranks):
+    sizes = {key: size for key, size in zip(("tp", "pp", "pcp_size"), ranks, strict=True) if size}
+    per_gpu = {
+        f"{kind}tput_per_gpu": rate / math.prod(sizes.values()) for kind, rate in (("", 96.0), ("output_", 64.0))
+    }
+    facts = parse_engine_log(json.dumps(INFERENCEX | per_gpu | sizes))
+    assert (facts.total_tokens_per_s, facts.output_tokens_per_s) == pytest.approx((96, 64))
+    assert not list(words_on(facts))
+    # Prompts on GPUs of their own, several engines, and ranks that are not stated.
+    for several in ({"disagg": True}, {"disagg": "true"}, {"is_multinode": True}, {"tp": None}):
+        facts = parse_engine_log(json.dumps(INFERENCEX | per_gpu | sizes | several))
+        assert (facts.status, facts.total_tokens_per_s, facts.output_tokens_per_s) == ("ok", None, None)
+        assert facts.results[0].unread == ["tput_per_gpu", "output_tput_per_gpu"]
+        assert len(list(words_on(facts))) == 1
 
 
 def test_a_printed_zero_was_not_measured():

@@ -6,6 +6,7 @@ import re
 import resource
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -116,6 +117,13 @@ def test_collectors_and_terminals_do_no_harm(name, prefix, width, places, newlin
     assert facts == plain
 
 
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_a_bare_bar_before_each_line_does_no_harm(name):
+    plain = parse_engine_log(text_of(name))
+    for bar in ("|", "||", ">", "\u258e", "  \u2502"):
+        assert parse_engine_log(re.sub("^", bar, text_of(name), flags=re.M)) == plain
+
+
 @settings(max_examples=300)
 @given(st.text() | st.binary().map(lambda raw: raw.decode("latin-1")))
 def test_any_text_is_a_log(text):
@@ -149,6 +157,26 @@ def test_of_several_starts_in_a_file_the_last_one_counts(names, between):
     count = sum(parse_engine_log(text).starts for text in texts)
     assert {**stated(whole), "results": whole.starts} == {**stated(last), "results": count}
     assert min(whole.read_from.values()) > sum(text.count("\n") for text in texts[:-1])
+
+
+COMES_UP = [name for name in WITH_A_START if re.search(r"\(EngineCore.* init engine \(profile", text_of(name))]
+
+
+@settings(max_examples=10)
+@given(name=st.sampled_from(COMES_UP), pods=st.integers(2, 3), seed=st.integers(0, 10**6))
+def test_of_pods_that_print_at_once_one_is_read_or_none(name, pods, seed):
+    """Only their names tell pods of one image apart; without them no fact is that of another pod."""
+    logs = [re.sub(r"(?<=KV cache size: )[\d,]+", f"{1 + pod},600", text_of(name)).splitlines() for pod in range(pods)]
+    turns = [pod for pod, lines in enumerate(logs) for _ in lines]
+    Random(seed).shuffle(turns)
+    lines = [iter(log) for log in logs]
+    woven = [(pod, next(lines[pod])) for pod in turns]
+    named = parse_engine_log("\n".join(f"[pod/a-{pod}/b] {line}" for pod, line in woven))
+    last = parse_engine_log("\n".join(logs[[*dict.fromkeys(turns)][-1]]))
+    assert (named.starts, stated(named) | {"results": 0}) == (pods, stated(last) | {"results": 0})
+    mixed = parse_engine_log("\n".join(line for _, line in woven))
+    *_, begun = (pod for pod, line in woven if "Initializing a V1" in line)
+    assert stated(mixed) == {"error": mixed.error} or mixed.kv_cache_tokens == 1000 * begun + 1600
 
 
 @pytest.mark.parametrize("indent", [None, 2])

@@ -194,11 +194,8 @@ class _Table:
         is_label = any(gpu_named(text) or _is_rate(text) or (states and stated_in(text)[1]) for text in texts)
         self.label = first if is_label else None
         others = [name for name in names if name not in (self.place, self.label, given.get("throughput"))]
-        self.stated = {
-            kind: name
-            for kind in STATED
-            if (name := given.get(kind) or next((name for name in others if like(kind, name)), None))
-        }
+        stated = {kind: given.get(kind) or next((n for n in others if like(kind, n)), None) for kind in STATED}
+        self.stated = {kind: name for kind, name in stated.items() if name}
 
     def says_rate(self, row: Fields, name: str) -> bool:
         """Whether a field is called a rate."""
@@ -213,18 +210,15 @@ class _Table:
         """Whether a field stands in a table of numbers alone, under GPUs or under settings beside GPUs."""
         columns = [column for column in self._open() if not _ANOTHER.search(column) or _NAMED_NUMBER.search(column)]
         of_gpus = self.place or all(map(gpu_named, columns))
-        numeric = all(
-            math.isfinite(float_or_nan(row[c])) or gpu_named(c) for row in self.rows for c in columns if row[c]
-        )
+        cells = ((row[c], c) for row in self.rows for c in columns if row[c])
+        numeric = all(math.isfinite(float_or_nan(cell)) or gpu_named(column) for cell, column in cells)
         return bool(of_gpus) and numeric and name in columns
 
     def _open(self) -> list[str]:
         return [name for name in self.names if name not in (self.place, self.label, *self.stated.values())]
 
     def rates(self, is_rate: Callable[[Fields, str], bool]) -> Iterator[Rate]:
-        found = [
-            (row, name) for row in self.rows for name in self._open() if row[name] is not None and is_rate(row, name)
-        ]
+        found = [(row, n) for row in self.rows for n in self._open() if row[n] is not None and is_rate(row, n)]
         headed = {name for _, name in found}
         above: Value = None
         kept = [name for name in self.names if name not in headed]
