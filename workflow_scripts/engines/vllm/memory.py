@@ -50,8 +50,11 @@ _OLD_COLLECTIVES, _MANY_RANKS = 7.6 * GIB, 8
 # Driver memory of captured graphs, observed with 28 layers: 0.50 GiB for 67 sizes in 29 pieces each (vLLM 0.10.1.1),
 # and 0.31 GiB for 35 sizes in pieces and 19 of them as a whole (0.22.0).
 _GRAPH_BYTES_PER_PIECE, _WHOLE_GRAPH_BYTES_PER_LAYER = 0.26 * MIB, 0.1 * MIB
-# vLLM captures two graphs of each mode and takes what the device lost (`profile_cudagraph_memory`), so the size follows
-# from no code. Those of models with experts took 1.0 to 1.5 GiB more than dense ones in three public logs (0.29).
+# vLLM captures two graphs of a mode and takes what the device lost at the second one times their number
+# (`profile_cudagraph_memory`), so the size follows from what the allocator had free, and from no code. Those of models
+# with experts took 1.0 to 1.5 GiB more than dense ones in three public logs (0.29, gpt-oss-20b on L4), neither by their
+# number nor by the batch. Far more is public: 119 GiB on GB300 (vllm-project/vllm#53013), two thirds of the cache on
+# B200 (#45178).
 MORE_GRAPHS_OF_EXPERTS = 1.5 * GIB
 
 # PyTorch allocates large blocks in steps of 2 MiB, and vLLM loads weights with blocks above 20 MiB never split.
@@ -369,9 +372,7 @@ def cuda_graphs(
     whole = sum(size <= batch.max_num_seqs for size in sizes)
     pieces = rank.layers + 1
     value = len(sizes) * pieces * _GRAPH_BYTES_PER_PIECE + whole * rank.layers * _WHOLE_GRAPH_BYTES_PER_LAYER
-    more = (
-        f"; those of experts may take {MORE_GRAPHS_OF_EXPERTS / GIB:g} GiB more" if any(facts.of_kind(Experts)) else ""
-    )
+    more = f"; experts may take {MORE_GRAPHS_OF_EXPERTS / GIB:g} GiB more, or far more" * any(facts.of_kind(Experts))
     how = f"{len(sizes)} batch sizes in {pieces} pieces each, {whole} of them also whole{more}"
     return Term(round(value), "bytes", how)
 
