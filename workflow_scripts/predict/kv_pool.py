@@ -65,17 +65,33 @@ class BlockEvent(NamedTuple):
     tokens: int | None
 
 
+class Lookup(NamedTuple):
+    """What the prefix cache had of a request when it was admitted.
+
+    `goal`: tokens that it is to have computed. `found`: tokens found. `kept`: tokens found if no block had ever lost its
+    content. `lost`: of the first block that is missing for these, the steps in which it was given back and evicted.
+    """
+
+    step: int
+    request: int
+    goal: int
+    found: int
+    kept: int
+    lost: tuple[int, int] | None
+
+
 class Block:
     """A block that requests hold, or that keeps its content until it is needed. `count` blocks of one request that
     follow each other are one object if they are only counted; the last of them is used again first."""
 
-    __slots__ = ("content", "count", "number", "users")
+    __slots__ = ("content", "count", "number", "since", "users")
 
     def __init__(self, number: int = 0, count: int = 1) -> None:
         self.content: Content | None = None
         self.number = number
         self.count = count
         self.users = 1
+        self.since = 0  # the step in which it was given back
 
 
 class Blocks:
@@ -95,6 +111,9 @@ class Blocks:
         self._used = 0
         self._kept: OrderedDict[Block, None] = OrderedDict()
         self._holders: dict[Content, dict[Block, None]] = {}
+        # If lookups are explained: every content that was ever kept, and when those that were evicted were last.
+        self.ever: dict[Content, dict[Block, None]] | None = None
+        self.lost: dict[Content, tuple[int, int]] = {}
 
     @property
     def held(self) -> int:
@@ -123,6 +142,8 @@ class Blocks:
             self.note("evicted", None, group, place, block)
             self.evicted = True
             self.evicted_shared += owner >= 0
+            if self.ever is not None:
+                self.lost[block.content] = block.since, self.step
             self.forget(block)
 
     def take_one(self) -> Block:
@@ -144,6 +165,7 @@ class Blocks:
         if block.users:
             return
         self.free += block.count
+        block.since = self.step
         if block.content is None:
             self._empty += 1
             self._numbers.append(block.number)
@@ -156,7 +178,7 @@ class Blocks:
         self._empty += empty
         self.free += empty
         if run is not None:
-            run.users = 0
+            run.users, run.since = 0, self.step
             self.free += run.count
             self._kept[run] = None
 
@@ -164,6 +186,8 @@ class Blocks:
         if block.content is None:
             block.content = content
             self._holders.setdefault(content, {})[block] = None
+            if self.ever is not None:
+                self.ever.setdefault(content, {block: None})
         assert block.content == content
 
     def note(
@@ -512,6 +536,21 @@ class BlockPool(Blocks):
                 del hits[table.number][most // self.block_size :]
         request.junction = longest if longest > most else 0
         return hits, most
+
+    def explained(self, request: LiveRequest, found: int) -> Lookup:
+        """A lookup that found the first `found` tokens, and what it would have found had no block lost its content."""
+        assert self.ever is not None
+        junction, holders = request.junction, self._holders
+        self._holders = self.ever
+        _, kept = self.find(request)
+        request.junction, self._holders = junction, holders
+        contents = (
+            table.content(request, index)
+            for table in self.tables
+            for index in range(found // table.block_size, kept // table.block_size)
+        )
+        lost = (self.lost[content] for content in contents if content in self.lost and self.found(content) is None)
+        return Lookup(self.step, request.index, request.goal, found, kept, next(lost, None))
 
     def admit(self, request: LiveRequest, end: int, hits: Sequence[Sequence[Block | None]], start: int) -> bool:
         """Give a request that waits its `hits` in the prefix cache up to token `start`, and the blocks up to token

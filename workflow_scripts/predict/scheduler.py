@@ -17,7 +17,7 @@ from workflow_scripts.engines.capacity import KvGroup, KvPool
 from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.physics.formulas import attended_tokens
 from workflow_scripts.physics.step_time import IntArray
-from workflow_scripts.predict.kv_pool import BlockEvent, BlockPool, LiveRequest, leaves_a_state
+from workflow_scripts.predict.kv_pool import BlockEvent, BlockPool, LiveRequest, Lookup, leaves_a_state
 from workflow_scripts.predict.schedule import (
     WORK,
     Observe,
@@ -44,13 +44,15 @@ def make_schedule(
     step_time: StepTime | None = None,
     observe: Observe | None = None,
     events: list[BlockEvent] | None = None,
+    lookups: list[Lookup] | None = None,
 ) -> Schedule:
     """What runs when, until all requests have ended. `requests` are in order of arrival. `step_time` is needed if they
     arrive over time, because what waits at a step depends on how long steps take. `observe` is called with each run of
-    steps, in order. `events` collects what happens to each block. Raises ScheduleError if a request can never run with
-    these settings, or there are arrivals but no step times."""
+    steps, in order. `events` collects what happens to each block, and `lookups` what each admitted request finds in the
+    prefix cache. Raises ScheduleError if a request can never run with these settings, or there are arrivals but no step
+    times."""
     _check(requests, settings, step_time)
-    return _Scheduler(requests, settings, step_time, observe, events).run()
+    return _Scheduler(requests, settings, step_time, observe, events, lookups).run()
 
 
 def _check(requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None) -> None:
@@ -171,6 +173,7 @@ class _Scheduler:
         step_time: StepTime | None,
         observe: Observe | None,
         events: list[BlockEvent] | None,
+        lookups: list[Lookup] | None,
     ) -> None:
         self.requests, count = requests, len(requests)
         self.settings, self.step_time, self.observe = settings, step_time, observe
@@ -179,7 +182,8 @@ class _Scheduler:
         capacity = UNLIMITED if settings.num_blocks is None else settings.num_blocks - 1
         caching = settings.enable_prefix_caching
         self.blocks = BlockPool(pool, capacity, settings.max_model_len, caching=caching, counted=self.grouped)
-        self.blocks.events = events
+        self.blocks.events, self.lookups = events, lookups
+        self.blocks.ever = None if lookups is None else {}
         self.shares = caching and (requests.prefix_id is not None or requests.hashed is not None)
         shared = requests.shared_blocks(pool.block_size) if self.shares else [()] * count
         lengths = requests.prompt_tokens.tolist(), requests.output_tokens.tolist(), shared
@@ -304,9 +308,12 @@ class _Scheduler:
             if tokens > budget and not self.settings.enable_chunked_prefill:
                 return
             tokens = self._aligned(request, start, min(tokens, budget))
+            lookup = None if self.lookups is None else self.blocks.explained(request, start)
             if not tokens or not self.blocks.admit(request, start + tokens, hits, start):
                 return
             self.running[self.waiting.popleft()] = None
+            if self.lookups is not None and lookup is not None:
+                self.lookups.append(lookup)
             if self.first_step[request.index] < 0:
                 self.first_step[request.index] = self.step
                 self.cached_tokens[request.index] = start

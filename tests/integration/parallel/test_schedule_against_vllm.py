@@ -21,6 +21,7 @@ from workflow_scripts.engines.engine import CacheHeldError, forget_prefixes
 from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.predict.block_trace import trace_blocks
 from workflow_scripts.predict.kv_pool import Block, Blocks, Content
+from workflow_scripts.predict.prefix_hits import OF_PREEMPTED, OF_PROMPT, prefix_hits
 from workflow_scripts.predict.schedule import WORK, FloatArray, RequestLengths, Schedule, Segments, StepRun, StepTime
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.workloads.request import HashedBlocks
@@ -31,6 +32,7 @@ MODEL = Path(__file__).resolve().parents[3] / "config" / "models" / "tiny-llama-
 CASES = 400
 CASES_OF_LAYERS = 200
 CASES_OF_EVENTS = 60
+CASES_OF_HITS = 400
 # Of each kind of case at least so many.
 ENOUGH = 30
 FEW = 5
@@ -473,6 +475,89 @@ def test_a_block_trace_keeps_and_evicts_what_vllms_kv_events_tell(engine_config,
             seen += Counter({kind: 1, f"{kind}, stored": stored > 0, f"{kind}, removed": removed > 0})
     assert len(seen) == 6, seen
     assert min(seen.values()) >= FEW, seen
+
+
+class Explained:
+    """What vLLM's prefix cache finds of each prompt that is admitted, and would find if no block had ever lost its
+    content; and how many of its tokens an admitted prompt had, compared token by token."""
+
+    def __init__(self, engine: Engine) -> None:
+        from vllm.v1.core.block_pool import BlockHashToBlockMap
+
+        self.manager, self.engine = engine.scheduler.kv_cache_manager, engine
+        self.find, self.pool = self.manager.get_computed_blocks, self.manager.block_pool
+        self.manager.get_computed_blocks = self.look
+        cached, self.ever = self.pool.cached_block_hash_to_block, BlockHashToBlockMap()
+        insert = cached.insert
+
+        def into_both(key: Any, block: Any) -> None:
+            insert(key, block)
+            self.ever.insert(key, block)
+
+        cached.insert = into_both
+        self.block_size = engine.scheduler.block_size
+        self.waiting: dict[str, tuple[int, int, int, int]] = {}
+        self.prompts: dict[str, np.ndarray] = {}
+        self.tokens = {name: [0] * len(engine.requests) for name in (*OF_PROMPT, *OF_PREEMPTED)}
+
+    def look(self, request: Any) -> Any:
+        self.note_admitted()
+        answer = self.find(request)
+        cached, self.pool.cached_block_hash_to_block = self.pool.cached_block_hash_to_block, self.ever
+        kept = self.find(request)[1]
+        self.pool.cached_block_hash_to_block = cached
+        prompt, seen = np.array(request.prompt_token_ids), 0
+        for other in self.prompts.values():
+            both = min(len(prompt), len(other))
+            seen = max(seen, int(np.cumprod(prompt[:both] == other[:both]).sum()))
+        self.waiting[request.request_id] = answer[1], kept, seen, request.num_tokens
+        return answer
+
+    def note_admitted(self) -> None:
+        for request in self.engine.scheduler.running:
+            if request.request_id not in self.waiting:
+                continue
+            found, kept, seen, goal = self.waiting.pop(request.request_id)
+            if request.request_id in self.prompts:
+                counts = {"found_again": found, "computed_again": goal - found}
+            else:
+                self.prompts[request.request_id] = np.array(request.prompt_token_ids)
+                last = int(seen == request.num_prompt_tokens)
+                usable = (seen - last) // self.block_size * self.block_size
+                counts = {
+                    "found": found,
+                    "never_seen": request.num_prompt_tokens - seen,
+                    "shorter_than_block": seen - last - usable,
+                    "last_token": last,
+                    "evicted": kept - found,
+                    "not_retained": usable - kept,
+                }
+            for name, count in counts.items():
+                self.tokens[name][int(request.request_id)] += count
+
+
+def test_what_becomes_of_each_prompt_is_vllms(engine_config):
+    kinds = ("dense", *(kind for kind in LAYERS if kind != "states"))
+    seen: Counter[str] = Counter()
+    for seed in itertools.count():
+        kind = kinds[seed % len(kinds)]
+        requests, settings, timing = draw(seed, MOST_OF_LAYERS) if kind == "dense" else draw_layers(kind, seed)
+        if not settings.enable_prefix_caching:
+            continue
+        if seen["cases"] == CASES_OF_HITS:
+            break
+        engine = Engine(engine_config, requests, settings, timing)
+        theirs = Explained(engine)
+        for _ in engine.run():
+            theirs.note_admitted()
+        ours = prefix_hits(requests, settings, timing)
+        for name, counts in theirs.tokens.items():
+            assert ours.tokens[name].tolist() == counts, f"{kind}, seed {seed}, {name}: {settings}"
+            seen[name] += any(counts)
+        assert sum(ours.tokens[name] for name in OF_PROMPT).tolist() == requests.prompt_tokens.tolist()
+        assert sum(missed for *_, missed in ours.evictions) == ours.total("evicted")
+        seen += Counter(("cases", kind, f"{settings.block_size} tokens"))
+    assert min(seen[name] for name in (*OF_PROMPT, *OF_PREEMPTED, "4 tokens", "16 tokens", "32 tokens")) >= FEW, seen
 
 
 def test_prefixes_are_not_forgotten_while_a_request_holds_blocks_and_this_is_told(engine_config):
