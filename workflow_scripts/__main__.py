@@ -20,6 +20,7 @@ GROUPS = {
         "log": "parse.engine_log",
         "trace": "parse.device_trace",
         "predict": "predict.predict_cell",
+        "hits": "predict.hits",
         "trace-blocks": "predict.block_trace",
     },
     "A study, before and after it is measured": {

@@ -68,7 +68,7 @@ class BlockEvent(NamedTuple):
 class Lookup(NamedTuple):
     """What the prefix cache had of a request when it was admitted.
 
-    `goal`: tokens that it is to have computed. `found`: tokens found. `kept`: tokens found if no block had ever lost its
+    `goal`: tokens that it is to have computed. `found`: tokens found. `kept`: those found if no block had ever lost its
     content. `lost`: of the first block that is missing for these, the steps in which it was given back and evicted.
     """
 

@@ -40,7 +40,7 @@ def predictable() -> Mapping[str, EngineDescription]:
     return {name: engine for name, engine in load_engines().items() if engine.predicted}
 
 
-def _knob_options() -> Iterator[AddOption]:
+def knob_options() -> Iterator[AddOption]:
     """One option for each knob of these engines; the study checks the values, and which engine has the knob."""
     schemas = [engine.knobs.model_json_schema()["properties"] for engine in predictable().values()]
     for name, schema in {name: schema for part in schemas for name, schema in part.items()}.items():
@@ -52,8 +52,9 @@ def _knob_options() -> Iterator[AddOption]:
             yield option(flag, type=next((TYPES[kind] for kind in kinds if kind in TYPES), str), help=about)
 
 
-def one_cell(args: Namespace) -> Study:
-    """A study with only the requested cell. Raises StudyError or CatalogError if a name or value is not allowed."""
+def one_cell(args: Namespace, workload: dict[str, Any] | None = None) -> Study:
+    """A study with only the requested cell, which serves a workload of the study, a given one or, without these, one of
+    fixed lengths. Raises StudyError or CatalogError if a name or value is not allowed."""
     of_any = {name for engine in predictable().values() for name in engine.knobs.described()}
     knobs = {name: value for name, value in vars(args).items() if name in of_any and value is not None}
     defaults: dict[str, Any] = {}
@@ -62,9 +63,9 @@ def one_cell(args: Namespace) -> Study:
         if args.workload not in study.workloads:
             names = ", ".join(study.workloads)
             raise StudyError(f"{args.study}: there is no workload {args.workload!r}; it has {names}")
-        workload: Any = study.workloads[args.workload].model_dump(exclude_unset=True)
+        workload = study.workloads[args.workload].model_dump(exclude_unset=True)
         defaults = study.engine_defaults.get(args.engine, {})
-    else:
+    elif workload is None:
         sizes = {"prompt_tokens": args.prompt_tokens, "output_tokens": args.output_tokens}
         workload = {"kind": "fixed", "num_prompts": 300, **sizes}
     if args.num_prompts:
@@ -106,7 +107,7 @@ def _rounded(value: JsonValue) -> JsonValue:
     option("--gpu", help="name in config/gpus.yaml"),
     *GPU_NUMBERS,
     option("--engine", choices=list(predictable()), default=VLLM.name, help="default: %(default)s"),
-    *_knob_options(),
+    *knob_options(),
     option("--study", type=Path, help="a study with the workload; its engine defaults apply too"),
     option("--workload", help="a workload of the study"),
     option("--prompt-tokens", type=positive, help="prompt tokens of every request, without a study"),

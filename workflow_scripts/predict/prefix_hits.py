@@ -37,9 +37,7 @@ class PrefixHits:
         return int(self.tokens[name].sum())
 
 
-def prefix_hits(
-    requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None = None
-) -> PrefixHits:
+def prefix_hits(requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None = None) -> PrefixHits:
     """What becomes of the prompt tokens of requests; arguments and errors as in `make_schedule`.
 
     Two prompts of 552 tokens that are equal, in a model whose states are kept every 528 tokens:
@@ -119,7 +117,8 @@ def curve(
 
     endless = found(None)
     most = endless.needs_blocks or 1
-    sizes = {int(size) for size in np.geomspace(max(2, most // 2 ** (SIZES - 1)), most, SIZES)}
+    least = int((requests.prompt_tokens + requests.output_tokens).max()) // (settings.pool or settings).block_size + 1
+    sizes = {int(size) for size in np.geomspace(min(least, most), most, SIZES)}
     points = {most: int(endless.cached_tokens.sum())}
     for blocks in sizes | ({settings.num_blocks} if settings.num_blocks else set()):
         if blocks >= most:

@@ -112,6 +112,13 @@ def hashed_trace(spec: TraceWorkload, vocabulary: Vocabulary) -> RequestStream:
     return RequestStream("trace", requests(), details)
 
 
+def count_requests(path: Path, block_tokens: int | None, max_total_tokens: int | None) -> int:
+    """Requests of a trace that have tokens, and no more than allowed. Raises WorkloadError if it cannot be used."""
+    most = max_total_tokens or 2 * MOST_TOKENS
+    recorded, _ = _read(path, block_tokens)
+    return sum(bool(r.input_length and r.output_length) and r.input_length + r.output_length <= most for r in recorded)
+
+
 def _block(number: int, tokens: int, seed: int, vocabulary: Vocabulary) -> list[int]:
     """The tokens of a block: random, except that the first two are its number, so that no two blocks are equal."""
     block = vocabulary.random_ids(np.random.default_rng([seed, TEXT, number]), tokens)

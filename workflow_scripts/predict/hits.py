@@ -1,0 +1,301 @@
+"""Say where prompt tokens go in the prefix cache: found or why not, and what would find more.
+
+    kvsweep hits --model llama-3.1-8b-instruct --gpu h100-sxm --block-size 16 \\
+        --num-gpu-blocks-override 8193 --trace tests/fixtures/traces/mooncake.jsonl
+
+The prompts are those of a trace with hashes (`--trace`), of a study's workload (`--study STUDY --workload NAME`), or of
+a cell of a study (`--study STUDY --cell ID`); for a measured cell, whose `raw/requests.jsonl` may be given as its ID,
+what was found is printed too. All else is predicted: no engine runs. docs/hits.md explains the numbers.
+"""
+
+import json
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from workflow_scripts.catalog.any_gpu import GPU_NUMBERS
+from workflow_scripts.catalog.any_model import ANY_MODEL
+from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.common.command import RESULTS, command, option, positive
+from workflow_scripts.common.files import read_jsonl, sha256_of
+from workflow_scripts.engines.capacity import Capacity
+from workflow_scripts.engines.registry import capacity_of, get_engine
+from workflow_scripts.engines.steps import SchedulerSettings
+from workflow_scripts.engines.vllm.memory import GIB
+from workflow_scripts.predict.predict_cell import knob_options, one_cell, predictable
+from workflow_scripts.predict.predictions import tasks_of
+from workflow_scripts.predict.prefix_hits import OF_PREEMPTED, OF_PROMPT, PrefixHits, curve, knee, prefix_hits
+from workflow_scripts.predict.schedule import RequestLengths, ScheduleError
+from workflow_scripts.predict.speed import step_time_of, work_of
+from workflow_scripts.predict.timing import time_schedule
+from workflow_scripts.study.grid import Cell, expand, find_cell
+from workflow_scripts.study.paths import CELL_PATTERN, RAW, StudyPaths
+from workflow_scripts.study.study import Study, StudyError
+from workflow_scripts.study.study_file import load_study
+from workflow_scripts.workloads.hashed_trace import count_requests
+
+REQUESTS = "requests.jsonl"
+BLOCK_SIZES = (16, 32, 64, 128)
+WORDS = {
+    "found": "found",
+    "never_seen": "never seen before",
+    "shorter_than_block": "seen, but shorter than a block",
+    "last_token": "last token, always computed",
+    "evicted": "seen, but evicted",
+    "not_retained": "seen, but not kept by a window or state",
+    "found_again": "found again after a preemption",
+    "computed_again": "computed again after a preemption",
+}
+
+
+def asked_cell(args: Namespace) -> tuple[Study, Cell]:
+    """The cell that is asked for, and its study. Raises InputError."""
+    given = {name: getattr(args, name) for name in ("trace", "workload", "cell") if getattr(args, name)}
+    if len(given) != 1 or bool(args.study) == ("trace" in given):
+        raise StudyError("give one of: --trace FILE; --study STUDY --workload NAME; --study STUDY --cell ID")
+    if args.cell:
+        study, parts = load_study(args.study), Path(args.cell).parts
+        if parts[-1] == REQUESTS:
+            parts = parts[parts.index("cells") + 1 :] if "cells" in parts else parts
+        return study, find_cell(study, "/".join(parts[: CELL_PATTERN.count("/") + 1]))
+    if not args.model:
+        raise StudyError("give --model, the model whose KV cache it is")
+    workload = None
+    if args.trace:
+        count = count_requests(args.trace, args.hash_block_tokens, args.max_total_tokens)
+        if not count:
+            raise StudyError(f"{args.trace}: no request has at most --max-total-tokens {args.max_total_tokens}")
+        workload = {"kind": "trace", "file": str(args.trace), "sha256": sha256_of(args.trace), "num_prompts": count}
+        limits = {name: getattr(args, name) for name in ("hash_block_tokens", "max_total_tokens")}
+        workload |= {name: value for name, value in limits.items() if value}
+    study = one_cell(args, workload)
+    return study, next(iter(expand(study)))
+
+
+class Case:
+    """A cell whose prefix cache is looked at. Raises StudyError if it has none that can be predicted."""
+
+    def __init__(self, study: Study, cell: Cell, prepared: Path | None) -> None:
+        self.cell = cell
+        tasks, unpredictable = tasks_of(study, [cell], prepared)
+        if unpredictable:
+            raise StudyError(f"{cell.id}: {unpredictable[0].infeasible or unpredictable[0].unknown}")
+        self.task = task = tasks[0]
+        self.of_cell = task.cells[0]
+        if not isinstance(task.decides, SchedulerSettings) or not task.decides.enable_prefix_caching:
+            raise StudyError(f"{cell.id}: it has no prefix cache; allowed: vllm or vllm-serve, with prefix caching on")
+        blocks = self.of_cell.record.num_blocks
+        self.settings = replace(task.decides, num_blocks=blocks and blocks // self.of_cell.steps.engines)
+        asked = (get_engine(cell.engine), cell.knobs, load_gpus()[cell.gpu], self.of_cell.facts, cell.environment)
+        self.bytes_per_block = int((capacity_of(*asked) or Capacity({})).value("bytes_per_block") or 0)
+        self.step_time = step_time_of(self.of_cell, task.requests)
+
+    def hits(self, requests: RequestLengths | None = None) -> PrefixHits:
+        try:
+            return prefix_hits(requests or self.task.requests, self.settings, self.step_time)
+        except ScheduleError as e:
+            raise StudyError(f"{self.cell.id}: {e}") from None
+
+    def gib(self, blocks: int) -> float:
+        return round(blocks * self.bytes_per_block / GIB, 3)
+
+
+def evictions_s(case: Case, hits: PrefixHits) -> dict[str, float] | None:
+    """Medians over the evicted tokens that prompts asked for again: seconds that the first missing block was unused
+    before it was evicted, and before it was asked for. None if there are none, or the device's speed is not known."""
+    cell, task, schedule = case.of_cell, case.task, hits.schedule
+    if not len(hits.evictions) or cell.speed is None:
+        return None
+    work = work_of(schedule, cell, task)
+    segment_s = time_schedule(schedule, work, cell.speed.costs, task.requests, cell.users).segment_s
+    starts_s = np.cumsum(schedule.segments.idle_s + segment_s) - segment_s
+    step_s = segment_s / schedule.segments.steps
+    freed, evicted, asked, tokens = hits.evictions.T
+
+    def planned_s(steps: Any) -> Any:
+        segment = np.searchsorted(schedule.segments.first_step, steps, side="right") - 1
+        return starts_s[segment] + (steps - schedule.segments.first_step[segment]) * step_s[segment]
+
+    order = {"unused_until_evicted_s_p50": evicted, "unused_until_asked_for_s_p50": asked}
+    freed_s = planned_s(freed - 1) + step_s[np.searchsorted(schedule.segments.first_step, freed - 1, side="right") - 1]
+    return {name: _median(planned_s(steps) - freed_s, tokens) for name, steps in order.items()}
+
+
+def _median(values: Any, weights: Any) -> float:
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order]) >= weights.sum() / 2
+    return round(float(max(0.0, values[order][np.argmax(reached)])), 3)
+
+
+def changes(study: Study, case: Case, points: list[tuple[int, int]], prepared: Path | None) -> Iterator[dict[str, Any]]:
+    """What could be changed, the smallest change first, each with the tokens that are found then."""
+    requests, settings = case.task.requests, case.settings
+    unit = (settings.pool or settings).block_size
+    if requests.prefix_tokens is not None:
+        parts = (requests.prefix_tokens < requests.prompt_tokens) & (requests.prefix_tokens > 0)
+        added = np.where(parts, -requests.prefix_tokens % unit, 0)
+        if added.any():
+            lengths = {name: getattr(requests, name) + added for name in ("prompt_tokens", "prefix_tokens")}
+            try:
+                # The added tokens are found too, but nobody asked for them before.
+                found = case.hits(replace(requests, **lengths)).total("found") - int(added.sum())
+                yield {"change": "shared_prefix_tokens", "add": int(added.max()), "multiple_of": unit, "found": found}
+            except StudyError:  # too long for the context
+                pass
+    for block_size in BLOCK_SIZES:
+        if block_size < settings.block_size and hasattr(case.cell.knobs, "block_size"):
+            knobs = case.cell.knobs.model_copy(update={"block_size": block_size})
+            try:
+                other = Case(study, replace(case.cell, knobs=knobs), prepared)
+                yield {"change": "block_size", "to": block_size, "found": other.hits().total("found")}
+            except StudyError:  # this engine or device has no such blocks
+                continue
+    if (blocks := knee(points)) > (settings.num_blocks or blocks):
+        more, found = blocks - (settings.num_blocks or 0), dict(points)[blocks]
+        yield {"change": "num_blocks", "to": blocks, "more_gib": case.gib(more), "found": found}
+        # The host's memory has a copy of what is on the device.
+        yield {"change": "kv_offloading_size", "to_gib": case.gib(blocks), "found": found}
+
+
+def measured_found(study: Study, cell: Cell, results: Path) -> int | None:
+    """Prompt tokens that a measured cell found in its prefix cache, the mean of its repeats; None without any."""
+    path = StudyPaths(results, study.name).start(cell) / RAW / REQUESTS
+    found: dict[int, int] = {}
+    for row in read_jsonl(path) if path.is_file() else ():
+        found[row["repeat"]] = found.get(row["repeat"], 0) + (row.get("cached_prompt_tokens") or 0)
+    return round(sum(found.values()) / len(found)) if found else None
+
+
+def report_of(study: Study, case: Case, results: Path, prepared: Path | None) -> dict[str, Any]:
+    """Everything that the command says, as JSON."""
+    hits, settings, cell = case.hits(), case.settings, case.cell
+    points = curve(case.task.requests, settings, case.step_time)
+    prompts, found = int(case.task.requests.prompt_tokens.sum()), hits.total("found")
+    of_cell = {name: getattr(cell, name) for name in ("gpu", "model", "workload")}
+    unit = (settings.pool or settings).block_size
+    options = list(changes(study, case, points, prepared))
+    most = max((one["found"] for one in options), default=found)
+    # Nearly as good is good enough, if it is a smaller change.
+    best = next((one for one in options if one["found"] - found >= 0.9 * (most - found) > 0), None)
+    return {
+        "source": "predicted",
+        **of_cell,
+        "block_size": settings.block_size,
+        "tokens_per_block": unit,
+        "num_blocks": settings.num_blocks,
+        "requests": len(case.task.requests),
+        "prompt_tokens": prompts,
+        "of_prompts": {name: hits.total(name) for name in OF_PROMPT},
+        "of_preempted": {name: hits.total(name) for name in OF_PREEMPTED},
+        "evicted": evictions_s(case, hits),
+        "curve": [{"num_blocks": b, "gib": case.gib(b), "found": tokens} for b, tokens in points],
+        "ceiling": max(tokens for _, tokens in points),
+        "knee_blocks": knee(points) if any(tokens for _, tokens in points) else None,
+        "changes": options,
+        "best_change": best,
+        "measured_found": measured_found(study, cell, results),
+    }
+
+
+def in_words(report: dict[str, Any]) -> Iterator[str]:
+    prompts = report["prompt_tokens"]
+
+    def share(tokens: int) -> str:
+        return f"{tokens:>15,} {100 * tokens / prompts:6.1f} %"
+
+    blocks = f"{report['num_blocks']:,} blocks of {report['tokens_per_block']} tokens"
+    yield f"{report['model']} on {report['gpu']}, {blocks}, {report['requests']:,} requests, predicted"
+    yield f"{'prompt tokens':42}{share(prompts)}"
+    for name, tokens in report["of_prompts"].items():
+        yield f"{'=' if name == 'found' else '+'} {WORDS[name]:40}{share(tokens)}"
+    for name, tokens in report["of_preempted"].items():
+        if tokens:
+            yield f"beside them, {WORDS[name]}: {tokens:,}"
+    if seconds := report["evicted"]:
+        until, asked = seconds.values()
+        yield f"Evicted blocks were unused for {until:g} s (median), and asked for after {asked:g} s."
+    if report["measured_found"] is not None:
+        yield f"Measured: found {report['measured_found']:,} ({100 * report['measured_found'] / prompts:.1f} %)."
+    yield "Found by the size of the cache:"
+    for point in report["curve"]:
+        here = "  <- this cell" if point["num_blocks"] == report["num_blocks"] else ""
+        here += "  <- knee" if point["num_blocks"] == report["knee_blocks"] else ""
+        yield f"{point['num_blocks']:>12,} blocks {point['gib']:>10,.3f} GiB{share(point['found'])}{here}"
+    yield sentence(report)
+
+
+def sentence(report: dict[str, Any]) -> str:
+    """What to do, in one sentence."""
+    prompts, found = report["prompt_tokens"], report["of_prompts"]["found"]
+    missed = {name: tokens for name, tokens in report["of_prompts"].items() if name not in ("found", "last_token")}
+    worst = max(missed, key=lambda name: missed[name])
+    ceiling = f"at most {100 * report['ceiling'] / prompts:.1f} % with a cache of any size"
+    text = f"The cache finds {100 * found / prompts:.1f} % of the prompt tokens ({ceiling}); most others were "
+    text += f"{WORDS[worst].removeprefix('seen, but ')} ({100 * missed[worst] / prompts:.1f} %)"
+    if not (best := report["best_change"]):
+        return f"{text}; no change of block size or cache finds more."
+    how = {
+        "shared_prefix_tokens": "up to {add} more tokens in the shared beginning, so that it is a multiple of "
+        "{multiple_of}",
+        "block_size": "a block size of {to}",
+        "num_blocks": "{to:,} blocks ({more_gib:,.3g} GiB more)",
+        "kv_offloading_size": "{to_gib:,.3g} GiB of KV offloading",
+    }[best["change"]].format(**best)
+    return f"{text}; {100 * best['found'] / prompts:.1f} % with {how}."
+
+
+def draw(report: dict[str, Any], out: Path) -> None:
+    """Write the curve as `hits.svg` and `hits.png`."""
+    import pandas as pd
+
+    from workflow_scripts.page.kit import Reference, line, use_style
+    from workflow_scripts.page.plot import write_plot
+    from workflow_scripts.page.style import PREDICTED_LINE
+
+    use_style()
+    percent = 100 / report["prompt_tokens"]
+    rows = pd.DataFrame([{"x": p["num_blocks"], "y": percent * p["found"]} for p in report["curve"]])
+    rows = rows.assign(series="predicted", low=np.nan, high=np.nan)
+    here = Reference(percent * report["of_prompts"]["found"], f"here, {report['num_blocks']:,} blocks")
+    plot = line(
+        rows[rows["y"] > 0],
+        {"predicted": PREDICTED_LINE},
+        "Prompt tokens found in the prefix cache",
+        "found prompt tokens (%)",
+        "KV blocks",
+        unit=" %",
+        references=[here] if here.at else (),
+        sources=("predicted",),
+    )
+    write_plot(plot, out, "hits")
+
+
+@command(
+    "hits",
+    option("--model", help=ANY_MODEL),
+    option("--gpu", help="name in config/gpus.yaml"),
+    *GPU_NUMBERS,
+    option("--engine", choices=[name for name in predictable() if "vllm" in name], default="vllm-serve"),
+    *knob_options(),
+    option("--trace", type=Path, help="a trace with hashes: JSON Lines of Mooncake, Bailian or Weka"),
+    option("--hash-block-tokens", type=positive, help="tokens of a block with a hash (default: the format's)"),
+    option("--max-total-tokens", type=positive, help="leave out longer requests of the trace, with their answers"),
+    option("--study", type=Path, help="a study with the workload or the cell"),
+    option("--workload", help="a workload of the study"),
+    option("--num-prompts", type=positive, help="requests of the workload (default: as the study says)"),
+    option("--cell", help="a cell of the study: its ID, or the raw/requests.jsonl of a measured one"),
+    option("--out", type=Path, help="folder for the curve as a figure, hits.svg and hits.png"),
+    option("--json", action="store_true", help="print JSON"),
+    RESULTS,
+)
+def main(args: Namespace) -> None:
+    study, cell = asked_cell(args)
+    prepared = StudyPaths(args.results, study.name).prepared if args.study else None
+    report = report_of(study, Case(study, cell, prepared), args.results, prepared)
+    if args.out:
+        draw(report, args.out)
+    print(json.dumps(report, indent=2) if args.json else "\n".join(in_words(report)))
