@@ -319,27 +319,6 @@ class MultiTurnWorkload(SharedTextWorkload):
         return super().tokens_kept(index) + (self.output_tokens - 1 if self.answers == "real" else 0)
 
 
-class LongContextWorkload(SharedTextWorkload):
-    """A few long prompts: each is a document and a question; a document may be asked several questions in a row."""
-
-    kind: Literal["long_context"]
-    context_tokens: Annotated[list[Tokens], Field(min_length=1, description="lengths of the documents, taken in turn")]
-    prompt_tokens: Annotated[int, Field(ge=1, description="tokens of the question behind a document")]
-    questions: Annotated[int, Field(ge=1, description="questions on each document, one after the other")] = 1
-
-    def tokens_of_prompt(self, index: int) -> int:
-        document = index // self.questions
-        return self.context_tokens[document % len(self.context_tokens)] + self.prompt_tokens
-
-    def tokens_of_longest_prompt(self) -> int:
-        return max(self.context_tokens) + self.prompt_tokens
-
-    def shared_text(self, index: int) -> SharedText | None:
-        """The document, if it has more than one question."""
-        document_tokens = self.tokens_of_prompt(index) - self.prompt_tokens
-        return SharedText(index // self.questions, document_tokens) if self.questions > 1 else None
-
-
 class FileWorkload(_Workload):
     """Requests made from a file, which is checked against its checksum."""
 
@@ -461,7 +440,6 @@ Workload = Annotated[
     | IdenticalWorkload
     | SharedPrefixWorkload
     | MultiTurnWorkload
-    | LongContextWorkload
     | ShareGptWorkload
     | TraceWorkload
     | PromptsWorkload,

@@ -17,7 +17,6 @@ from workflow_scripts.workloads.workload_kinds import (
     FixedWorkload,
     IdenticalWorkload,
     LengthDistribution,
-    LongContextWorkload,
     MultiTurnWorkload,
     SharedPrefixWorkload,
     SyntheticWorkload,
@@ -59,9 +58,7 @@ shared_prefix = specs(SharedPrefixWorkload, prefix_tokens=tokens, share=st.float
 identical = specs(IdenticalWorkload)
 several_answers = specs(IdenticalWorkload, samples=st.integers(1, 5))
 multi_turn = specs(MultiTurnWorkload, turns=st.integers(2, 5), users=st.integers(1, 4))
-documents = st.lists(st.integers(16, 200), min_size=1, max_size=3)
-long_context = specs(LongContextWorkload, context_tokens=documents, questions=st.integers(1, 3))
-sharing = st.one_of(shared_prefix, identical, several_answers, multi_turn, long_context)
+sharing = st.one_of(shared_prefix, identical, several_answers, multi_turn)
 any_workload = st.one_of(fixed, synthetic, drawn, sharing)
 counts = st.integers(1, 24)
 
@@ -133,16 +130,6 @@ def test_one_users_prompts_are_those_of_a_study_without_users():
     assert "samples" not in identical.model_dump()
 
 
-@given(long_context)
-def test_documents_take_their_lengths_in_turn_and_several_questions_in_a_row(spec):
-    documents = 2 * len(spec.context_tokens)
-    requests, _ = make_requests(spec, VOCABULARY, documents * spec.questions)
-    asked = [len(request.prompt_token_ids) - spec.prompt_tokens for request in requests]
-    assert asked == [tokens for tokens in spec.context_tokens * 2 for _ in range(spec.questions)]
-    ids = [request.prefix_id for request in requests]
-    assert ids == ([None] * documents if spec.questions == 1 else [i // spec.questions for i in range(len(ids))])
-
-
 def found_in_a_cache(requests, block_size):
     """Tokens of whole blocks that a cache of all former prompts holds, looked up one block after the other."""
     cache, found = set(), 0
@@ -182,7 +169,6 @@ def test_what_is_too_long_is_left_out_and_counted(spec, count):
         ({"kind": "identical"}, 24),
         ({"kind": "shared_prefix", "prefix_tokens": 9}, 33),
         ({"kind": "multi_turn", "turns": 3}, 72),
-        ({"kind": "long_context", "context_tokens": [40, 20]}, 64),
     ],
 )
 def test_a_limit_below_the_lengths_that_the_study_says_is_refused(fields, longest):
