@@ -1,4 +1,4 @@
-"""The search for the highest load that meets a study's limits: passes of the workload, each at a load that follows from
+"""The search for the highest rate that meets a study's limits: passes of the workload, each at a rate that follows from
 those before. Each pass has its own arrivals, and sends no more requests once too many have missed the limits. A pass
 whose queue grows is too high a rate, even if it ends before its requests are late."""
 
@@ -9,7 +9,6 @@ from dataclasses import replace
 from workflow_scripts.engines.engine import Engine, EngineSetup, RequestRecord
 from workflow_scripts.study.outcome import LoadSearch, SearchPass, WarmUp
 from workflow_scripts.study.study import WITHIN_SHARE, Slo, is_late
-from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.highest_load import Search, queue_grows
 from workflow_scripts.workloads.request import Request
 
@@ -28,18 +27,11 @@ def search_load(
     serve: Callable[[int], Sequence[RequestRecord] | None],
 ) -> LoadSearch:
     """Serve passes until the search ends, or until `serve` gives None for one, by its number from 0, because it failed.
-    It begins at half of the rate, or of the requests at once, of the warm-up, which showed all that the server serves
-    at once."""
-    load = Load.model_validate({name: setup.knobs[name] for name in Load.model_fields if name in setup.knobs})
-    assert load.searched
-    conversations = {request.request_id if request.session is None else request.session for request in requests}
-    if users := load.searched == "users":
-        first, least, most = min(warmup.requests, len(conversations)) / 2, 1.0, float(len(conversations))
-    else:
-        pass_s = min(warmup.passes_s)
-        first, most = warmup.requests / pass_s / 2, warmup.requests / pass_s * HIGHEST
-        least = min(first, 1 / pass_s)  # a request takes no longer than a pass, so hardly any has company
-    search = Search(first, least, most, users)
+    It begins at half of the rate of the warm-up, which showed all that the server serves at once."""
+    pass_s = min(warmup.passes_s)
+    first, most = warmup.requests / pass_s / 2, warmup.requests / pass_s * HIGHEST
+    least = min(first, 1 / pass_s)  # a request takes no longer than a pass, so hardly any has company
+    search = Search(first, least, most)
     most_late = len(requests) - math.ceil(WITHIN_SHARE * len(requests))
     passes: list[SearchPass] = []
     while (value := search.next()) is not None:
@@ -51,19 +43,19 @@ def search_load(
             return len(late) > most_late
 
         others = {name: of for name, of in setup.knobs.items() if name != "find"}
-        knobs = {**others, load.searched: int(value) if users else value}
+        knobs = {**others, "request_rate_per_s": value}
         seed = setup.arrival_seed + SEEDS_APART * len(passes)
         engine.use(replace(setup, knobs=knobs, arrival_seed=seed, is_enough=too_late))
         if (records := serve(len(passes))) is None:
             break
         kept = len(late) <= most_late
-        grows = kept and not users and queue_grows(*_waits(records))
+        grows = kept and queue_grows(*_waits(records))
         met = kept and not grows
         passes.append(SearchPass(load=value, met=met, requests=len(records), late=len(late)))
         search.passes.append((value, met))
         found = "within the limits, but its queue grows" if grows else "within the limits" if met else "too high"
-        print(f"{load.find}: {value:.4g} is {found}", flush=True)
-    return LoadSearch(users=users, least=least, most=most, passes=passes)
+        print(f"{setup.knobs['find']}: {value:.4g} is {found}", flush=True)
+    return LoadSearch(least=least, most=most, passes=passes)
 
 
 def _waits(records: Sequence[RequestRecord]) -> tuple[list[float], list[float]]:

@@ -120,7 +120,7 @@ def start_row(outcome: Outcome, log: EngineLogFacts | None) -> tuple[dict[str, A
     }
     if (search := outcome.search) and (passes := search.passes):
         tried = [(one.load, one.met) for one in passes]
-        found = Search(passes[0].load, search.least, search.most, search.users, tried).highest()
+        found = Search(passes[0].load, search.least, search.most, tried).highest()
         sent = {"passes": len(passes), "requests": sum(one.requests for one in passes)}
         groups["search"] = dict(zip(("load", "load_low", "load_high"), found, strict=True)) | sent
     known |= {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}

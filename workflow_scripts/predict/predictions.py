@@ -70,18 +70,15 @@ def predict_cells(
 
 
 def search_load(cell: Cell, predict: Callable[[Cell], Prediction]) -> Prediction:
-    """The record of a cell that searches a load, at the highest load at which enough requests keep the study's limits.
-    `predict` is for cells with a given load. The load is None if it lies beyond what a search tries. The ends of its
-    band are loads at which the slow or the fast end of every latency keeps the limits."""
+    """The record of a cell that searches a rate, at the highest one at which enough requests keep the study's limits.
+    `predict` is for cells with a given rate. The rate is None if it lies beyond what a search tries. The ends of its
+    band are rates at which the slow or the fast end of every latency keeps the limits."""
     knobs = cell.knobs
     assert isinstance(knobs, Load)
-    assert knobs.searched
-    searched, whole = knobs.searched, knobs.searched == "users"
 
     @cache
     def at(load: float | None) -> Prediction:
-        value = int(load) if load and whole else load
-        return predict(replace(cell, knobs=knobs.model_copy(update={"find": None, searched: value})))
+        return predict(replace(cell, knobs=knobs.model_copy(update={"find": None, "request_rate_per_s": load})))
 
     def highest(start: float, share: Callable[[Band], float | None]) -> float | None:
         def meets(load: float) -> bool:
@@ -92,22 +89,21 @@ def search_load(cell: Cell, predict: Callable[[Cell], Prediction]) -> Prediction
         while not meets(low):
             if low == least:
                 return None
-            low, high = max(least, low // 2 if whole else low / 2), low
+            low, high = max(least, low / 2), low
         while low == high or meets(high):
             if high == most:
                 return None
             low, high = high, min(most, 2 * high)
-        while high - low > 1 if whole else high > PRECISION * low:
-            middle = (low + high) // 2 if whole else (low * high) ** 0.5
+        while high > PRECISION * low:
+            middle = (low * high) ** 0.5
             low, high = (middle, high) if meets(middle) else (low, middle)
         return low
 
     record, found = at(None), None
     if record.wall_s and record.num_requests:
         rate = record.num_requests / record.wall_s.value
-        least, most = (1.0, float(record.num_requests)) if whole else (rate / RANGE, rate * RANGE)
-        start = min(most, float(record.max_num_seqs or 1)) if whole else rate
-        if (value := highest(start, lambda band: band.value)) is not None:
+        least, most = rate / RANGE, rate * RANGE
+        if (value := highest(rate, lambda band: band.value)) is not None:
             found = Band(value, highest(value, lambda band: band.low), highest(value, lambda band: band.high))
             record = at(value)
     return replace(record, cell_id=cell.id, knobs=cell.knobs.slug(), highest_load=found)

@@ -172,7 +172,7 @@ def _fault_of(cell: Cell, study: Study) -> str | None:
         if not get_engine(cell.engine).tells_tokens:
             able = ", ".join(engine.name for engine in load_engines().values() if engine.tells_tokens)
             return f"workload {cell.workload!r} has real answers, whose tokens only {able} tells"
-        if isinstance(cell.knobs, Load) and (cell.knobs.request_rate_per_s or cell.knobs.find == "highest_rate"):
+        if isinstance(cell.knobs, Load) and (cell.knobs.request_rate_per_s or cell.knobs.find):
             return f"workload {cell.workload!r} is a closed loop: `users` sets its load, not request_rate_per_s"
     engine = get_engine(cell.engine)
     if others := cell.knobs.other_arguments():

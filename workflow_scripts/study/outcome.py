@@ -72,9 +72,9 @@ class SearchPass(Record):
 
 
 class LoadSearch(Record):
-    """A search for the highest load between two others: `users`, or else a rate per s."""
+    """A search for the highest rate, per s, between two others."""
 
-    users: bool
+    users: bool = False  # earlier versions also searched the highest number of users
     least: float = Field(gt=0, lt=1e9)
     most: float = Field(gt=0, lt=1e9)
     passes: list[SearchPass] = Field([], max_length=MOST_REPEATS)

@@ -17,7 +17,7 @@ class Load(StrictRecord):
 
     Open loop: requests arrive at a rate, whatever the server does. Closed loop: each of several users sends the next
     request when the last one is answered. Both: requests arrive at a rate, but at most `users` are in progress.
-    Neither: requests arrive when the workload says, which is all at once for most kinds. With `find`, either one is
+    Neither: requests arrive when the workload says, which is all at once for most kinds. With `find`, the rate is
     searched.
     """
 
@@ -43,27 +43,19 @@ class Load(StrictRecord):
     ] = None
 
     find: Annotated[
-        Annotated[
-            Literal["highest_rate", "highest_users"],
-            Field(description="search the highest rate, or number of users, that meets the study's slo"),
-        ]
+        Annotated[Literal["highest_rate"], Field(description="search the highest rate that meets the study's slo")]
         | None,
         Knob("find-"),
     ] = None
 
-    @property
-    def searched(self) -> Literal["request_rate_per_s", "users"] | None:
-        """The knob of which the highest value is searched."""
-        return self.find and ("users" if self.find == "highest_users" else "request_rate_per_s")
-
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         for name in ("ramp_to_per_s", "burstiness"):
-            rate = self.request_rate_per_s or (name == "burstiness" and self.find == "highest_rate")
+            rate = self.request_rate_per_s or (name == "burstiness" and self.find)
             if getattr(self, name) is not None and not rate:
                 raise ValueError(f"{name} needs request_rate_per_s")
-        if self.find and (self.request_rate_per_s or (self.find == "highest_users" and self.users)):
-            raise ValueError(f"find: {self.find} searches the load itself; leave out request_rate_per_s and users")
+        if self.find and self.request_rate_per_s:
+            raise ValueError(f"find: {self.find} searches the rate itself; leave out request_rate_per_s")
         return self
 
     def arrivals_s(self, of_workload: Sequence[float], seed: int) -> list[float]:

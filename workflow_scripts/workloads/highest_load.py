@@ -46,18 +46,17 @@ class Highest(NamedTuple):
 
 @dataclass
 class Search:
-    """A search from the load `first` on, between two others; users are `whole` numbers. `passes` are those so far, each
-    with its load and whether it met the limits.
+    """A search from the load `first` on, between two others. `passes` are those so far, each with its load and whether
+    it met the limits.
 
     >>> passes = [(8.0, True), (16.0, False), (12.0, True), (13.0, False), (12.0, True), (13.0, False)]
-    >>> Search(8.0, 1, 64, True, passes).highest()
-    Highest(load=10, low=4, high=13)
+    >>> [round(load, 1) for load in Search(8.0, 1, 64, passes).highest()]
+    [11.0, 4.7, 13.0]
     """
 
     first: float
     least: float
     most: float
-    whole: bool = False
     passes: list[tuple[float, bool]] = field(default_factory=list)
 
     def _quantiles(self, *shares: float) -> list[float]:
@@ -76,13 +75,12 @@ class Search:
         load = self.first
         if self.passes:
             low, high = self._quantiles(*_ENDS)
-            narrow = math.floor(high) == math.floor(low) if self.whole else high <= NARROW * low
             is_inside = self.least <= low and high <= self.most
-            if len(self.passes) == MOST_PASSES or (narrow and is_inside) or self.highest().load is None:
+            if len(self.passes) == MOST_PASSES or (high <= NARROW * low and is_inside) or self.highest().load is None:
                 return None
             differ = len({met for _, met in self.passes}) > 1
             (load,) = self._quantiles(_QUANTILES[len(self.passes) % len(_QUANTILES)] if differ else 0.5)
-        return self._inside(round(load) if self.whole else load)
+        return self._inside(load)
 
     def _inside(self, load: float) -> float:
         return min(max(load, self.least), self.most)
@@ -95,8 +93,7 @@ class Search:
             return Highest(None, None, self.least)
         if median > self.most and loads.count(self.most) >= PASSES_AT_AN_END:
             return Highest(None, self.most, None)
-        ends = [self._inside(load) for load in (median, low, high)]
-        return Highest(*map(math.floor, ends)) if self.whole else Highest(*ends)
+        return Highest(*map(self._inside, (median, low, high)))
 
 
 def queue_grows(arrived_s: Sequence[float], waited_s: Sequence[float]) -> bool:

@@ -55,7 +55,7 @@ SLUGS: list[tuple[str, dict[str, Any], str]] = [
     ("vllm", LOOKUP, "specngram-draft4-lookup3-lookupmin2"),
     ("vllm-serve", LOAD | VLLM, f"{OF_VLLM}-rate2-to4-burst0.5-users7"),
     ("vllm-serve", {"users": 2, "reasoning_parser": "deepseek_r1"}, "reasondeepseek_r1-users2"),
-    *((name, {**more, "find": "highest_users"}, f"{at}find-highest_users") for name, more, at in SERVERS),
+    *((name, {**more, "find": "highest_rate"}, f"{at}find-highest_rate") for name, more, at in SERVERS),
     (
         "sglang-serve",
         LOAD | OF_SGLANG,

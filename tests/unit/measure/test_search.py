@@ -21,7 +21,7 @@ REQUESTS = 200
 
 
 class Limited(Unstoppable):
-    """Has a first token after 0.1 s up to its highest load, and after 0.9 s beyond it; notes its setups."""
+    """Has a first token after 0.1 s up to `highest` times the first rate, and after 0.9 s beyond; notes its setups."""
 
     def __init__(self, setup: EngineSetup, highest: float, used: list[EngineSetup]) -> None:
         super().__init__(setup)
@@ -34,8 +34,8 @@ class Limited(Unstoppable):
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
         enough = self._setup.is_enough
         assert enough
-        load = self._setup.knobs.get("request_rate_per_s") or self._setup.knobs["users"]
-        first_s, records = 0.1 if load <= self.highest else 0.9, list[RequestRecord]()
+        first, rate = (setup.knobs["request_rate_per_s"] for setup in (self.used[0], self._setup))
+        first_s, records = 0.1 if rate <= self.highest * first else 0.9, list[RequestRecord]()
         for request, record in zip(requests, super().run(requests), strict=True):
             records.append(replace(record, request_id=request.request_id, queued_s=1.0, first_token_s=1.0 + first_s))
             if enough(records[-1]):
@@ -43,31 +43,30 @@ class Limited(Unstoppable):
         return records
 
 
-def searching(find: str) -> Definition:
-    knobs = {"endpoint": "any", "find": find, **({"burstiness": 0.5} if find == "highest_rate" else {})}
-    return defined("openai", knobs, slo={"ttft_s": 0.5})
+def searching() -> Definition:
+    return defined("openai", {"endpoint": "any", "find": "highest_rate", "burstiness": 0.5}, slo={"ttft_s": 0.5})
 
 
 def searched(
-    find: str, highest: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    highest: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Measured, list[EngineSetup], list[dict[str, Any]]]:
     used: list[EngineSetup] = []
     job = job_of(tmp_path, monkeypatch, lambda setup: Limited(setup, highest, used))
     asked = [{"request_id": str(i), "prompt_token_ids": [1, 2], "output_tokens": 3} for i in range(REQUESTS)]
     write_jsonl(job.workload, asked)
-    run.measure(job.model_copy(update={"definition": searching(find), "arrival_seed": 3}))
+    run.measure(job.model_copy(update={"definition": searching(), "arrival_seed": 3}))
     return Measured.read(job.evidence / "measured.json"), used, list(read_jsonl(job.evidence / "requests.jsonl"))
 
 
-def test_the_highest_number_of_users_is_found_and_late_passes_end_early(tmp_path, monkeypatch):
-    measured, used, requests = searched("highest_users", 20, tmp_path, monkeypatch)
+def test_the_highest_rate_is_found_and_late_passes_end_early(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "is_steady", bool)
+    measured, used, requests = searched(3, tmp_path, monkeypatch)
     assert (measured.outcome, measured.repeats) == ("ok", [])
     assert measured.search
-    assert (measured.search.least, measured.search.most) == (1, REQUESTS)
     loads = [one.load for one in measured.search.passes]
-    assert [setup.knobs["users"] for setup in used] == loads
+    assert [setup.knobs["request_rate_per_s"] for setup in used] == loads
     assert not any("find" in setup.knobs for setup in used)
-    assert {one.load <= 20 for one in measured.search.passes if one.met} == {True}
+    assert {one.load <= 3 * loads[0] for one in measured.search.passes if one.met} == {True}
     # Of 200 requests two may be late; the third ends the pass.
     assert {(one.met, one.requests, one.late) for one in measured.search.passes} == {(True, REQUESTS, 0), (False, 3, 3)}
     assert len(requests) == sum(one.requests for one in measured.search.passes)
@@ -79,7 +78,7 @@ def test_the_highest_number_of_users_is_found_and_late_passes_end_early(tmp_path
 
 def test_a_rate_is_searched_from_half_of_what_the_warm_up_showed(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "is_steady", bool)
-    measured, used, _ = searched("highest_rate", 1e-9, tmp_path, monkeypatch)
+    measured, used, _ = searched(1e-9, tmp_path, monkeypatch)
     assert measured.warmup
     assert measured.search
     first = measured.search.passes[0].load
@@ -96,7 +95,7 @@ def test_a_failed_request_ends_the_search(tmp_path, monkeypatch):
             return [replace(record, error="no") for record in super().run(requests)]
 
     job = job_of(tmp_path, monkeypatch, lambda setup: Failing(setup, 20, []))
-    run.measure(job.model_copy(update={"definition": searching("highest_users")}))
+    run.measure(job.model_copy(update={"definition": searching()}))
     assert read_json(job.evidence / "measured.json")["outcome"] == "engine_error"
 
 

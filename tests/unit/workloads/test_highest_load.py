@@ -93,9 +93,9 @@ def test_the_load_of_short_passes_is_near_what_the_server_sustains(slots, reques
     assert np.mean(found) == pytest.approx(sustained * slots, rel=0.12)
 
 
-def searched(first: float, limit: float, *ends: float, whole: bool = False) -> Search:
+def searched(first: float, limit: float, *ends: float) -> Search:
     """A search on a server that is within the limits up to exactly this load."""
-    search = Search(first, *ends, whole)
+    search = Search(first, *ends)
     while (load := search.next()) is not None:
         search.passes.append((load, load <= limit))
     return search
@@ -115,11 +115,3 @@ def test_of_a_load_beyond_all_that_are_tried_the_end_is_told(limit, expected):
     found = searched(4.0, limit, 0.1, 100.0)
     assert found.highest() == expected
     assert len(found.passes) <= 12
-
-
-@pytest.mark.parametrize(("limit", "most"), [(5, 64), (1, 64), (63, 64), (2, 2)])
-def test_users_are_whole_numbers(limit, most):
-    found = searched(most / 2, limit, 1, most, whole=True)
-    load, low, high = found.highest()
-    assert {users % 1 for users, _ in found.passes} == {0}
-    assert (limit == most and (load, low, high) == (None, most, None)) or low <= limit <= high

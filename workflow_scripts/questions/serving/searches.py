@@ -25,15 +25,14 @@ SCHEMA = table_schema(
     "searches it.",
     TEXT("study source cell_id gpu engine model workload knobs", "as in `cells`"),
     INTEGER("start", "start of the engine, from 1"),
-    TEXT("find", "`highest_rate` (requests per second) or `highest_users`"),
+    TEXT("find", "`highest_rate`, in requests per second"),
     TEXT("slo", "the study's bounds"),
     NUMBER(FOUND, "the load and its 95 % interval; only one end if it lies beyond the loads of the search"),
     INTEGER("search_passes", "passes of the search"),
     INTEGER("search_requests", "requests that they sent"),
     FLAG(
         "too_short",
-        f"of `highest_rate`: passes had fewer than {LEAST_REQUESTS} requests, so the rate may be higher than "
-        "what the server sustains",
+        f"passes had fewer than {LEAST_REQUESTS} requests, so the rate may be higher than what the server sustains",
     ),
     NUMBER([f"{name}_predicted" for name in FOUND], "by the plan, with its band"),
 )
@@ -48,7 +47,7 @@ def search_table(study: Study, cells: pd.DataFrame, parsed: Path, plan: pd.DataF
     ]
     table = pd.concat(found) if found else searches.reindex(columns=[*searches.columns, *columns])
     requests = numbers(table["search_requests"]) / numbers(table["search_passes"])
-    table["too_short"] = (requests < LEAST_REQUESTS) & table["find"].eq("highest_rate").to_numpy(dtype=bool)
+    table["too_short"] = requests < LEAST_REQUESTS
     predicted = plan[["cell_id", *FOUND]].rename(columns={name: f"{name}_predicted" for name in FOUND})
     table = table.merge(predicted, on="cell_id").assign(slo=bounds_text(study.slo.bounds()) if study.slo else None)
     return table[list(SCHEMA.columns)]

@@ -80,14 +80,13 @@ def answers(report: Report) -> Iterator[Answer]:
     found = report.tables.get("searches", "cell_id")
     if len(found):
         row = records(found)[0]
-        unit = "users" if row["find"] == "highest_users" else "requests/s"
         load, low, high = (row[f"highest_load{end}"] for end in ("", "_low", "_high"))
         if pd.isna(load):
-            said = f"at {rounded(low)} {unit} and more" if pd.notna(low) else f"not at {rounded(high)} {unit}"
+            said = f"at {rounded(low)} requests/s and more" if pd.notna(low) else f"not at {rounded(high)} requests/s"
             yield Answer(YES if pd.notna(low) else NO, "Keeps the limits?", said)
         else:
             short = ", in passes too short to show a queue" if row["too_short"] is True else ""
-            yield Answer(YES, "Keeps the limits?", f"up to {rounded(load, low, high)} {unit}{short}")
+            yield Answer(YES, "Keeps the limits?", f"up to {rounded(load, low, high)} requests/s{short}")
     low, high, unit = _sustained(report.tables)
     if low is None and high is None:
         yield Answer(OPEN, "Keeps up with the load?", "runs are too short to say")
