@@ -3,10 +3,9 @@
     kvsweep prepare-model --study config/studies/demo.yaml --model tiny-llama-57m \\
         --out results/demo/prepared/models/tiny-llama-57m
 
-A model of load_format dummy or seeded needs no network; a seeded one gets random weights, the same on every call. One
-of load_format auto has the weights of its folder, linked. The tokenizer is that of the folder, if it has one. One of
-load_format hub comes from the hub, at the commit of config/models/NAME/model.yaml, with the token of HF_TOKEN if it
-is gated. A study may override load_format.
+A model of load_format dummy needs no network. One of load_format auto has the weights of its folder, linked. The
+tokenizer is that of the folder, if it has one. One of load_format hub comes from the hub, at the commit of
+config/models/NAME/model.yaml, with the token of HF_TOKEN if it is gated. A study may override load_format.
 """
 
 import shutil
@@ -32,7 +31,6 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json, sha256_of, write_json
 from workflow_scripts.prepare.tokenizer import write_tokenizer
 from workflow_scripts.study.definition import resolved_models
-from workflow_scripts.study.protocol import SEED
 from workflow_scripts.study.study import StudyError
 from workflow_scripts.study.study_file import load_study
 
@@ -59,27 +57,10 @@ def prepare_model(
             is_catalogued = model.config.is_relative_to(MODELS)
             from_ = f"config/models/{model.name}/config.json" if is_catalogued else str(model.config)
             source = {"source": from_, "tokenizer": "byte-level, without merges"}
-        if load_format == "seeded":
-            _write_random_weights(folder)
         manifest = {"schema_version": 1, "model": model.name, "load_format": load_format, "dtype": model.dtype}
         manifest |= {"trust_remote_code": True} if trust_remote_code else {}
         manifest |= {"config_sha256": sha256_of(folder / "config.json"), **source}
         write_json(folder / "model_manifest.json", manifest)
-
-
-def _write_random_weights(folder: Path) -> None:
-    """Add random weights to the folder of a config; the same config gets the same ones."""
-    import torch  # the two take seconds to import, and most models need no weights
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(SEED)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
-    own = {path.name: path.read_bytes() for path in folder.glob("*.json")}
-    model.save_pretrained(folder)
-    # transformers wrote the config in another form; the catalogue's stays.
-    for name, content in own.items():
-        (folder / name).write_bytes(content)
-    (folder / "generation_config.json").unlink(missing_ok=True)
 
 
 def _from_hub(model: Model, folder: Path, weights: bool, code: tuple[str, ...]) -> dict[str, Any]:

@@ -216,7 +216,7 @@ def _sub(report: Report) -> Iterator[str]:
     """One line: models, versions, cells, when; and one clause if the numbers cannot be trusted."""
     cells, outcomes = report.tables.rows, report.grid["outcome"]
     models = resolved_models(report.study)
-    random = any(model.load_format in ("dummy", "seeded") for model in models.values())
+    random = any(model.load_format == "dummy" for model in models.values())
     names = list(report.grid["model"].value_counts().index)
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     yield f"{shortened(names[0], MOST_NAME)}{more}{', random weights' * random}"

@@ -85,7 +85,7 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
     intervals, repeats = _intervals(report, place), _repeats(report, place)
     scopes = intervals.drop_duplicates("cell").set_index("cell")["scope"]
     values = _values(report, repeats, grid["cell_id"])
-    random = [name for name, of in resolved_models(report.study).items() if of.load_format in ("dummy", "seeded")]
+    random = [name for name, of in resolved_models(report.study).items() if of.load_format == "dummy"]
     cells = grid.assign(
         settings=settings_in_words(grid, knobs),
         **{RAN_IN: grid["cell_id"].map(report.tables.rows.drop_duplicates("cell_id").set_index("cell_id")[RAN_IN])},

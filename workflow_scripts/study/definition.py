@@ -31,7 +31,7 @@ class ResolvedModel(Record):
     hub_repo: str | None
     revision: str | None
     dtype: ModelDtype
-    load_format: Literal["hub", "auto", "dummy", "seeded"]
+    load_format: Literal["hub", "auto", "dummy"]
     config_sha256: str
     # Left out if there are none, or if it is off, so that the definitions of such cells stay as they were.
     files_sha256: str = Field("", exclude_if=lambda sha256: not sha256)

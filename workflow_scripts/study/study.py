@@ -74,10 +74,10 @@ class ModelOverride(StrictRecord):
     revision: str | None = Field(
         None, pattern=r"^[0-9a-f]{40}$", description="the commit of that repository, 40 digits"
     )
-    load_format: Literal["hub", "auto", "dummy", "seeded"] | None = Field(
+    load_format: Literal["hub", "auto", "dummy"] | None = Field(
         None,
-        description="weights from the hub, those of the folder (`auto`), or random ones from the config alone: `dummy`,"
-        " which each engine makes up when it starts, or `seeded`, which are written once and are the same for all",
+        description="weights from the hub, those of the folder (`auto`), or random ones that each engine makes up when"
+        " it starts (`dummy`)",
     )
     trust_remote_code: bool = Field(False, description="run Python code of the model's repository; the report says so")
 

@@ -164,19 +164,3 @@ def test_a_repository_with_other_files_than_the_catalogue_means_is_refused(
     done = prepare(serve({name: data for name, data in (OPT_FILES | changed).items() if data is not None}), *flags)
     assert (done.returncode, message in done.stderr, "unknown_here" in done.stderr) == (2, True, False)
     assert not (tmp_path / "out").exists()
-
-
-def test_seeded_weights_are_the_same_on_every_call_and_leave_the_config_alone(tmp_path):
-    whole = read_json(get_model("tiny-llama-57m").config)
-    config = tmp_path / "config.json"
-    small = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "vocab_size": 512, "head_dim": 8}
-    config.write_text(json.dumps({**whole, **small, "num_attention_heads": 4, "num_key_value_heads": 2}))
-    model = get_model("tiny-llama-57m").model_copy(update={"config": config})
-    folders = [tmp_path / name for name in ("a", "b")]
-    for folder in folders:
-        prepare_model(model, "seeded", folder)
-    first, again = map(contents, folders)
-    assert first == again
-    assert first["config.json"] == config.read_bytes()
-    assert len(first["model.safetensors"]) > 512 * 32 * 4
-    assert "generation_config.json" not in first

@@ -90,7 +90,7 @@ def remote_code(report: Report) -> Iterator[Block]:
 
 
 def weights(report: Report) -> Iterator[Block]:
-    random = [name for name, of in resolved_models(report.study).items() if of.load_format in ("dummy", "seeded")]
+    random = [name for name, of in resolved_models(report.study).items() if of.load_format == "dummy"]
     if random:
         yield Text(
             f"The weights of {listed(random)} are random; the work does not depend on their values, but at a power "
