@@ -14,6 +14,7 @@ import pandas as pd
 from workflow_scripts.tables.parsed_facts import known_facts
 from workflow_scripts.tables.request_lives import Texts
 from workflow_scripts.tables.summary import as_applied, dtypes, knob_columns
+from workflow_scripts.workloads.workload_kinds import SharedTextWorkload
 
 # With a smaller share of a repeat in the trace, its energy is not known: the GPU was lost, or the repeat was too short.
 _LEAST_SAMPLED = 0.8
@@ -60,9 +61,10 @@ def without_drafts(table: pd.DataFrame) -> pd.DataFrame:
 
 def predicted_hit_rate(table: pd.DataFrame, texts: Texts) -> pd.Series:
     """Share of the prompt tokens that a prefix cache should find; null unless the study says what prompts share."""
-    queried = table[table["workload"].isin(texts) & (pd.to_numeric(table["prefix_cache_queries"]) > 0)]
+    lengths = {name: spec for name, spec in texts.items() if isinstance(spec, SharedTextWorkload)}
+    queried = table[table["workload"].isin(lengths) & (pd.to_numeric(table["prefix_cache_queries"]) > 0)]
     hit_tokens = [
-        texts[str(workload)].tokens_found(int(requests), int(block_size))
+        lengths[str(workload)].tokens_found(int(requests), int(block_size))
         for workload, requests, block_size in zip(
             queried["workload"], queried["num_requests"], queried["block_size_effective"], strict=True
         )

@@ -14,16 +14,16 @@ from workflow_scripts.statistics.errors import FloatArray
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.parsed_facts import REPEAT
 from workflow_scripts.tables.summary import numbers
-from workflow_scripts.workloads.workload_kinds import SharedText, SharedTextWorkload
+from workflow_scripts.workloads.workload_kinds import SharedText, SharedTextWorkload, Workload
 
 TIMES = ("scheduled_s", "first_token_s", "last_token_s")
 
-Texts = Mapping[str, SharedTextWorkload]
+Texts = Mapping[str, Workload]
 
 
 def shared_texts(study: Study) -> Texts:
     """The study's workloads that say which prompts share text, by name."""
-    return {name: w for name, w in study.workloads.items() if isinstance(w, SharedTextWorkload)}
+    return {name: w for name, w in study.workloads.items() if isinstance(w, SharedTextWorkload) or w.shared_text(0)}
 
 
 def request_lives(requests: pd.DataFrame, texts: Texts, steps: pd.DataFrame | None = None) -> pd.DataFrame:

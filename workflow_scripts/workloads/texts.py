@@ -63,8 +63,13 @@ def prompts(spec: PromptsWorkload, vocabulary: Vocabulary, count: int) -> Reques
         messages = [message.model_dump() for message in line.messages or ()]
         return chat_request(messages or line.prompt or "", vocabulary, output_tokens)
 
+    def requests() -> Iterator[Request]:
+        for number, made in enumerate(map(request, lines)):
+            tokens, text = (len(made.prompt_token_ids), number) if spec.samples else (0, None)
+            yield from [replace(made, prefix_tokens=tokens, prefix_id=text)] * (spec.samples or 1)
+
     details = {"source": str(spec.file), "sha256": spec.sha256, "texts": len(lines)}
-    return RequestStream("prompts", map(request, lines), details)
+    return RequestStream("prompts", requests(), details)
 
 
 def read_prompts(path: Path) -> Iterator[_Line]:

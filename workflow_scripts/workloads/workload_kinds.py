@@ -30,6 +30,14 @@ class LengthDistribution(StrictRecord):
     minimum: Tokens = 1
     maximum: Tokens
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_no_length(cls, given: Any) -> Any:
+        if isinstance(given, int):
+            of_one = f"{{median: {given}, sigma: 0, maximum: {given}}}"
+            raise ValueError(f"{given} is one length: write {of_one}, or kind: fixed if all lengths are equal")
+        return given
+
     @model_validator(mode="after")
     def _ordered(self) -> "LengthDistribution":
         if self.minimum > self.maximum:
@@ -152,17 +160,17 @@ class SharedTextWorkload(_Workload):
         return text.tokens if text else 0
 
 
+def _samples(unset: str) -> Any:
+    of = "answers to each prompt, like `n` of the OpenAI API"
+    return Field(None, ge=1, description=f"{of}; if left out, {unset}", exclude_if=is_unset)
+
+
 class IdenticalWorkload(SharedTextWorkload):
     """One prompt, repeated; or several answers to each prompt."""
 
     kind: Literal["identical"]
     prompt_tokens: Tokens
-    samples: int | None = Field(
-        None,
-        ge=1,
-        description="answers to each prompt, like `n` of the OpenAI API; if left out, all requests have one prompt",
-        exclude_if=is_unset,
-    )
+    samples: int | None = _samples("all requests have one prompt")
 
     def tokens_of_prompt(self, index: int) -> int:
         return self.prompt_tokens
@@ -432,6 +440,11 @@ class PromptsWorkload(TextWorkload):
 
     kind: Literal["prompts"]
     output_tokens: int = Field(ge=1, description="for every text whose line gives none")
+    samples: int | None = _samples("one")
+
+    def shared_text(self, index: int) -> SharedText | None:
+        """The whole prompt, however long."""
+        return SharedText(index // self.samples, MOST_TOKENS) if self.samples else None
 
 
 Workload = Annotated[

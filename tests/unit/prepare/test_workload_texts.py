@@ -52,6 +52,21 @@ def test_json_lines_may_say_their_own_output_length_and_other_lines_are_texts():
         make_requests(prompts(FOLDER / "questions.txt"), VOCABULARY, 4)
 
 
+def test_samples_repeat_each_text_in_a_row_and_share_all_of_it():
+    spec = prompts(FOLDER / "questions.jsonl", samples=2, chat=False)
+    once, _ = make_requests(prompts(FOLDER / "questions.jsonl"), VOCABULARY, 3)
+    requests, stream = make_requests(spec, VOCABULARY, 5)
+    assert texts(requests) == [text for text in texts(once) for _ in range(2)][:5]
+    assert [(r.prefix_id, r.prefix_tokens == len(r.prompt_token_ids)) for r in requests] == [
+        (i // 2, True) for i in range(5)
+    ]
+    assert [spec.shared_text(i).id for i in range(5)] == [0, 0, 1, 1, 2]
+    assert (stream.details["texts"], once[0].prefix_id) == (3, None)
+    assert "samples" not in prompts(FOLDER / "questions.jsonl").model_dump()
+    with pytest.raises(WorkloadError, match="7 requests are needed"):
+        make_requests(spec, VOCABULARY, 7)
+
+
 def test_a_chat_goes_through_the_models_template(model_dir):
     from transformers import AutoTokenizer
 

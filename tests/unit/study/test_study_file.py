@@ -106,6 +106,10 @@ def test_a_good_study_is_the_union_of_its_cross_products_with_engine_defaults(tm
         ({"name": "../up"}, ["name: a name has letters a to z, digits", "not '../up'"]),
         ({"workloads": fixed(num_prompts=True)}, ["workloads.w.num_prompts", "valid integer, not True"]),
         ({"workloads": fixed(kind="multi_turn", turns=10**7, prompt_tokens=8)}, ["workloads.w", "120,000,000 tokens"]),
+        (
+            {"workloads": fixed(kind="synthetic", output_tokens={"median": 4, "sigma": 0, "maximum": 4})},
+            ["w.prompt_tokens: 8 is one length", "kind: fixed"],
+        ),
         ({"cell_time_limit_s": float("inf")}, ["cell_time_limit_s", "finite number"]),
         ({"engine_defaults": {"vlm": {}}}, ["engine_defaults: 'vlm' is unknown; allowed:", "vllm-serve"]),
         # Of an engine that no sweep has, too.
