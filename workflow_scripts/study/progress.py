@@ -1,6 +1,5 @@
 """The status of every start of every cell of a study, and how far the study is, from their files alone."""
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -79,15 +78,11 @@ def _one_line(text: str) -> str:
 
 @dataclass(frozen=True)
 class Progress:
-    """How many starts of how many cells have ended, and how many are requested.
-
-    `at_s`: Unix time of looking. `may_grow`: further rounds may follow.
-    """
+    """How many starts of how many cells have ended, and how many are requested; whether further rounds may follow."""
 
     ended: int
     wanted: int
     cells: int
-    at_s: float
     may_grow: bool
 
     @property
@@ -100,22 +95,8 @@ class Progress:
         return f"{self.ended} of {self.wanted} {what} have ended{grow}."
 
 
-def clock(unix_s: float) -> str:
-    """A time of day in UTC, with its date.
-
-    >>> clock(1795342732.8)
-    '2026-11-22 10:18 UTC'
-    """
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix_s))
-
-
-def may_grow(study: Study, paths: StudyPaths) -> bool:
-    plan = last_plan(paths, study.starts.at_least) if study.is_adaptive else None
-    return study.is_adaptive and (plan is None or not plan.ended)
-
-
-def progress(study: Study, paths: StudyPaths, starts: Mapping[Cell, Sequence[CellStatus]], now_s: float) -> Progress:
-    """How far the study is, given the status of the starts of all cells at the Unix time `now_s`."""
+def progress(study: Study, paths: StudyPaths, starts: Mapping[Cell, Sequence[CellStatus]]) -> Progress:
+    """How far the study is, given the status of the starts of all cells."""
     ends = {cell.id: {status.start for status in of_cell if status.has_ended} for cell, of_cell in starts.items()}
     plan = last_plan(paths, study.starts.at_least) if study.is_adaptive else None
     due = Counter(cell for cell, start in (plan.starts if plan else ()) if start not in ends.get(cell, ()))
@@ -124,6 +105,5 @@ def progress(study: Study, paths: StudyPaths, starts: Mapping[Cell, Sequence[Cel
         ended=ended,
         wanted=ended + sum(max(study.starts.at_least - len(of_cell), due[cell]) for cell, of_cell in ends.items()),
         cells=len(ends),
-        at_s=now_s,
-        may_grow=may_grow(study, paths),
+        may_grow=study.is_adaptive and (plan is None or not plan.ended),
     )

@@ -11,7 +11,6 @@ definition are `outdated`; `snakemake` measures both again. Undecided comparison
 
 import shutil
 import subprocess
-import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -168,7 +167,7 @@ def main(args: Namespace) -> None:
     terminal = Terminal(soft_wrap=True)
     of_cells = [status_of_cell(of_cell, study.starts.at_least) for of_cell in starts.values()]
     terminal.print(in_short(study, Counter(of.state for of in of_cells)))
-    seen = progress(study, paths, starts, time.time())
+    seen = progress(study, paths, starts)
     if not seen.is_complete:
         terminal.print(seen.in_words(), *queued_jobs(Path.cwd()), "", sep="\n")
     terminal.print(counts(of_cells))

@@ -147,7 +147,7 @@ def test_starts_beyond_those_asked_for_count_once_they_were_tried(seen):
 
 
 def of(seen: Seen) -> Progress:
-    return progress(seen.study, seen.paths, status_of_starts(seen.study, seen.paths), NOW)
+    return progress(seen.study, seen.paths, status_of_starts(seen.study, seen.paths))
 
 
 def test_starts_are_counted_if_a_cell_has_several(tmp_path):
