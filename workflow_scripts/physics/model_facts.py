@@ -38,7 +38,7 @@ from workflow_scripts.physics.stored_weights import (
 # By `model_type`: reads the fields of `ModelFacts` that depend on the family.
 READERS = DENSE | EXPERTS | HYBRIDS | PICTURES
 # Families of vLLM 0.32 whose caches are not counted here.
-_NOT_READ = dict.fromkeys(("deepseek_v4", "deepseek_v41"), "the GPU's kernel decides the bytes of its five caches")
+_NOT_READ = dict.fromkeys(("deepseek_v4", "deepseek_v41"), "no pool here has blocks of 4 to 256 tokens")
 # What a list of `layer_types` may name, whatever the family; its reader may allow less.
 _LAYER_TYPES = {FULL, WINDOWED, CHUNKED, LINEAR, "attention", "mamba", "mlp", "moe"}
 # Value of `quantization` if the bytes of the weights are not known.
