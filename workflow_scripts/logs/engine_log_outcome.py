@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from workflow_scripts.logs import engine_log_signs as signs
 from workflow_scripts.logs.engine_log_signs import Status
-from workflow_scripts.logs.engine_log_text import QUOTE, Line, what_may_follow
+from workflow_scripts.logs.engine_log_text import POD, QUOTE, Line, what_may_follow
 
 # Of a statement that a traceback shows; the texts in it are searched for again after each quotation mark.
 _MOST_STATEMENT = 4000
@@ -81,8 +81,31 @@ def judge(lines: Sequence[Line]) -> LogVerdict:
 
 
 def split_starts(lines: Sequence[Line]) -> list[Sequence[Line]]:
-    """The lines of each start of an engine. A start begins where a process says again that it starts, or says so after
-    an engine has lived or died: ranks and data-parallel engines say it once each."""
+    """The lines of each start of an engine, those of each pod apart. A start begins where a process says again that it
+    starts, or says so after an engine has lived or died: ranks and data-parallel engines say it once each."""
+    return [start for of_pod in _by_pod(lines) for start in _starts_of(of_pod)]
+
+
+def _by_pod(lines: Sequence[Line]) -> list[Sequence[Line]]:
+    """The lines of each pod or service that a collector named, if several have an engine of one name; others last."""
+    pods: dict[str, list[Line]] = defaultdict(list)
+    pod = ""
+    for line in lines:
+        pod = match[0] if (match := POD.match(line.text)) else pod
+        pods[pod].append(line)
+    begins = re.compile(f"{signs.STARTS.pattern}|{signs.HAS_CACHE.pattern}")
+    said = [{_process(line) for line in of if begins.search(line.text)} for of in pods.values() if len(pods) > 1]
+    if sum(map(len, said)) == len(set().union(*said)):
+        return [lines]
+    *engines, last = (of for of, processes in zip(pods.values(), said, strict=True) if processes)
+    return [*engines, last + [line for of, own in zip(pods.values(), said, strict=True) if not own for line in of]]
+
+
+def _process(line: Line) -> str:
+    return re.sub(r"\s{0,20}pid=\d+.*", "", line.rank or "")
+
+
+def _starts_of(lines: Sequence[Line]) -> list[Sequence[Line]]:
     begins, lived = [0], False
     said: set[tuple[str, str]] = set()
     for index, line in enumerate(lines):
@@ -98,14 +121,10 @@ def split_starts(lines: Sequence[Line]) -> list[Sequence[Line]]:
 
 
 def are_mixed(start: Sequence[Line]) -> bool:
-    """Whether the lines of a start are those of several engines at once, such as pods that nothing tells apart: a
-    process with a label comes up once."""
-    up = [_process(line) for line in start if signs.COMES_UP.search(line.text) and line.rank]
-    return len(up) > len(set(up))
-
-
-def _process(line: Line) -> str:
-    return re.sub(r"\s{0,20}pid=\d+.*", "", line.rank or "")
+    """Whether a start has lines of several engines at once that nothing tells apart: a process comes up once."""
+    up = (re.findall(r"\(([^()]{1,99}?),? pid=\d", line.text) for line in start if signs.COMES_UP.search(line.text))
+    labels = [tuple(process) for process in up if process]
+    return len(labels) > len(set(labels))
 
 
 def _says(sign: re.Pattern[str], lines: Sequence[Line], index: int) -> bool:

@@ -54,6 +54,7 @@ _RANK = r"\[rank(?P<rank>\d+)\]:\s?"
 _DATE = r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?\s?"
 _JOURNAL = r"(?:[^\W\d_]{3,5}\.?\s+|\d{1,2}月 +)\d{1,2} \d\d:\d\d:\d\d \S+ [^\s:]+:\s"
 _POD = r"\[pod/\S+\]\s"
+POD = re.compile(rf"{_POD}|(?![A-Z]{{4,8}}\s)[\w.-]{{1,80}}\s{{1,80}}\| ")  # of Kubernetes and Compose
 # Before each line of a quotation, whether it begins a record or not; a frame has bars on both sides.
 QUOTE = r"\s{0,8}(?:>{1,3}|[▎▏▌]|\|(?! [A-Z]{4,8}\b)|[│┃║](?!.*[│┃║]\s*$))(?: (?:- )?|$)"
 _BAR = re.compile(r"[ \t]{0,8}[>|▎▏▌│┃║]{1,3}")
@@ -201,16 +202,6 @@ def _without_bar(text: str) -> str:
         return text
     lines = [line.removeprefix(bar[0]) for line in lines]
     return text if all(line[:1] in (" ", "\r", "") for line in lines) else "\n".join(lines)
-
-
-def of_each_pod(lines: Sequence[Line]) -> list[Line]:
-    """The lines by the pod that Kubernetes names before them, in the order in which the pods appear."""
-    pods: dict[str, list[Line]] = defaultdict(list)
-    pod = ""
-    for line in lines:
-        pod = match[0] if (match := re.match(_POD, line.text)) else pod
-        pods[pod].append(line)
-    return [line for of_pod in pods.values() for line in of_pod]
 
 
 def what_may_follow(lines: Sequence[Line], index: int) -> list[str]:

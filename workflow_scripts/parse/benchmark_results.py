@@ -95,11 +95,6 @@ def read_results(text: str) -> list[BenchmarkResult] | None:
     return [result for record in records[:MOST_RESULTS] for result in _results_of(record)][:MOST_RESULTS]
 
 
-def have_one_setting(results: list[BenchmarkResult]) -> bool:
-    """Whether several results are repeats of one another, and not points of a sweep."""
-    return all(result.setting == results[0].setting for result in results)
-
-
 # Of each format: its tool; paths of numbers that no format below has; requests that were completed, that failed, and
 # that were asked; rates of requests, of all tokens and of output tokens; and how it names the median and P99 of TTFT,
 # TPOT, ITL and of a whole request. A path has its keys separated by slashes, and perhaps the unit of a time behind `@`,

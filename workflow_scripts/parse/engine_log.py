@@ -23,7 +23,7 @@ from workflow_scripts.common.command import command, option
 from workflow_scripts.engines.vllm.log_facts import FactValue, ReadingsByRow, find_readings
 from workflow_scripts.logs.engine_log_outcome import LogVerdict, are_mixed, judge, split_starts
 from workflow_scripts.logs.engine_log_signs import Status
-from workflow_scripts.logs.engine_log_text import Line, of_each_pod, read_lines, read_log_text
+from workflow_scripts.logs.engine_log_text import Line, read_lines, read_log_text
 from workflow_scripts.parse.benchmark_results import BenchmarkResult, Rates, read_results
 
 _HEADLINE = re.compile(r"= [\w ]{0,30}\bBenchmark Result =")
@@ -79,7 +79,7 @@ def parse_engine_log(text: str) -> EngineLogFacts:
     """
     if results := read_results(text):
         return of_results(results)
-    lines = of_each_pod(read_lines(text))
+    lines = read_lines(text)
     # JSON of another kind, such as a list of requests, may have keys of a result.
     starts = [
         (start, [found for found in find_readings(start) if results is None or not found[0].of_a_result])
@@ -89,7 +89,8 @@ def parse_engine_log(text: str) -> EngineLogFacts:
     if not found:
         return EngineLogFacts(error=_why_nothing_is_read(text))
     if are_mixed(starts[-1][0]):
-        return EngineLogFacts(error=_MIXED, starts=len(starts))
+        why = "the lines of several starts are mixed, and nothing tells them apart: log each pod, or use --prefix"
+        return EngineLogFacts(error=why, starts=len(starts))
     facts = found[0]
     # An engine that has only begun says no more than its version: why the one before failed is known.
     if not facts.read_from.keys() - {"engine_version"} and found[1:] and found[1].status not in (None, "ok"):
@@ -100,9 +101,6 @@ def parse_engine_log(text: str) -> EngineLogFacts:
         load |= {"start": number} if len(starts) > 1 else {}
         printed += _printed(start, by_row, load)
     return facts.model_copy(update={"starts": len(starts), "results": printed if len(printed) > 1 else None})
-
-
-_MIXED = "the lines of several starts are mixed, and nothing tells them apart: print the log of each pod, or --prefix"
 
 
 def _facts_of(lines: Sequence[Line], by_row: ReadingsByRow) -> EngineLogFacts | None:
@@ -215,10 +213,8 @@ def _with_memory(
 def _derived(facts: EngineLogFacts, text: str) -> dict[str, int]:
     """What follows exactly from printed numbers, if the model has one kind of attention.
 
-    >>> _derived(EngineLogFacts(kv_cache_tokens=93872, num_gpu_blocks=5867), "")
-    {'block_size': 16}
-    >>> _derived(EngineLogFacts(kv_cache_tokens=93872, block_size=16), "")
-    {'num_gpu_blocks': 5867}
+    >>> [_derived(EngineLogFacts(kv_cache_tokens=160, **of), "") for of in ({"num_gpu_blocks": 5}, {"block_size": 16})]
+    [{'block_size': 32}, {'num_gpu_blocks': 10}]
     """
     tokens, blocks, block_size = facts.kv_cache_tokens, facts.num_gpu_blocks, facts.block_size
     concurrency, length = facts.max_concurrency, facts.max_concurrency_tokens_per_request

@@ -20,7 +20,6 @@ from workflow_scripts.common.files import write_jsonl
 from workflow_scripts.common.records import validated
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.logs.engine_log_text import read_lines, read_log_text
-from workflow_scripts.parse.benchmark_results import have_one_setting
 from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import EngineLogFacts, read_engine_log, words_on
 from workflow_scripts.study.runs_file import Run, file_of, load_runs
@@ -82,7 +81,7 @@ def _log(path: Path, number: int | None, where: str, read: Read) -> dict[str, An
         only = results[number - 1]
         numbers = only.model_dump(exclude={"tool", "setting", "unread"})
         facts = facts.model_copy(update=numbers | {"results": [only]})
-    elif results and not have_one_setting(results):
+    elif any(result.setting != results[0].setting for result in results):  # points of a sweep, no repeats
         several = f"the file has {len(results)} results with different settings: name one with `result`"
         facts = EngineLogFacts(error=several)
     stated = facts.model_dump(mode="json", exclude={"derived", "read_from", "starts"}) | facts.derived

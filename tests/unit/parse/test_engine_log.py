@@ -171,10 +171,12 @@ def test_of_pods_that_print_at_once_one_is_read_or_none(name, pods, seed):
     Random(seed).shuffle(turns)
     lines = [iter(log) for log in logs]
     woven = [(pod, next(lines[pod])) for pod in turns]
-    named = parse_engine_log("\n".join(f"[pod/a-{pod}/b] {line}" for pod, line in woven))
     last = parse_engine_log("\n".join(logs[[*dict.fromkeys(turns)][-1]]))
-    assert (named.starts, stated(named) | {"results": 0}) == (pods, stated(last) | {"results": 0})
-    mixed = parse_engine_log("\n".join(line for _, line in woven))
+    for prefix in ("[pod/a-{}/b] ", "vllm-{}  | "):
+        named = parse_engine_log("\n".join(prefix.format(pod) + line for pod, line in woven))
+        assert (named.starts, stated(named) | {"results": 0}) == (pods, stated(last) | {"results": 0})
+    unknown = "vllm-{} server " if seed % 2 else ""  # of a collector that is not known
+    mixed = parse_engine_log("\n".join(unknown.format(pod) + line for pod, line in woven))
     *_, begun = (pod for pod, line in woven if "Initializing a V1" in line)
     assert stated(mixed) == {"error": mixed.error} or mixed.kv_cache_tokens == 1000 * begun + 1600
 
@@ -207,6 +209,8 @@ def test_of_data_parallel_engines_each_says_once_that_it_starts():
     )
     one, two = parse_engine_log(starts + sizes), parse_engine_log(starts + sizes + starts + sizes.replace("600", "760"))
     assert ((one.starts, one.kv_cache_tokens), (two.starts, two.kv_cache_tokens)) == ((1, 3200), (2, 3520))
+    in_pods = parse_engine_log(re.sub(r"(?m)^(?=.EngineCore_DP(\d))", r"[pod/a-\1/b] ", starts + sizes))
+    assert (in_pods.starts, in_pods.kv_cache_tokens) == (1, 3200)
     restarted = parse_engine_log(starts + sizes + starts)
     assert (restarted.starts, restarted.kv_cache_tokens) == (2, None)
 
