@@ -124,7 +124,8 @@ llm-d-benchmark | metrics/requests/total | - metrics/requests/failures metrics/r
   | RATES/request_rate/mean,RATES/requests_per_sec RATES/total_token_rate/mean,RATES/total_tokens_per_sec
     RATES/output_token_rate/mean,RATES/output_tokens_per_sec
   | p50 p99 metrics/latency/{0}/{1}@=units time_to_first_token time_per_output_token inter_token_latency request_latency
-InferenceX | tput_per_gpu | - - - | - tput_per_gpu@*tp*pp*pcp_size output_tput_per_gpu@*tp*pp*pcp_size
+InferenceX | tput_per_gpu | - - -
+  | - total_tput_tps,tput_per_gpu@*tp*pp*pcp_size output_tput_tps,output_tput_per_gpu@*tp*pp*pcp_size
   | median p99 {1}_{0}@s ttft tpot itl e2el; p50 p99 {1}_{0}@s ttft tpot itl e2el
 AgentX of InferenceX | request_metrics/throughput/total/tokens_per_second
   | num_requests_successful request_accounting/records_error_dropped -

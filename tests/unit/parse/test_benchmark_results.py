@@ -24,14 +24,9 @@ THROUGHPUT = {"elapsed_time": 2.0, "num_requests": 4, "requests_per_second": 2.0
 LATENCY = {"avg_latency": 0.09, "latencies": [0.08, 0.1], "percentiles": {"50": 0.08, "99": 0.1}}
 INFERENCEX = {"hw": "h100", "tp": 2, "conc": 2, "tput_per_gpu": 48.0, "output_tput_per_gpu": 32.0, "median_ttft": 0.012}
 INFERENCEX |= {"p99_ttft": 0.015, "median_e2el": 0.08}
-AGENTX = {
-    "hw": "b200",
-    "num_requests_successful": 4,
-    "request_metrics": {
-        "latency": {"ttft": {"p50": 0.012, "p99": 0.015}, "e2el": {"p50": 0.08}},
-        "throughput": {"output": {"tokens_per_second": 64.0}, "total": {"tokens_per_second": 96.0}, "per_gpu": {}},
-    },
-}
+OF_AGENTS = {"latency": {"ttft": {"p50": 0.012, "p99": 0.015}, "e2el": {"p50": 0.08}}}
+OF_AGENTS["throughput"] = {"output": {"tokens_per_second": 64.0}, "total": {"tokens_per_second": 96.0}, "per_gpu": {}}
+AGENTX = {"hw": "b200", "num_requests_successful": 4, "request_metrics": OF_AGENTS}
 AIPERF = {
     "request_throughput": {"unit": "requests/sec", "avg": 2.0},
     "output_token_throughput": {"unit": "tokens/sec", "avg": 64.0},
@@ -107,14 +102,9 @@ ALL |= {"ttft_ms_median": 12, "ttft_ms_p99": 15, "tpot_ms_median": None}
 def test_each_format_is_read_by_its_structure(content, tool, absent):
     facts = parse_engine_log(json.dumps(content))
     assert ([result.tool for result in facts.results], facts.status, facts.error) == ([tool], "ok", None)
-    expected = ALL | dict.fromkeys(absent)
-    in_yaml = (
-        parse_engine_log(f"# captured\n{yaml.safe_dump(content)}")
-        if tool in ("inference-perf", "llm-d-benchmark")
-        else facts
-    )
-    for read in (facts, in_yaml):
-        assert {name: getattr(read, name) for name in ALL} == pytest.approx(expected)
+    texts = [f"# captured\n{yaml.safe_dump(content)}"] if tool in ("inference-perf", "llm-d-benchmark") else []
+    for read in (facts, *map(parse_engine_log, texts)):
+        assert {name: getattr(read, name) for name in ALL} == pytest.approx(ALL | dict.fromkeys(absent))
     # Neither in a list of something else nor below another key is it a result.
     for other in ({"of": content}, [[content]], {"requests": [content, content]}):
         assert parse_engine_log(json.dumps(other, indent=2)).requests_per_s is None
@@ -262,12 +252,13 @@ def test_rates_per_gpu_are_those_of_all_ranks_of_one_engine(ranks):
     facts = parse_engine_log(json.dumps(INFERENCEX | per_gpu | sizes))
     assert (facts.total_tokens_per_s, facts.output_tokens_per_s) == pytest.approx((96, 64))
     assert not list(words_on(facts))
+    whole = {"is_multinode": True, "total_tput_tps": 96.0, "output_tput_tps": 64.0}  # AgentX before it had parts
+    assert parse_engine_log(json.dumps(INFERENCEX | per_gpu | whole)).output_tokens_per_s == 64
     # Prompts on GPUs of their own, several engines, and ranks that are not stated.
     for several in ({"disagg": True}, {"disagg": "true"}, {"is_multinode": True}, {"tp": None}):
         facts = parse_engine_log(json.dumps(INFERENCEX | per_gpu | sizes | several))
         assert (facts.status, facts.total_tokens_per_s, facts.output_tokens_per_s) == ("ok", None, None)
-        assert facts.results[0].unread == ["tput_per_gpu", "output_tput_per_gpu"]
-        assert len(list(words_on(facts))) == 1
+        assert (facts.results[0].unread, len(list(words_on(facts)))) == (["tput_per_gpu", "output_tput_per_gpu"], 1)
 
 
 def test_a_printed_zero_was_not_measured():

@@ -53,7 +53,7 @@ def test_json_lines_may_say_their_own_output_length_and_other_lines_are_texts():
 
 
 def test_samples_repeat_each_text_in_a_row_and_share_all_of_it():
-    spec = prompts(FOLDER / "questions.jsonl", samples=2, chat=False)
+    spec = prompts(FOLDER / "questions.jsonl", samples=2)
     once, _ = make_requests(prompts(FOLDER / "questions.jsonl"), VOCABULARY, 3)
     requests, stream = make_requests(spec, VOCABULARY, 5)
     assert texts(requests) == [text for text in texts(once) for _ in range(2)][:5]
@@ -62,7 +62,6 @@ def test_samples_repeat_each_text_in_a_row_and_share_all_of_it():
     ]
     assert [spec.shared_text(i).id for i in range(5)] == [0, 0, 1, 1, 2]
     assert (stream.details["texts"], once[0].prefix_id) == (3, None)
-    assert "samples" not in prompts(FOLDER / "questions.jsonl").model_dump()
     with pytest.raises(WorkloadError, match="7 requests are needed"):
         make_requests(spec, VOCABULARY, 7)
 
