@@ -9,7 +9,9 @@ what was found is printed too. All else is predicted: no engine runs. docs/hits.
 """
 
 import json
+import math
 from argparse import Namespace
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,16 +22,19 @@ import numpy as np
 from workflow_scripts.catalog.any_gpu import GPU_NUMBERS
 from workflow_scripts.catalog.any_model import ANY_MODEL
 from workflow_scripts.catalog.gpus_and_models import load_gpus
-from workflow_scripts.common.command import RESULTS, command, option, positive
+from workflow_scripts.common.command import RESULTS, above_zero, command, option, positive
 from workflow_scripts.common.files import read_jsonl, sha256_of
 from workflow_scripts.engines.capacity import Capacity
 from workflow_scripts.engines.registry import capacity_of, get_engine
 from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.engines.vllm.memory import GIB
+from workflow_scripts.physics.step_time import FloatArray, IntArray
 from workflow_scripts.predict.predict_cell import knob_options, one_cell, predictable
 from workflow_scripts.predict.predictions import tasks_of
 from workflow_scripts.predict.prefix_hits import OF_PREEMPTED, OF_PROMPT, PrefixHits, curve, knee, prefix_hits
+from workflow_scripts.predict.public_costs import public_costs
 from workflow_scripts.predict.schedule import RequestLengths, ScheduleError
+from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.speed import step_time_of, work_of
 from workflow_scripts.predict.timing import time_schedule
 from workflow_scripts.study.grid import Cell, expand, find_cell
@@ -40,15 +45,13 @@ from workflow_scripts.workloads.hashed_trace import count_requests
 
 REQUESTS = "requests.jsonl"
 BLOCK_SIZES = (16, 32, 64, 128)
-WORDS = {
-    "found": "found",
-    "never_seen": "never seen before",
-    "shorter_than_block": "seen, but shorter than a block",
-    "last_token": "last token, always computed",
-    "evicted": "seen, but evicted",
-    "not_retained": "seen, but not kept by a window or state",
-    "found_again": "found again after a preemption",
-    "computed_again": "computed again after a preemption",
+# How GPUs with such links between them are usually attached to their host.
+HOST_LINKS = {
+    "nvlink2": "pcie3",
+    "nvlink3": "pcie4",
+    "nvlink4": "pcie5",
+    "nvlink5": "pcie5",
+    "infinity_fabric": "pcie5",
 }
 
 
@@ -105,30 +108,22 @@ class Case:
 
 
 def evictions_s(case: Case, hits: PrefixHits) -> dict[str, float] | None:
-    """Medians over the evicted tokens that prompts asked for again: seconds that the first missing block was unused
-    before it was evicted, and before it was asked for. None if there are none, or the device's speed is not known."""
-    cell, task, schedule = case.of_cell, case.task, hits.schedule
+    """Medians over the prompts that missed evicted tokens: seconds that the first missing block was unused before it
+    was evicted, and before it was asked for. None if there are none, or the device's speed is not known."""
+    cell, task, segments = case.of_cell, case.task, hits.schedule.segments
     if not len(hits.evictions) or cell.speed is None:
         return None
-    work = work_of(schedule, cell, task)
-    segment_s = time_schedule(schedule, work, cell.speed.costs, task.requests, cell.users).segment_s
-    starts_s = np.cumsum(schedule.segments.idle_s + segment_s) - segment_s
-    step_s = segment_s / schedule.segments.steps
-    freed, evicted, asked, tokens = hits.evictions.T
+    work = work_of(hits.schedule, cell, task)
+    segment_s = time_schedule(hits.schedule, work, cell.speed.costs, task.requests, cell.users).segment_s
+    starts_s = np.cumsum(segments.idle_s + segment_s) - segment_s
 
-    def planned_s(steps: Any) -> Any:
-        segment = np.searchsorted(schedule.segments.first_step, steps, side="right") - 1
-        return starts_s[segment] + (steps - schedule.segments.first_step[segment]) * step_s[segment]
+    def ended_s(steps: IntArray) -> FloatArray:
+        at = np.searchsorted(segments.first_step, steps, side="right") - 1
+        return starts_s[at] + (steps - segments.first_step[at] + 1) * (segment_s / segments.steps)[at]
 
-    order = {"unused_until_evicted_s_p50": evicted, "unused_until_asked_for_s_p50": asked}
-    freed_s = planned_s(freed - 1) + step_s[np.searchsorted(schedule.segments.first_step, freed - 1, side="right") - 1]
-    return {name: _median(planned_s(steps) - freed_s, tokens) for name, steps in order.items()}
-
-
-def _median(values: Any, weights: Any) -> float:
-    order = np.argsort(values)
-    reached = np.cumsum(weights[order]) >= weights.sum() / 2
-    return round(float(max(0.0, values[order][np.argmax(reached)])), 3)
+    freed, evicted, asked, _ = hits.evictions.T
+    until = {"unused_until_evicted_s_p50": evicted, "unused_until_asked_for_s_p50": asked}
+    return {name: round(float(np.median(ended_s(s) - ended_s(freed - 1))), 3) for name, s in until.items()}
 
 
 def changes(study: Study, case: Case, points: list[tuple[int, int]], prepared: Path | None) -> Iterator[dict[str, Any]]:
@@ -143,7 +138,9 @@ def changes(study: Study, case: Case, points: list[tuple[int, int]], prepared: P
             try:
                 # The added tokens are found too, but nobody asked for them before.
                 found = case.hits(replace(requests, **lengths)).total("found") - int(added.sum())
-                yield {"change": "shared_prefix_tokens", "add": int(added.max()), "multiple_of": unit, "found": found}
+                add = int(added.max())
+                how = f"up to {add} more tokens in the shared beginning, so that it is a multiple of {unit}"
+                yield {"change": "shared_prefix_tokens", "add": add, "how": how, "found": found}
             except StudyError:  # too long for the context
                 pass
     for block_size in BLOCK_SIZES:
@@ -151,14 +148,61 @@ def changes(study: Study, case: Case, points: list[tuple[int, int]], prepared: P
             knobs = case.cell.knobs.model_copy(update={"block_size": block_size})
             try:
                 other = Case(study, replace(case.cell, knobs=knobs), prepared)
-                yield {"change": "block_size", "to": block_size, "found": other.hits().total("found")}
+                how, found = f"a block size of {block_size}", other.hits().total("found")
+                yield {"change": "block_size", "to": block_size, "how": how, "found": found}
             except StudyError:  # this engine or device has no such blocks
                 continue
     if (blocks := knee(points)) > (settings.num_blocks or blocks):
-        more, found = blocks - (settings.num_blocks or 0), dict(points)[blocks]
-        yield {"change": "num_blocks", "to": blocks, "more_gib": case.gib(more), "found": found}
+        found, gib, more_gib = dict(points)[blocks], case.gib(blocks), case.gib(blocks - (settings.num_blocks or 0))
+        how = f"{blocks:,} blocks ({more_gib:,.3g} GiB more)"
+        yield {"change": "num_blocks", "to": blocks, "more_gib": more_gib, "how": how, "found": found}
         # The host's memory has a copy of what is on the device.
-        yield {"change": "kv_offloading_size", "to_gib": case.gib(blocks), "found": found}
+        how = f"{gib:,.3g} GiB of KV offloading"
+        yield {"change": "kv_offloading_size", "to_gib": gib, "how": how, "found": found}
+
+
+def offloading(case: Case, hits: PrefixHits, link_gb_per_s: float | None) -> dict[str, Any] | None:
+    """From how many tokens on loading them from the host's memory takes less time than computing them, and both times
+    for the median of evicted tokens, or of prompts if none were. None if the rate of the link or the speed of the
+    device is not known, or no request has two blocks."""
+    cell, settings, gpu = case.of_cell, case.settings, load_gpus()[case.cell.gpu]
+    link = HOST_LINKS.get(gpu.link or "", gpu.link)
+    if cell.speed is None or not (link_gb_per_s or link):
+        return None
+    rate, costs = (
+        link_gb_per_s * 1e9 if link_gb_per_s else public_costs().links[str(link)].bytes_per_s,
+        cell.speed.costs,
+    )
+    unit, groups = (settings.pool or settings).block_size, settings.pool.groups if settings.pool else (None,)
+
+    def loaded_s(tokens: int) -> float:
+        reaches = [tokens if group is None or group.reach is None else max(1, group.reach - 1) for group in groups]
+        return sum(math.ceil(min(tokens, reach) / unit) for reach in reaches) * case.bytes_per_block / rate
+
+    def served_s(tokens: int) -> float:
+        one = RequestLengths(np.array([tokens]), np.ones(1, dtype=np.int64))
+        schedule = make_schedule(one, replace(settings, num_blocks=None))
+        return time_schedule(schedule, work_of(schedule, cell, replace(case.task, requests=one)), costs, one).wall_s
+
+    def computed_s(tokens: int) -> float:
+        return max(0.0, served_s(tokens + unit) - served_s(unit))
+
+    most = (settings.max_model_len - 1) // unit - 1  # beside one that is computed in any case
+    if most < 1:
+        return None
+    units = 1 + bisect_left(
+        range(1, most + 1), True, key=lambda count: loaded_s(count * unit) < computed_s(count * unit)
+    )
+    of = hits.evictions[:, 3] if len(hits.evictions) else case.task.requests.prompt_tokens
+    tokens = min(most, max(1, int(np.median(of)) // unit)) * unit
+    return {
+        "link": "given" if link_gb_per_s else link,
+        "link_gb_per_s": rate / 1e9,
+        "pays_from_tokens": units * unit if units <= most else None,
+        "tokens": tokens,
+        "load_s": loaded_s(tokens),
+        "compute_s": computed_s(tokens),
+    }
 
 
 def measured_found(study: Study, cell: Cell, results: Path) -> int | None:
@@ -170,7 +214,9 @@ def measured_found(study: Study, cell: Cell, results: Path) -> int | None:
     return round(sum(found.values()) / len(found)) if found else None
 
 
-def report_of(study: Study, case: Case, results: Path, prepared: Path | None) -> dict[str, Any]:
+def report_of(
+    study: Study, case: Case, results: Path, prepared: Path | None, link_gb_per_s: float | None
+) -> dict[str, Any]:
     """Everything that the command says, as JSON."""
     hits, settings, cell = case.hits(), case.settings, case.cell
     points = curve(case.task.requests, settings, case.step_time)
@@ -197,6 +243,7 @@ def report_of(study: Study, case: Case, results: Path, prepared: Path | None) ->
         "knee_blocks": knee(points) if any(tokens for _, tokens in points) else None,
         "changes": options,
         "best_change": best,
+        "offloading": offloading(case, hits, link_gb_per_s),
         "measured_found": measured_found(study, cell, results),
     }
 
@@ -211,10 +258,10 @@ def in_words(report: dict[str, Any]) -> Iterator[str]:
     yield f"{report['model']} on {report['gpu']}, {blocks}, {report['requests']:,} requests, predicted"
     yield f"{'prompt tokens':42}{share(prompts)}"
     for name, tokens in report["of_prompts"].items():
-        yield f"{'=' if name == 'found' else '+'} {WORDS[name]:40}{share(tokens)}"
+        yield f"{'=' if name == 'found' else '+'} {OF_PROMPT[name]:40}{share(tokens)}"
     for name, tokens in report["of_preempted"].items():
         if tokens:
-            yield f"beside them, {WORDS[name]}: {tokens:,}"
+            yield f"beside them, {OF_PREEMPTED[name]}: {tokens:,}"
     if seconds := report["evicted"]:
         until, asked = seconds.values()
         yield f"Evicted blocks were unused for {until:g} s (median), and asked for after {asked:g} s."
@@ -225,6 +272,14 @@ def in_words(report: dict[str, Any]) -> Iterator[str]:
         here = "  <- this cell" if point["num_blocks"] == report["num_blocks"] else ""
         here += "  <- knee" if point["num_blocks"] == report["knee_blocks"] else ""
         yield f"{point['num_blocks']:>12,} blocks {point['gib']:>10,.3f} GiB{share(point['found'])}{here}"
+    if of := report["offloading"]:
+        pays = (
+            f"pays from {of['pays_from_tokens']:,} tokens on"
+            if of["pays_from_tokens"]
+            else "does not pay for any prompt"
+        )
+        times = f"{of['tokens']:,} tokens take {of['load_s']:.3g} s to load and {of['compute_s']:.3g} s to compute"
+        yield f"Predicted: KV offloading at {of['link_gb_per_s']:g} GB/s ({of['link']}) {pays}: {times}."
     yield sentence(report)
 
 
@@ -235,17 +290,10 @@ def sentence(report: dict[str, Any]) -> str:
     worst = max(missed, key=lambda name: missed[name])
     ceiling = f"at most {100 * report['ceiling'] / prompts:.1f} % with a cache of any size"
     text = f"The cache finds {100 * found / prompts:.1f} % of the prompt tokens ({ceiling}); most others were "
-    text += f"{WORDS[worst].removeprefix('seen, but ')} ({100 * missed[worst] / prompts:.1f} %)"
+    text += f"{OF_PROMPT[worst].removeprefix('seen, but ')} ({100 * missed[worst] / prompts:.1f} %)"
     if not (best := report["best_change"]):
         return f"{text}; no change of block size or cache finds more."
-    how = {
-        "shared_prefix_tokens": "up to {add} more tokens in the shared beginning, so that it is a multiple of "
-        "{multiple_of}",
-        "block_size": "a block size of {to}",
-        "num_blocks": "{to:,} blocks ({more_gib:,.3g} GiB more)",
-        "kv_offloading_size": "{to_gib:,.3g} GiB of KV offloading",
-    }[best["change"]].format(**best)
-    return f"{text}; {100 * best['found'] / prompts:.1f} % with {how}."
+    return f"{text}; {100 * best['found'] / prompts:.1f} % with {best['how']}."
 
 
 def draw(report: dict[str, Any], out: Path) -> None:
@@ -288,6 +336,7 @@ def draw(report: dict[str, Any], out: Path) -> None:
     option("--workload", help="a workload of the study"),
     option("--num-prompts", type=positive, help="requests of the workload (default: as the study says)"),
     option("--cell", help="a cell of the study: its ID, or the raw/requests.jsonl of a measured one"),
+    option("--link-gb-per-s", type=above_zero(1e6), help="to the host's memory, one way (default: the GPU's PCIe)"),
     option("--out", type=Path, help="folder for the curve as a figure, hits.svg and hits.png"),
     option("--json", action="store_true", help="print JSON"),
     RESULTS,
@@ -295,7 +344,7 @@ def draw(report: dict[str, Any], out: Path) -> None:
 def main(args: Namespace) -> None:
     study, cell = asked_cell(args)
     prepared = StudyPaths(args.results, study.name).prepared if args.study else None
-    report = report_of(study, Case(study, cell, prepared), args.results, prepared)
+    report = report_of(study, Case(study, cell, prepared), args.results, prepared, args.link_gb_per_s)
     if args.out:
         draw(report, args.out)
     print(json.dumps(report, indent=2) if args.json else "\n".join(in_words(report)))

@@ -15,9 +15,19 @@ from workflow_scripts.predict.schedule import RequestLengths, Schedule, Schedule
 from workflow_scripts.predict.scheduler import make_schedule
 
 # The prompt tokens of a request are the sum of these.
-OF_PROMPT = ("found", "never_seen", "shorter_than_block", "last_token", "evicted", "not_retained")
+OF_PROMPT = {
+    "found": "found",
+    "never_seen": "never seen before",
+    "shorter_than_block": "seen, but shorter than a block",
+    "last_token": "last token, always computed",
+    "evicted": "seen, but evicted",
+    "not_retained": "seen, but not kept by a window or state",
+}
 # What preempted requests look up again, prompt and answer so far, is the sum of these.
-OF_PREEMPTED = ("found_again", "computed_again")
+OF_PREEMPTED = {
+    "found_again": "found again after a preemption",
+    "computed_again": "computed again after a preemption",
+}
 # The knee of a curve is the smallest cache that finds this share of what a cache without end finds.
 KNEE_SHARE = 0.95
 SIZES = 9

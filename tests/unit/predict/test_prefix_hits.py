@@ -92,6 +92,20 @@ def test_a_measured_cell_tells_what_it_found(capsys, tmp_path):
     assert said(capsys, *asked, cell)["measured_found"] == 23 * 96
 
 
+def test_offloading_pays_from_the_length_at_which_loading_is_faster(capsys):
+    asked = [*CACHE[:-1], "8192", "--num-gpu-blocks-override", "600", *TRACE, "--num-prompts", "4", "--link-gb-per-s"]
+    per_block = 16 * 131_072
+    units = {}
+    for rate in ("0.001", "50", "100", "100000"):
+        of = said(capsys, *asked, rate)["offloading"]
+        assert of["load_s"] == pytest.approx(of["tokens"] / 16 * per_block / (float(rate) * 1e9))
+        units[rate] = of["pays_from_tokens"]
+    assert units["0.001"] is None
+    assert 16 <= units["100000"] <= units["100"] < units["50"] < 8192
+    told = said(capsys, *asked[:-1])["offloading"]
+    assert (told["link"], told["link_gb_per_s"]) == ("pcie5", 52.5)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
