@@ -121,10 +121,10 @@ def _starts_of(lines: Sequence[Line]) -> list[Sequence[Line]]:
 
 
 def are_mixed(start: Sequence[Line]) -> bool:
-    """Whether a start has lines of several engines at once that nothing tells apart: a process comes up once."""
-    up = (re.findall(r"\(([^()]{1,99}?),? pid=\d", line.text) for line in start if signs.COMES_UP.search(line.text))
-    labels = [tuple(process) for process in up if process]
-    return len(labels) > len(set(labels))
+    """Whether a start has lines of several engines that nothing tells apart: a process comes up in one time only."""
+    up = [(at[0], line.text[: at.start()]) for line in start if (at := signs.COMES_UP.search(line.text))]
+    said = {(took, process) for took, own in up if (process := tuple(re.findall(r"\(([^()]{1,99}?),? pid=\d", own)))}
+    return len(said) > len({process for _, process in said})
 
 
 def _says(sign: re.Pattern[str], lines: Sequence[Line], index: int) -> bool:

@@ -12,7 +12,7 @@ STARTS = re.compile(
     r"Initializing an? (?:V[01] )?LLM engine|vLLM (?:API )?server version|[█▀▄] +version +v?\d|non-default args: "
     r"|args: Namespace\(|server_args=ServerArgs\("
 )
-COMES_UP = re.compile(r"init engine \(profile|Application startup complete")
+COMES_UP = re.compile(r"init engine \(profile.*")
 HAS_CACHE = re.compile(r"KV cache size: |num_gpu_blocks is: |# \w+ blocks: |max_total_num_tokens=")
 LIVES = re.compile(
     r"init engine \(profile|Graph capturing finished in|cache_config_info with initialization"

@@ -166,7 +166,8 @@ COMES_UP = [name for name in WITH_A_START if re.search(r"\(EngineCore.* init eng
 @given(name=st.sampled_from(COMES_UP), pods=st.integers(2, 3), seed=st.integers(0, 10**6))
 def test_of_pods_that_print_at_once_one_is_read_or_none(name, pods, seed):
     """Only their names tell pods of one image apart; without them no fact is that of another pod."""
-    logs = [re.sub(r"(?<=KV cache size: )[\d,]+", f"{1 + pod},600", text_of(name)).splitlines() for pod in range(pods)]
+    took = [re.sub(r"(init engine .* took )", rf"\g<1>{1 + pod}", text_of(name)) for pod in range(pods)]
+    logs = [re.sub(r"(?<=KV cache size: )[\d,]+", f"{1 + n},600", text).splitlines() for n, text in enumerate(took)]
     turns = [pod for pod, lines in enumerate(logs) for _ in lines]
     Random(seed).shuffle(turns)
     lines = [iter(log) for log in logs]
@@ -179,6 +180,7 @@ def test_of_pods_that_print_at_once_one_is_read_or_none(name, pods, seed):
     mixed = parse_engine_log("\n".join(unknown.format(pod) + line for pod, line in woven))
     *_, begun = (pod for pod, line in woven if "Initializing a V1" in line)
     assert stated(mixed) == {"error": mixed.error} or mixed.kv_cache_tokens == 1000 * begun + 1600
+    assert parse_engine_log("\n".join(f"{line}\n{line}" for line in logs[0])).kv_cache_tokens == 1600  # printed twice
 
 
 @pytest.mark.parametrize("indent", [None, 2])
