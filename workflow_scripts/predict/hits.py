@@ -23,7 +23,7 @@ from workflow_scripts.catalog.any_gpu import GPU_NUMBERS
 from workflow_scripts.catalog.any_model import ANY_MODEL
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.command import RESULTS, above_zero, command, option, positive
-from workflow_scripts.common.files import read_jsonl, sha256_of
+from workflow_scripts.common.files import numbered_jsonl, sha256_of
 from workflow_scripts.engines.capacity import Capacity
 from workflow_scripts.engines.registry import capacity_of, get_engine
 from workflow_scripts.engines.steps import SchedulerSettings
@@ -53,6 +53,8 @@ HOST_LINKS = {
     "nvlink5": "pcie5",
     "infinity_fabric": "pcie5",
 }
+# Those that are attached by faster links: NVLink-C2C and PCIe 6.
+FASTER_LINK = ("gh200-96gb", "gh200-144gb", "b300")
 
 
 def asked_cell(args: Namespace) -> tuple[Study, Cell]:
@@ -104,7 +106,7 @@ class Case:
             raise StudyError(f"{self.cell.id}: {e}") from None
 
     def gib(self, blocks: int) -> float:
-        return round(blocks * self.bytes_per_block / GIB, 3)
+        return round(blocks * self.bytes_per_block / GIB, 6)
 
 
 def evictions_s(case: Case, hits: PrefixHits) -> dict[str, float] | None:
@@ -154,8 +156,10 @@ def changes(study: Study, case: Case, points: list[tuple[int, int]], prepared: P
                 continue
     if (blocks := knee(points)) > (settings.num_blocks or blocks):
         found, gib, more_gib = dict(points)[blocks], case.gib(blocks), case.gib(blocks - (settings.num_blocks or 0))
-        how = f"{blocks:,} blocks ({more_gib:,.3g} GiB more)"
-        yield {"change": "num_blocks", "to": blocks, "more_gib": more_gib, "how": how, "found": found}
+        memory_bytes, weight_bytes = load_gpus()[case.cell.gpu].memory_bytes, case.of_cell.facts.weight_bytes
+        if memory_bytes is None or gib * GIB + weight_bytes / case.of_cell.ranks < memory_bytes:
+            how = f"{blocks:,} blocks ({more_gib:,.3g} GiB more)"
+            yield {"change": "num_blocks", "to": blocks, "more_gib": more_gib, "how": how, "found": found}
         # The host's memory has a copy of what is on the device.
         how = f"{gib:,.3g} GiB of KV offloading"
         yield {"change": "kv_offloading_size", "to_gib": gib, "how": how, "found": found}
@@ -166,7 +170,7 @@ def offloading(case: Case, hits: PrefixHits, link_gb_per_s: float | None) -> dic
     for the median of evicted tokens, or of prompts if none were. None if the rate of the link or the speed of the
     device is not known, or no request has two blocks."""
     cell, settings, gpu = case.of_cell, case.settings, load_gpus()[case.cell.gpu]
-    link = HOST_LINKS.get(gpu.link or "", gpu.link)
+    link = None if gpu.name in FASTER_LINK else HOST_LINKS.get(gpu.link or "", gpu.link)
     if cell.speed is None or not (link_gb_per_s or link):
         return None
     rate, costs = (
@@ -205,17 +209,19 @@ def offloading(case: Case, hits: PrefixHits, link_gb_per_s: float | None) -> dic
     }
 
 
-def measured_found(study: Study, cell: Cell, results: Path) -> int | None:
+def measured_found(path: Path) -> int | None:
     """Prompt tokens that a measured cell found in its prefix cache, the mean of its repeats; None without any."""
-    path = StudyPaths(results, study.name).start(cell) / RAW / REQUESTS
     found: dict[int, int] = {}
-    for row in read_jsonl(path) if path.is_file() else ():
-        found[row["repeat"]] = found.get(row["repeat"], 0) + (row.get("cached_prompt_tokens") or 0)
+    for number, row in numbered_jsonl(path):
+        repeat, tokens = row.get("repeat"), row.get("cached_prompt_tokens") or 0
+        if type(repeat) is not int or type(tokens) is not int:
+            raise StudyError(f"{path}: line {number}: not of a measured cell, with repeat and cached_prompt_tokens")
+        found[repeat] = found.get(repeat, 0) + tokens
     return round(sum(found.values()) / len(found)) if found else None
 
 
 def report_of(
-    study: Study, case: Case, results: Path, prepared: Path | None, link_gb_per_s: float | None
+    study: Study, case: Case, measured: int | None, prepared: Path | None, link_gb_per_s: float | None
 ) -> dict[str, Any]:
     """Everything that the command says, as JSON."""
     hits, settings, cell = case.hits(), case.settings, case.cell
@@ -244,7 +250,7 @@ def report_of(
         "changes": options,
         "best_change": best,
         "offloading": offloading(case, hits, link_gb_per_s),
-        "measured_found": measured_found(study, cell, results),
+        "measured_found": measured,
     }
 
 
@@ -306,7 +312,7 @@ def draw(report: dict[str, Any], out: Path) -> None:
 
     use_style()
     percent = 100 / report["prompt_tokens"]
-    rows = pd.DataFrame([{"x": p["num_blocks"], "y": percent * p["found"]} for p in report["curve"]])
+    rows = pd.DataFrame([{"x": p["gib"], "y": percent * p["found"]} for p in report["curve"]])
     rows = rows.assign(series="predicted", low=np.nan, high=np.nan)
     here = Reference(percent * report["of_prompts"]["found"], f"here, {report['num_blocks']:,} blocks")
     plot = line(
@@ -314,9 +320,10 @@ def draw(report: dict[str, Any], out: Path) -> None:
         {"predicted": PREDICTED_LINE},
         "Prompt tokens found in the prefix cache",
         "found prompt tokens (%)",
-        "KV blocks",
+        "size of the cache (GiB per device)",
         unit=" %",
         references=[here] if here.at else (),
+        x_is_setting=False,
         sources=("predicted",),
     )
     write_plot(plot, out, "hits")
@@ -343,8 +350,14 @@ def draw(report: dict[str, Any], out: Path) -> None:
 )
 def main(args: Namespace) -> None:
     study, cell = asked_cell(args)
-    prepared = StudyPaths(args.results, study.name).prepared if args.study else None
-    report = report_of(study, Case(study, cell, prepared), args.results, prepared, args.link_gb_per_s)
-    if args.out:
-        draw(report, args.out)
+    paths = StudyPaths(args.results, study.name)
+    prepared = paths.prepared if args.study else None
+    own = paths.start(cell) / RAW / REQUESTS
+    path = Path(args.cell) if args.cell and Path(args.cell).name == REQUESTS else own
+    measured = measured_found(path) if path != own or path.is_file() else None
+    report = report_of(study, Case(study, cell, prepared), measured, prepared, args.link_gb_per_s)
     print(json.dumps(report, indent=2) if args.json else "\n".join(in_words(report)))
+    if args.out:
+        if not report["ceiling"]:
+            raise StudyError(f"--out {args.out}: a cache of any size finds nothing, so there is no curve to draw")
+        draw(report, args.out)

@@ -18,6 +18,7 @@ from workflow_scripts.predict.schedule import RequestLengths
 
 TRACE = ["--trace", "tests/fixtures/traces/mooncake.jsonl", "--hash-block-tokens", "32", "--json"]
 CACHE = ["--model", "llama-3.1-8b-instruct", "--gpu", "h100-sxm", "--block-size", "16", "--max-model-len", "400"]
+FIXED = ["--study", "config/studies/prefix_caching.yaml", "--workload", "nothing-shared", "--max-model-len", "4096"]
 SHARED = {"kind": "shared_prefix", "num_prompts": 24, "prefix_tokens": 100, "prompt_tokens": 30, "output_tokens": 8}
 
 
@@ -87,9 +88,15 @@ def test_a_measured_cell_tells_what_it_found(capsys, tmp_path):
     path.parent.mkdir(parents=True)
     write_jsonl(path, [{"repeat": repeat, "cached_prompt_tokens": 96} for repeat in (0, 1) for _ in range(23)])
     asked = ["--study", str(study), "--results", str(tmp_path / "results"), "--json", "--cell"]
-    told = said(capsys, *asked, str(path))
-    assert told["measured_found"] == told["of_prompts"]["found"] == 23 * 96
     assert said(capsys, *asked, cell)["measured_found"] == 23 * 96
+    told = said(capsys, *asked[:2], "--json", "--cell", str(path))
+    assert told["measured_found"] == told["of_prompts"]["found"] == 23 * 96
+    large = said(capsys, *asked[:2], "--json", "--cell", cell, "--out", str(tmp_path / "figure"))
+    assert (tmp_path / "figure/hits.svg").is_file()
+    assert large["measured_found"] is None  # there are no results in the working folder
+    write_jsonl(path, [{"request_id": "0"}])
+    assert main([*asked, cell]) == 2
+    assert "line 1" in capsys.readouterr().err
 
 
 def test_offloading_pays_from_the_length_at_which_loading_is_faster(capsys):
@@ -112,6 +119,7 @@ def test_offloading_pays_from_the_length_at_which_loading_is_faster(capsys):
         ([*CACHE, "--json"], "give one of"),
         ([*TRACE, "--gpu", "h200", "--block-size", "16"], "--model"),
         ([*CACHE, *TRACE, "--max-total-tokens", "1"], "--max-total-tokens 1"),
+        ([*CACHE[:4], "--block-size", "16", *FIXED, "--out", "results/none"], "no curve"),
         ([*CACHE, *TRACE, "--no-enable-prefix-caching"], "prefix caching on"),
         ([*CACHE, "--trace", "tests/fixtures/prompts/chats.jsonl"], "line 1"),
         ([*CACHE, *TRACE, "--num-gpu-blocks-override", "3"], "3 blocks"),
