@@ -141,7 +141,9 @@ KINDS["Ctrl-C twice"] = _signals_to_snakemake(signal.SIGINT, signal.SIGINT)
 
 
 @kind("full disk")
-def fill_disk(campaign: "Campaign", choice: float) -> str:
+def fill_disk(campaign: "Campaign", choice: float) -> str | None:
+    if not os.access(campaign.results, os.W_OK):  # while another fault makes it read-only
+        return None
     filler = (campaign.results / "filler").open("wb", buffering=0)
     with suppress(OSError):
         while filler.write(bytes(1 << 16)):
