@@ -130,6 +130,8 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(int(value))
+    if isinstance(value, int):
+        return str(value)
     if isinstance(value, float):
         short = f"{value:g}"
         return short if float(short) == value else repr(value)

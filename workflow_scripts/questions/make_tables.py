@@ -16,6 +16,7 @@ from workflow_scripts.questions.all_tables import TABLES, makers
 from workflow_scripts.questions.compare.study_digest import digest_of
 from workflow_scripts.study.paths import DIGEST, StudyPaths
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.summary import Summaries
 from workflow_scripts.tables.table_maker import TableInputs
 
 
@@ -36,4 +37,5 @@ def main(args: Namespace) -> None:
         names = ", ".join(str(schema.name) for schema in maker.schemas)
         print(f"{names}: {time.process_time() - began:.2f} s of CPU time", file=sys.stderr)
     if args.only == TABLES:
-        digest_of(study, inputs.rows).write(inputs.folder / DIGEST, indent=None)
+        summed = inputs.summed if inputs.cells is inputs.rows else Summaries(inputs.rows)
+        digest_of(study, inputs.grid, summed).write(inputs.folder / DIGEST, indent=None)

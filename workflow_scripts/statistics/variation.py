@@ -136,6 +136,16 @@ def _of_starts(
         around = np.log(sd / of.starts)[:, None] - of.studies_differ * _OF_STUDY
         prior = np.exp(-((around / of.cells_differ) ** 2) / 2)
         prior = prior / prior.sum(axis=0)
+        if not df[..., cells].any():  # starts show nothing, so what is known elsewhere remains
+            (one, two), (beside, beside_two) = (
+                ([values @ weights / weights.sum(axis=0) for values in (of, of**2)])
+                for of, weights in ((sd**2, prior), (of_repeats[..., cells, :], node_weights))
+            )
+            mean[..., cells, :] = one + beside[..., None]
+            square[..., cells, :] = two + 2 * one * beside[..., None] + beside_two[..., None]
+            of_study = np.exp(-(_OF_STUDY**2) / 2)
+            weight[..., cells, :] = of_study / of_study.sum()
+            continue
         variance = sd[:, None] ** 2 + of_repeats[..., cells, None, :]  # (..., cells, grid, nodes)
         log = -df[..., cells, None, None] / 2 * (np.log(variance) + own[..., cells, None, None] / variance)
         likelihood = np.exp(log - log.max(axis=(-2, -1), keepdims=True)) * node_weights

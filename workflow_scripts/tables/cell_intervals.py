@@ -16,7 +16,7 @@ from workflow_scripts.tables.summary import (
     IDENTITY,
     RATE_OF_ARRIVALS,
     THROUGHPUT,
-    cell_summary,
+    Summaries,
     comparable_rows,
     is_served,
     summarise,
@@ -54,11 +54,12 @@ SCHEMA = table_schema(
 )
 
 
-def cell_intervals(cells: pd.DataFrame) -> pd.DataFrame:
-    """The intervals table, from the cells table."""
+def cell_intervals(summed: Summaries) -> pd.DataFrame:
+    """The intervals table."""
+    cells = summed.cells
     known = [measure for measure in COLUMNS.values() if measure.name in cells]
     means = [measure for measure in known if measure.summary in ("interval", "mean")]
-    parts = [_of_mean(cells, measure) for measure in means if cells[measure.name].notna().any()]
+    parts = [_of_mean(summed, measure) for measure in means if cells[measure.name].notna().any()]
     others = {measure.name: measure.summary for measure in known if measure not in means}
     groups = comparable_rows(cells).groupby("cell_id", sort=False)[list(others)]
     values, repeats = groups.agg(others), groups.count()
@@ -69,9 +70,9 @@ def cell_intervals(cells: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts).reindex(columns=list(SCHEMA.columns))
 
 
-def _of_mean(cells: pd.DataFrame, column: Column) -> pd.DataFrame:
-    measure = column.name
-    summary, samples = cell_summary(cells, measure)
+def _of_mean(summed: Summaries, column: Column) -> pd.DataFrame:
+    measure, cells = column.name, summed.cells
+    summary, samples = summed(measure)
     (value, low, high), scope = mean_interval(samples)
     highest, lowest = (ends.reduce(samples.log, axis=-1, initial=np.nan) for ends in (np.fmax, np.fmin))
     apart = 100 * np.expm1(highest - lowest)
@@ -103,4 +104,4 @@ def interval_of_load(rows: pd.DataFrame, by: Sequence[str], metric: str) -> Inte
 
 @makes(SCHEMA)
 def make_tables(inputs: TableInputs) -> pd.DataFrame:
-    return cell_intervals(inputs.cells)
+    return cell_intervals(inputs.summed)

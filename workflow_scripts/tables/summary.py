@@ -1,13 +1,14 @@
 """Summaries of the cells table, with one row per cell over its starts and repeats, for comparisons of cells."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, readable_models
-from workflow_scripts.engines.registry import every_knob, load_engines, without_environment
+from workflow_scripts.engines.registry import every_knob, load_engines, metrics_of_columns, without_environment
 from workflow_scripts.statistics.errors import FloatArray, IntArray
 from workflow_scripts.statistics.samples import Samples
 from workflow_scripts.statistics.variation import mean_of
@@ -37,7 +38,11 @@ KV_CACHE_FULL = 0.95
 
 # If the study sets the rate of arrivals, the throughput is that rate and not the engine's.
 RATE_OF_ARRIVALS = "knob_request_rate_per_s"
-THROUGHPUT = ("output_tokens_per_s", "total_tokens_per_s", "steady_output_tokens_per_s")
+STEADY = "steady_output_tokens_per_s"
+THROUGHPUT = (RATE, "total_tokens_per_s", STEADY)
+# What a repeat served; two cells of which one had other requests did unequal work.
+WORK = ("num_requests", "prompt_tokens", "output_tokens")
+_OBSERVED = (*WORK, STEADY, "effective", "kv_cache_tokens", "dtype", "quantization", "engine_version")
 
 
 def comparable_rows(cells: pd.DataFrame) -> pd.DataFrame:
@@ -51,26 +56,51 @@ def is_served(cells: pd.DataFrame) -> pd.Series:
     return cells["engine"].map(without_environment).isin(servers)
 
 
-def cell_summary(
-    cells: pd.DataFrame, metric: str, observed: Mapping[str, str] | None = None
-) -> tuple[pd.DataFrame, Samples]:
-    """One row per counted cell: identity, knobs, and `starts`, `repeats`, `log_mean` of `metric`; and its samples.
+class Summaries:
+    """The cells of a study that may be compared, each measure summed up once.
 
-    The column `sample` is the cell's position among the samples. A cell without any value of the metric has no row. For
-    a throughput, a cell whose requests arrived at a rate has no row either. `observed` names further columns of the
-    cells table and how to reduce their values over the repeats: `first`, `min`, `max`, `mean` or `sum`. Nulls are
-    ignored; if all values are null, the result is null.
+    Called with a measure it returns one row per counted cell: identity, settings, `starts`, `repeats`, `log_mean` of
+    the measure, and `sample`, its position among the cells' samples; and these. A cell without any value of the measure
+    has no row. For a throughput, a cell whose requests arrived at a rate has none either. `cells` is the frame of
+    `tables.measurements`.
     """
-    rows = comparable_rows(cells)
-    if RATE_OF_ARRIVALS in rows and metric in THROUGHPUT:
-        rows = rows[rows[RATE_OF_ARRIVALS].isna()]
-    summary, samples = summarise(rows, IDENTITY, metric)
-    further = dict.fromkeys(["max_concurrency_allowed", *knob_columns(cells)], "first") | dict(observed or {})
-    groups = rows.groupby(list(IDENTITY), dropna=False, sort=False)
-    for name, how in further.items():
-        taken = groups[name].sum(min_count=1) if how == "sum" else groups[name].agg(how)
-        summary[name] = taken.array
-    return summary[summary["repeats"] > 0].reset_index(drop=True), samples
+
+    def __init__(self, cells: pd.DataFrame) -> None:
+        self.cells = cells
+        rows = comparable_rows(cells)
+        self._rows = rows.assign(cell=rows.groupby(list(IDENTITY), dropna=False, sort=False).ngroup())
+        self._summed: dict[str, tuple[pd.DataFrame, Samples]] = {}
+
+    def __call__(self, measure: str) -> tuple[pd.DataFrame, Samples]:
+        if measure not in self._summed:
+            rows = self._rows
+            if RATE_OF_ARRIVALS in rows and measure in THROUGHPUT:
+                rows = rows[rows[RATE_OF_ARRIVALS].isna()]
+            self._summed[measure] = summarise(rows, ["cell"], measure)
+        summary, samples = self._summed[measure]
+        summary = summary[summary["repeats"] > 0]
+        return self._settings.take(summary["cell"].to_numpy()).reset_index(drop=True).assign(
+            **{name: summary[name].array for name in ("starts", "repeats", "log_mean", "sample")}
+        ), samples
+
+    @cached_property
+    def _settings(self) -> pd.DataFrame:
+        """What a cell has beside its measures, in the order of its number `cell`: the first value of its repeats that
+        is not null; of counts, which differ between repeats, the mean."""
+        shown_in = {knob.shown_in for knob in every_knob().values() if knob.shown_in}
+        means = dict.fromkeys(shown_in & metrics_of_columns().keys(), "mean")
+        first = ["max_concurrency_allowed", *knob_columns(self._rows), *sorted(shown_in), *_OBSERVED]
+        first += [str(name) for name in self._rows if str(name).endswith("_effective")]
+        how = dict.fromkeys(first, "first") | BOUND_BY_NEEDS | means
+        named = self._rows.assign(dtype=dtypes, quantization=lambda of: as_applied(of, "quantization"))
+        groups = named.groupby("cell", sort=False)
+        taken = {
+            name: groups[name].sum(min_count=1) if of == "sum" else groups[name].agg(of) for name, of in how.items()
+        }
+        taken |= {f"{name}_values": groups[name].nunique() for name in WORK}
+        settings = named.drop_duplicates("cell")[[*IDENTITY]].reset_index(drop=True)
+        settings = settings.assign(**{name: of.array for name, of in taken.items()})
+        return settings.assign(bound_by=bound_by(settings))
 
 
 def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.DataFrame, Samples]:
@@ -90,8 +120,9 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
     logs = rows[by].assign(log=np.log(values.where(values > 0)), **of_start)
     groups = logs.groupby(by, dropna=False, sort=False)
     summary = groups.agg(repeats=("log", "count")).reset_index()
-    is_cpu = np.isin(summary["gpu"], [name for name, gpu in load_gpus().items() if gpu.kind == "cpu"])
-    columns_of_group = summary.reindex(columns=list(POOLED)).assign(is_cpu=is_cpu)
+    columns_of_group = rows.drop_duplicates(by).reindex(columns=list(POOLED))
+    is_cpu = np.isin(columns_of_group["gpu"], [name for name, gpu in load_gpus().items() if gpu.kind == "cpu"])
+    columns_of_group["is_cpu"] = is_cpu
 
     def numbered(*names: str) -> IntArray:
         return columns_of_group.groupby(list(names), dropna=False, sort=False).ngroup().to_numpy().astype(int)
@@ -148,9 +179,9 @@ def stacked(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 def dtypes(cells: pd.DataFrame) -> pd.Series:
     """The type in which each row was computed: the recorded one, else the model's own, else `not recorded`."""
-    own = {name: model.dtype for name, model in readable_models().items() if model.dtype != "native"}
+    own: dict[str, str] = {name: model.dtype for name, model in readable_models().items() if model.dtype != "native"}
     asked = cells["model"].map(own)
-    return cells["dtype"].fillna(asked).fillna("not recorded").astype("string")
+    return cells["dtype"].astype("string").fillna(asked).fillna("not recorded")
 
 
 def knob_columns(cells: pd.DataFrame) -> list[str]:

@@ -12,6 +12,7 @@ from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.measurements import SIMULATED, joined
+from workflow_scripts.tables.summary import Summaries
 from workflow_scripts.tables.typed_tables import read_table, write_table
 
 Make = Callable[["TableInputs"], pd.DataFrame | Sequence[pd.DataFrame]]
@@ -59,7 +60,13 @@ class TableInputs:
     @cached_property
     def cells(self) -> pd.DataFrame:
         """The rows without those of simulated GPUs, because nothing may be concluded from them."""
-        return self.rows[self.rows["source"].ne(SIMULATED)]
+        simulated = self.rows["source"].eq(SIMULATED)
+        return self.rows[~simulated] if simulated.any() else self.rows
+
+    @cached_property
+    def summed(self) -> Summaries:
+        """The cells, each measure summed up once."""
+        return Summaries(self.cells)
 
 
 class TableMaker:

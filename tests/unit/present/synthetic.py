@@ -29,6 +29,7 @@ from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.cell_intervals import cell_intervals
 from workflow_scripts.tables.measurements import FRAME_COLUMNS, read_measurements
+from workflow_scripts.tables.summary import Summaries
 from workflow_scripts.tables.table_maker import TableInputs
 from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS, read_table, write_table
 
@@ -294,7 +295,7 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     write_measurements(cells, tables)
     cells = read_measurements(tables)
     serving, summary = serving_tables(cells)
-    intervals = cell_intervals(cells)
+    intervals = cell_intervals(Summaries(cells))
     write(intervals=intervals, serving=serving, serving_summary=summary)
     write(limits=limits_table(cells))
     write(fragmentation=waste_table(cells), memory=capacity_table(cells))
@@ -303,9 +304,10 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     published = {(*place, seqs): (1e5, 0.5) for seqs in (1.0, 4.0, 16.0, 64.0, 256.0)}
     write(predictions=predictions_table(cells, intervals, plan_table(cells), published), claims=claims_table())
     predictions = read_table(tables / "predictions.parquet")
-    comparisons, devices = comparison_tables(cells, 2.0, predictions=predictions)
+    comparisons, devices = comparison_tables(Summaries(cells), 2.0, predictions=predictions)
     write(comparisons=comparisons, devices=devices)
-    write(recommendations=recommendations(cells, comparisons, 2.0, {}).assign(command=f"vllm serve {SCRIPT}"))
+    recommended = recommendations(Summaries(cells), comparisons, 2.0, {})
+    write(recommendations=recommended.assign(command=f"vllm serve {SCRIPT}"))
 
 
 def arguments(**options: Path) -> list[str]:
@@ -325,7 +327,7 @@ def write_results(
     cells = change(cells_table(study))
     write_tables(cells, folder / "tables")
     tables = TableInputs(study, StudyPaths(folder.parent, folder.name))
-    digest_of(study, tables.rows).write(folder / "tables/digest.json", indent=None)
+    digest_of(study, tables.grid, tables.summed).write(folder / "tables/digest.json", indent=None)
     for gpu in dict.fromkeys(cells.loc[cells["repeat"].notna(), "gpu"]):
         parsed = folder / "parsed" / gpu
         parsed.mkdir(parents=True, exist_ok=True)

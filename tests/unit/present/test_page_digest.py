@@ -10,8 +10,10 @@ from tests.unit.present.synthetic import SCRIPT, STUDY, cells_table, write_study
 from workflow_scripts.questions.compare.digest import read_digest
 from workflow_scripts.questions.compare.study_digest import digest_of
 from workflow_scripts.statistics.variation import known_elsewhere
+from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.measurements import joined, split
+from workflow_scripts.tables.summary import Summaries
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,7 @@ def test_a_start_by_an_earlier_definition_says_nothing_of_how_a_cell_was_measure
     before = ok.loc[[place]].assign(start=2, comparable=False, protocol="0", started_at="2020-01-01T00:00:00+00:00")
 
     def cell_of(rows: pd.DataFrame) -> tuple[object, ...]:
-        digest = digest_of(study, joined(**split(rows)))
+        digest = digest_of(study, expand(study), Summaries(joined(**split(rows))))
         cell = next(cell for cell in digest.cells if cell.id == ok.loc[place, "cell_id"])
         return cell.comparable, cell.began, cell.environment
 

@@ -5,10 +5,11 @@ import pytest
 
 from tests.unit.questions.synthetic_cells import cell, starts_table, table
 from workflow_scripts.tables.cell_intervals import SCHEMA, cell_intervals
+from workflow_scripts.tables.summary import Summaries
 
 
 def of_rate(cells: pd.DataFrame) -> pd.DataFrame:
-    found = SCHEMA.validate(cell_intervals(cells))
+    found = SCHEMA.validate(cell_intervals(Summaries(cells)))
     return found[found["measure"] == "output_tokens_per_s"].reset_index(drop=True)
 
 
@@ -30,7 +31,7 @@ def test_every_engine_and_measure_has_rows_but_not_what_failed_or_arrives_at_a_r
         cell({"block_size": 32}, (9, 9), outcome="invalid"),
         cell(served, (7, 7), engine="vllm-serve", e2e_s_p50=1.0),
     )
-    found = SCHEMA.validate(cell_intervals(cells))
+    found = SCHEMA.validate(cell_intervals(Summaries(cells)))
     assert not found["cell_id"].str.contains("bs32").any()
     told = {(row.cell_id.split("/")[1], row.measure) for row in found.itertuples() if "_s" in row.measure}
     assert told == {
@@ -58,7 +59,7 @@ def test_the_latency_of_a_server_has_the_interval_of_its_own_load(starts, low, h
     make = table if starts == 1 else starts_table
     loads = [{"max_num_seqs": 4, "request_rate_per_s": rate} for rate in (4.0, 2.0)]
     cells = make(*(cell(load, (7.0,) * 3, engine="vllm-serve", **of) for load, of in zip(loads, seen, strict=True)))
-    row = cell_intervals(cells).query("measure == 'ttft_s_p50'").iloc[0]
+    row = cell_intervals(Summaries(cells)).query("measure == 'ttft_s_p50'").iloc[0]
     assert row[["value", "low", "high"]].tolist() == pytest.approx([0.2, low, high], rel=1e-3)
     assert row["scope"] == "repeats of this load"
 

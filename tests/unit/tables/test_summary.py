@@ -4,11 +4,10 @@ import pytest
 
 from tests.unit.questions.synthetic_cells import cell, starts_table
 from workflow_scripts.tables.summary import (
-    BOUND_BY_NEEDS,
     ENVIRONMENT,
     IDENTITY,
+    Summaries,
     bound_by,
-    cell_summary,
     comparable_rows,
     summarise,
 )
@@ -16,8 +15,8 @@ from workflow_scripts.tables.summary import (
 RATE = "output_tokens_per_s"
 
 
-def summed(*args):
-    return cell_summary(*args)[0]
+def summed(cells, measure):
+    return Summaries(cells)(measure)[0]
 
 
 def test_only_cells_that_ended_ok_are_as_the_study_says_and_have_the_metric_count():
@@ -58,20 +57,26 @@ def test_a_rate_of_arrivals_is_no_throughput_of_the_engine():
 
 
 def test_other_columns_become_one_value_a_cell():
-    seen = {"preemptions": [None, 2, 3], "running_peak": [4.0, 7.0, None], "ttft_s_p99": [0.5, 0.25, 0.75]}
-    seen |= {"decode_s_mean": [1.0, None, 2.0], "attention_backend": [None, "A", "B"]}
-    observed = dict(zip(seen, ("sum", "max", "min", "mean", "first"), strict=True))
+    seen = {"preemptions": [None, 2, 3], "running_peak": [4.0, 7.0, None], "attention_backend": [None, "A", "B"]}
+    seen |= {"num_requests": [4, 4, 5]}
+    wanted = {
+        "preemptions": 5,
+        "running_peak": 7.0,
+        "attention_backend": "A",
+        "num_requests": 4,
+        "num_requests_values": 2,
+    }
     cells = starts_table(cell({"max_num_seqs": 1}, [1.0] * 3, **seen), cell({"max_num_seqs": 2}, [1.0], gpu="l40s"))
-    summary = summed(cells, RATE, observed)
-    assert [summary[name][0] for name in observed] == [5, 7.0, 0.25, 1.5, "A"]
-    assert summary.loc[1, list(observed)].isna().all()
+    summary = summed(cells, RATE)
+    assert summary.loc[0, list(wanted)].to_dict() == wanted
+    assert summary.loc[1, list(seen)].drop("num_requests").isna().all()
     # Columns stay with their cells, which keep the order of the table.
     cells = starts_table(
         cell({"max_num_seqs": 2}, [1.0], gpu="l40s", running_peak=2),
         cell({"max_num_seqs": 1}, [2.0], source=None, running_peak=3),
         cell({"max_num_seqs": 1}, [3.0], gpu="a10g", running_peak=4),
     )
-    summary = summed(cells, RATE, {"running_peak": "max"})
+    summary = summed(cells, RATE)
     found = [summary[name].tolist() for name in ("gpu", "log_mean", "running_peak")]
     assert found == [["l40s", "h200", "a10g"], np.log([1.0, 2.0, 3.0]).tolist(), [2, 3, 4]]
     summary.index = [7, 8, 9]
@@ -81,7 +86,7 @@ def test_other_columns_become_one_value_a_cell():
 
 def bound(knobs, engine="vllm", rates=(1.0,), **observed):
     cells = starts_table(cell(knobs, rates, engine=engine, **({"num_requests": 64} | observed)))
-    (limit,) = bound_by(summed(cells, RATE, BOUND_BY_NEEDS)).tolist()
+    (limit,) = summed(cells, RATE)["bound_by"].tolist()
     return None if pd.isna(limit) else limit
 
 

@@ -15,12 +15,12 @@ from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.questions.comparisons import table as comparisons
 from workflow_scripts.questions.comparisons.groups import overall
-from workflow_scripts.questions.comparisons.pairs import ENGINE, STEADY
+from workflow_scripts.questions.comparisons.pairs import ENGINE
 from workflow_scripts.questions.devices import table as devices
 from workflow_scripts.questions.memory import capacity, fragmentation
 from workflow_scripts.questions.predictions import table as predictions
 from workflow_scripts.tables import cell_intervals
-from workflow_scripts.tables.summary import IDENTITY, PLACE, RATE, comparable_rows, numbers, reduced
+from workflow_scripts.tables.summary import IDENTITY, PLACE, RATE, STEADY, comparable_rows, numbers, reduced
 
 # The tables that checks read, beside what was measured.
 TABLES = [str(of.SCHEMA.name) for of in (cell_intervals, capacity, comparisons, devices, fragmentation, predictions)]

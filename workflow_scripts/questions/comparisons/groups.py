@@ -3,9 +3,8 @@
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.questions.comparisons.pairs import STEADY
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
-from workflow_scripts.tables.summary import RATE
+from workflow_scripts.tables.summary import RATE, STEADY
 
 
 def overall(comparisons: pd.DataFrame, name: str) -> pd.DataFrame:

@@ -4,8 +4,6 @@
 environment, the device or the engine.
 """
 
-from collections.abc import Callable
-from functools import cache, partial
 from itertools import combinations
 from typing import Any
 
@@ -15,7 +13,7 @@ import pandas as pd
 
 from workflow_scripts.catalog.environments import DEFAULT
 from workflow_scripts.engines.hf.knobs import HF_CONTINUOUS, HF_STATIC
-from workflow_scripts.engines.registry import every_knob, metrics_of_columns, without_environment
+from workflow_scripts.engines.registry import without_environment
 from workflow_scripts.engines.vllm.knobs import VLLM, VLLM_SERVE
 from workflow_scripts.statistics.comparisons import Comparisons
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks, decide
@@ -23,23 +21,18 @@ from workflow_scripts.statistics.samples import Samples
 from workflow_scripts.statistics.variation import mean_of
 from workflow_scripts.study.study import Starts
 from workflow_scripts.tables.summary import (
-    BOUND_BY_NEEDS,
     ENVIRONMENT,
     PLACE,
     RATE,
-    as_applied,
-    bound_by,
-    cell_summary,
+    STEADY,
+    WORK,
+    Summaries,
     comparable_rows,
-    dtypes,
     knob_columns,
     knob_text,
 )
 from workflow_scripts.workloads.arrivals import Load
 
-STEADY = "steady_output_tokens_per_s"
-# What a repeat served; two cells of which one had other requests did unequal work.
-WORK = ("num_requests", "prompt_tokens", "output_tokens")
 ALIKE = ("study", "source", "gpu", "engine", "model", "workload")
 # Of a knob with more values, each is compared with the first and with its neighbours: pairs grow with their square.
 MOST_VALUES = 16
@@ -49,9 +42,6 @@ MODEL, AT, GPU, ENGINE, SERVER = "model", "environment", "gpu", "engine", "serve
 _ON_DEVICES = ["study", "source", *ENVIRONMENT, "engine", "model", "dtype", "workload", "knobs", "quantization"]
 _ENGINES = (HF_STATIC.name, HF_CONTINUOUS.name, VLLM.name)
 
-# One row per cell that has a metric, and its samples, by the metric.
-ByMetric = Callable[[str], tuple[pd.DataFrame, Samples]]
-
 
 def looks_at(starts: Starts, cells: pd.DataFrame) -> Looks:
     """The looks at a study: at the starts that it asks for, and at those that it asked for when it had fewer.
@@ -60,24 +50,6 @@ def looks_at(starts: Starts, cells: pd.DataFrame) -> Looks:
     """
     planned = comparable_rows(cells)["planned_starts"].dropna()
     return Looks(starts.at_least, starts.at_most, len(set(planned) - {starts.in_words}))
-
-
-def by_metric(cells: pd.DataFrame) -> ByMetric:
-    """The cells that may be compared by each metric, a column of `cells`, summed up once."""
-    return cache(partial(_summed_up, cells))
-
-
-def _summed_up(cells: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, Samples]:
-    # Counts differ between repeats; everything else that an engine shows of a knob is a setting.
-    counted = metrics_of_columns()
-    shown_in = {knob.shown_in for knob in every_knob().values() if knob.shown_in}
-    observed = {column: "mean" if column in counted else "first" for column in ("effective", *sorted(shown_in))}
-    first = (*WORK, STEADY, "kv_cache_tokens", "dtype", "quantization", "engine_version")
-    several = {f"{name}_values": cells[name] for name in WORK}
-    observed |= BOUND_BY_NEEDS | dict.fromkeys(first, "first") | dict.fromkeys(several, "nunique")
-    named = cells.assign(dtype=dtypes, quantization=lambda of: as_applied(of, "quantization"), **several)
-    summary, samples = cell_summary(named, metric, observed)
-    return summary.assign(bound_by=bound_by(summary)), samples
 
 
 def pairs(summary: pd.DataFrame, differ_in: str) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -162,7 +134,7 @@ def by_environment(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def compared_pairs(
-    cells: ByMetric, margin_pct: float, looks: Looks = ONE_LOOK, metric: str = RATE
+    cells: Summaries, margin_pct: float, looks: Looks = ONE_LOOK, metric: str = RATE
 ) -> list[tuple[str, pd.DataFrame, pd.DataFrame]]:
     """For each column that was varied, of a knob, the model or the environment: its cells and their `pairs`, with what
     the comparison of each shows.

@@ -21,10 +21,6 @@ from workflow_scripts.questions.comparisons.pairs import (
     GPU,
     MODEL,
     SERVER,
-    STEADY,
-    WORK,
-    ByMetric,
-    by_metric,
     columns_of,
     compared_pairs,
     looks_at,
@@ -42,7 +38,18 @@ from workflow_scripts.statistics.comparisons import (
     verdicts,
 )
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
-from workflow_scripts.tables.summary import RATE, Row, is_served, knob_columns, knob_text, records, stacked
+from workflow_scripts.tables.summary import (
+    RATE,
+    STEADY,
+    WORK,
+    Row,
+    Summaries,
+    is_served,
+    knob_columns,
+    knob_text,
+    records,
+    stacked,
+)
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.workloads.arrivals import Load
@@ -110,7 +117,7 @@ _NOTHING = dict.fromkeys(("verdict", "scope"), None) | dict.fromkeys(
 
 
 def comparison_tables(
-    cells: pd.DataFrame,
+    known: Summaries,
     margin_pct: float,
     looks: Looks = ONE_LOOK,
     rates: Mapping[str, DeviceRates] | None = None,
@@ -120,11 +127,11 @@ def comparison_tables(
 
     `margin_pct` is the study's margin, `predictions` is that table, `rates` those of measured devices.
     """
-    known = by_metric(cells)
     parts = list(_of_settings(known, margin_pct, looks, RATE))
-    served = cells[is_served(cells)]
+    served = known.cells[is_served(known.cells)]
     if len(served):
-        parts += [part for of in LATENCIES for part in _of_settings(by_metric(served), margin_pct, looks, of)]
+        of_servers = Summaries(served)
+        parts += [part for of in LATENCIES for part in _of_settings(of_servers, margin_pct, looks, of)]
     explained = pd.DataFrame(columns=list(EXPLANATIONS.columns))
     for metric in (RATE, TOTAL):
         summary, samples = known(metric)
@@ -142,7 +149,7 @@ def comparison_tables(
     return table.reindex(columns=list(SCHEMA.columns)), explained
 
 
-def _not_tested(table: pd.DataFrame, cells: ByMetric, metric: str, other: str) -> pd.DataFrame:
+def _not_tested(table: pd.DataFrame, cells: Summaries, metric: str, other: str) -> pd.DataFrame:
     """The pairs that were compared by a metric with their ratio by another one; no interval of the rates of whole
     repeats, in which cells served other requests."""
     rows = table[table["metric"].eq(metric) & table["ratio"].notna()]
@@ -152,7 +159,7 @@ def _not_tested(table: pd.DataFrame, cells: ByMetric, metric: str, other: str) -
     return rows.assign(**{**_NOTHING, **ends}, metric=other, ratio=found.value).dropna(subset="ratio")
 
 
-def _of_settings(cells: ByMetric, margin_pct: float, looks: Looks, metric: str) -> Iterator[pd.DataFrame]:
+def _of_settings(cells: Summaries, margin_pct: float, looks: Looks, metric: str) -> Iterator[pd.DataFrame]:
     """The comparisons of each knob, the model and the environment."""
     for column, rows, shown in compared_pairs(cells, margin_pct, looks, metric):
         name = column.removeprefix("knob_")
@@ -179,10 +186,10 @@ def _rows(rows: pd.DataFrame, shown: pd.DataFrame, kind: str, name: str, column:
 
 def _held(rows: pd.DataFrame, others: list[str]) -> list[str]:
     names = [other.removeprefix("knob_") for other in others]
-    values = rows[others].to_numpy(dtype=object)
+    texts = [rows[other].map(knob_text, na_action="ignore") for other in others]
     return [
-        ", ".join(f"{name}={knob_text(value)}" for name, value in zip(names, of, strict=True) if not pd.isna(value))
-        for of in values
+        ", ".join(f"{name}={value}" for name, value in zip(names, of, strict=True) if not pd.isna(value))
+        for of in (zip(*texts, strict=True) if texts else [()] * len(rows))
     ]
 
 
@@ -265,7 +272,7 @@ def _amounts(a: Row, b: Row) -> Iterator[str]:
             yield f"{name} differs: {b[name]:g} against {a[name]:g}"
 
 
-def _of_engines(cells: ByMetric, looks: Looks, kind: str) -> pd.DataFrame:
+def _of_engines(cells: Summaries, looks: Looks, kind: str) -> pd.DataFrame:
     """Pairs of engines that did equal work in one environment are compared; others have `why_not` instead. Servers are
     compared with others under as many users."""
     summary, samples = cells(RATE)
@@ -280,6 +287,6 @@ def _of_engines(cells: ByMetric, looks: Looks, kind: str) -> pd.DataFrame:
 
 @makes(SCHEMA, EXPLANATIONS)
 def make_tables(inputs: TableInputs) -> tuple[pd.DataFrame, pd.DataFrame]:
-    study, cells = inputs.study, inputs.cells
-    looks, rates = looks_at(study.starts, cells), device_records(inputs.devices)
-    return comparison_tables(cells, study.equivalence_margin_pct, looks, rates, inputs.table("predictions"))
+    study = inputs.study
+    looks, rates = looks_at(study.starts, inputs.cells), device_records(inputs.devices)
+    return comparison_tables(inputs.summed, study.equivalence_margin_pct, looks, rates, inputs.table("predictions"))

@@ -21,7 +21,7 @@ import pandas as pd
 from workflow_scripts.common.command import RESULTS, STUDY, TABLES, command, option, out, positive
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json
-from workflow_scripts.questions.comparisons.pairs import by_metric, compared_pairs, looks_at
+from workflow_scripts.questions.comparisons.pairs import compared_pairs, looks_at
 from workflow_scripts.statistics.comparisons import NOT_DECIDED
 from workflow_scripts.statistics.further_starts import Looks
 from workflow_scripts.study.definition import definitions_sha256
@@ -32,7 +32,7 @@ from workflow_scripts.study.rounds import CellStart, OpenComparison, RoundPlan, 
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.measurements import SIMULATED, read_measurements
-from workflow_scripts.tables.summary import Row, comparable_rows, records
+from workflow_scripts.tables.summary import Row, Summaries, comparable_rows, records
 
 # Why comparisons are given up, and why measuring ends.
 TOO_MANY_STARTS = "it needs more starts than the study allows"
@@ -113,7 +113,7 @@ def open_comparisons(
     """
     started = comparable_rows(cells).groupby("cell_id")["start"].nunique()
     pairs = []
-    for column, rows, of_column in compared_pairs(by_metric(cells), margin_pct, looks):
+    for column, rows, of_column in compared_pairs(Summaries(cells), margin_pct, looks):
         ids = rows["cell_id"].to_numpy()
         pairs += [
             pair | {"knob": column.removeprefix("knob_"), "cells": (ids[pair["a"]], ids[pair["b"]])}

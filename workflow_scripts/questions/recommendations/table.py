@@ -12,7 +12,7 @@ import pandas as pd
 
 from workflow_scripts.common.wording import number
 from workflow_scripts.engines.vllm.knobs import VLLM, VllmKnobs
-from workflow_scripts.questions.comparisons.pairs import ENGINE, STEADY, WORK, looks_at
+from workflow_scripts.questions.comparisons.pairs import ENGINE, looks_at
 from workflow_scripts.questions.comparisons.table import DEVICE, DIFFERS, LIKELY
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED, SCOPE_MEANING, mean_interval
 from workflow_scripts.statistics.errors import BoolArray
@@ -28,9 +28,10 @@ from workflow_scripts.tables.summary import (
     IDENTITY,
     PLACE,
     RATE,
+    STEADY,
+    WORK,
     Row,
-    cell_summary,
-    dtypes,
+    Summaries,
     numbers,
     records,
 )
@@ -92,19 +93,13 @@ SCHEMA = table_schema(
 
 _PINNED = [name for name, knob in VllmKnobs.described().items() if knob.pinned]
 _RESERVES = [f"knob_{name}" for name, knob in VllmKnobs.described().items() if knob.reserves]
-_OBSERVED = {
-    **dict.fromkeys((*WORK, "dtype"), "first"),
-    "kv_cache_tokens": "first",
-    "block_size_effective": "first",
-    **{f"{name}_effective": "first" for name in _PINNED},
-}
 
 # Model -> its resolved definition and its prepared folder.
 Settings = Mapping[str, Prepared]
 
 
 def recommendations(
-    cells: pd.DataFrame,
+    summed: Summaries,
     comparisons: pd.DataFrame,
     margin_pct: float,
     models: Settings,
@@ -117,7 +112,7 @@ def recommendations(
     of their place. Models that are not in `models` get no command. `tpot_p99_s` bounds the 99th percentile of the time
     per output token, as mean over the starts.
     """
-    summary, samples = _summary(cells)
+    summary, samples = _summary(summed)
     shown = _shown(comparisons)
     rows = [
         row
@@ -127,19 +122,20 @@ def recommendations(
     return pd.DataFrame(rows, columns=list(SCHEMA.columns))
 
 
-def _summary(cells: pd.DataFrame) -> tuple[pd.DataFrame, Mapping[str, Samples]]:
+def _summary(summed: Summaries) -> tuple[pd.DataFrame, Mapping[str, Samples]]:
     """vLLM's cells with means and intervals of rates and latencies; and the samples of each rate.
 
     The samples of all engines tell how much starts vary, as in the table `intervals`. Cells with a set number of KV
     blocks are left out: vLLM has that setting to test preemption.
     """
-    summary, samples = cell_summary(cells.assign(dtype=dtypes), RATE, _OBSERVED)
+    summary, samples = summed(RATE)
+    summary = summary.drop(columns=STEADY)
     serves = summary["engine"].eq(VLLM.name) & summary.get(TESTS_ONLY, pd.Series(np.nan, summary.index)).isna()
     summary = _with_interval(summary[serves].reset_index(drop=True), samples, RATE)
     of_rates = {RATE: samples}
     for metric in (STEADY, *LATENCIES, *TAILS):
-        of_metric, of_rates[metric] = cell_summary(cells, metric)
-        other = _with_interval(of_metric, of_rates[metric], metric)
+        of_metric, of_rates[metric] = summed(metric)
+        other = _with_interval(of_metric[[*IDENTITY, "sample"]], of_rates[metric], metric)
         columns = [*IDENTITY, metric, *(f"{metric}_{end}" for end in ("low", "high", "scope", "rank"))]
         summary = summary.merge(other[columns], on=list(IDENTITY), how="left")
     return summary, of_rates
@@ -265,7 +261,7 @@ def prepared_models(study: Study, paths: StudyPaths) -> Settings:
 
 @makes(SCHEMA)
 def make_tables(inputs: TableInputs) -> pd.DataFrame:
-    study, cells = inputs.study, inputs.cells
+    study = inputs.study
     # Weights of a published model may have been random, which does not change the speed; a server needs the real ones.
     models = {
         name: (model.model_copy(update={"load_format": "hub"}) if model.hub_repo else model, folder)
@@ -273,5 +269,5 @@ def make_tables(inputs: TableInputs) -> pd.DataFrame:
     }
     # Requests that are submitted at once wait for a free place, so only the study's limit on this time is a bound.
     bound_s = study.slo.tpot_s if study.slo else None
-    looks, comparisons = looks_at(study.starts, cells), inputs.table("comparisons")
-    return recommendations(cells, comparisons, study.equivalence_margin_pct, models, bound_s, looks)
+    looks, comparisons = looks_at(study.starts, inputs.cells), inputs.table("comparisons")
+    return recommendations(inputs.summed, comparisons, study.equivalence_margin_pct, models, bound_s, looks)

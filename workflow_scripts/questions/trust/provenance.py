@@ -53,8 +53,9 @@ def _logs(cell_id: str, start: int, paths: StudyPaths) -> Iterator[tuple[Any, ..
     """The logs of the engine and of the measuring command that hold anything. Raises InputError if one is a link to
     elsewhere."""
     cell, folder = paths.cell(cell_id), paths.start(cell_id, start)
-    for path in within(folder, paths.root, (folder / RAW / ENGINE_LOG, folder / MEASURE_LOG)):
-        if path.exists() and (text := read_end(path, LOG_BYTES).strip()):
+    logs = [path for path in (folder / RAW / ENGINE_LOG, folder / MEASURE_LOG) if path.exists()]
+    for path in within(folder, paths.root, logs):
+        if text := read_end(path, LOG_BYTES).strip():
             lines = "\n".join(text.splitlines()[-LOG_LINES:])
             yield cell_id, start, LOG, path.relative_to(cell).as_posix(), lines
 

@@ -12,6 +12,7 @@ from workflow_scripts.questions.claims.claims import CHECKS
 from workflow_scripts.questions.claims.evidence import verdict
 from workflow_scripts.questions.claims.study_tables import TABLES, StudyTables
 from workflow_scripts.tables.cell_intervals import cell_intervals
+from workflow_scripts.tables.summary import Summaries
 from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS
 
 PUBLISHED = Published(CONFIG / "published")
@@ -26,7 +27,7 @@ NOTHING = {"cells": starts_table(cell({})).head(0)} | {
 def tables(published=PUBLISHED, **rows_of):
     """Tables of these rows; other columns are null."""
     found = {name: starts_table(*rows) if name == "cells" else _table(name, rows) for name, rows in rows_of.items()}
-    found |= {"intervals": cell_intervals(found["cells"])} if "cells" in found else {}
+    found |= {"intervals": cell_intervals(Summaries(found["cells"]))} if "cells" in found else {}
     return StudyTables(NOTHING | found, published)
 
 

@@ -15,7 +15,7 @@ from workflow_scripts.questions.comparisons.pairs import ALIKE, MOST_VALUES, WOR
 from workflow_scripts.questions.comparisons.table import SCHEMA, comparison_tables
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
 from workflow_scripts.study.study import Starts
-from workflow_scripts.tables.summary import ENVIRONMENT
+from workflow_scripts.tables.summary import ENVIRONMENT, Summaries
 
 RATE, STEADY = "output_tokens_per_s", "steady_output_tokens_per_s"
 ONE, FOUR = {"max_num_seqs": 1}, {"max_num_seqs": 4}
@@ -27,7 +27,7 @@ def compared(*cells, metric=RATE, margin_pct=5.0):
 
 
 def of_rows(rows, metric=RATE, margin_pct=5.0, looks=ONE_LOOK):
-    found = SCHEMA.validate(comparison_tables(rows, margin_pct, looks)[0])
+    found = SCHEMA.validate(comparison_tables(Summaries(rows), margin_pct, looks)[0])
     return found[found["metric"] == metric]
 
 

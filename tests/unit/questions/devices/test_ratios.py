@@ -16,6 +16,7 @@ from workflow_scripts.questions.comparisons.table import comparison_tables
 from workflow_scripts.questions.devices.table import SCHEMA, device_records, explain
 from workflow_scripts.questions.limits.ceilings import as_measured
 from workflow_scripts.questions.predictions.table import SCHEMA as PREDICTIONS
+from workflow_scripts.tables.summary import Summaries
 
 SEQS = {"max_num_seqs": 16}
 
@@ -26,7 +27,7 @@ def ratios(*cells, metric="output_tokens_per_s", **known):
 
 
 def of_rows(rows, metric="output_tokens_per_s", **known):
-    compared, explained = comparison_tables(rows, 2.0, **known)
+    compared, explained = comparison_tables(Summaries(rows), 2.0, **known)
     found = COMPARISONS.validate(compared).query("kind == 'device' and metric == @metric")
     return found.merge(SCHEMA.validate(explained), on=["a", "b"], how="left")
 

@@ -11,6 +11,7 @@ from workflow_scripts.catalog.published import Published
 from workflow_scripts.questions.predictions.table import predictions_table, published_rates
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.cell_intervals import cell_intervals
+from workflow_scripts.tables.summary import Summaries
 from workflow_scripts.tables.typed_tables import TableError
 
 PREDICTED = {"output_tokens_per_s": 100, "total_tokens_per_s": 400, "ttft_s_p50": 2, "tpot_s_p50": 0.1}
@@ -23,7 +24,7 @@ def table_of(*cells, published=None, **columns):
     """The table of a plan that predicts 100 output tokens/s for every cell, 80 to 125."""
     measured = table(*cells)
     plan = plan_of(measured, **(PREDICTED | BANDS | columns))
-    return predictions_table(measured, cell_intervals(measured), plan, published)
+    return predictions_table(measured, cell_intervals(Summaries(measured)), plan, published)
 
 
 def predictions(*cells, **options):

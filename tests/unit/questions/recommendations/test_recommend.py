@@ -13,6 +13,7 @@ from workflow_scripts.questions.comparisons.table import LIKELY, comparison_tabl
 from workflow_scripts.questions.recommendations.table import SCHEMA, recommendations
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.summary import Summaries
 from workflow_scripts.tables.typed_tables import write_table
 
 DEMO = Path(__file__).parents[4] / "config" / "studies" / "demo.yaml"
@@ -31,8 +32,8 @@ def config(seqs, rate, tpot=0.01, *, ttft=0.1, p99=1.5, **options):
 
 def recommended(*cells, role=None, margin_pct=2.0, models=MODELS, looks=ONE_LOOK, tpot=None):
     table = starts_table(*cells)
-    comparisons = comparison_tables(table, margin_pct, looks=looks)[0]
-    found = SCHEMA.validate(recommendations(table, comparisons, margin_pct, models, tpot, looks))
+    comparisons = comparison_tables(Summaries(table), margin_pct, looks=looks)[0]
+    found = SCHEMA.validate(recommendations(Summaries(table), comparisons, margin_pct, models, tpot, looks))
     return found[found["role"] == role].reset_index(drop=True) if role else found
 
 
@@ -83,7 +84,9 @@ def test_a_tie_is_a_test_that_is_not_passed(knobs):
         other = config(1, around(100 * math.exp(-math.log(1.02) - distance), 0.01)[::-1], knobs=knobs)
         found = only(recommended(best, other, role="best_throughput"))
         assert (found["knobs"], found["eligible"], pd.notna(found["ties"])) == ("seqs4", 2, is_tie)
-        effects = comparison_tables(starts_table(best, other), 2.0)[0].query("metric == 'output_tokens_per_s'")
+        effects = comparison_tables(Summaries(starts_table(best, other)), 2.0)[0].query(
+            "metric == 'output_tokens_per_s'"
+        )
         [effect] = effects["verdict"].replace(LIKELY, "not decided").unique() if not knobs else [None]
         assert effect == (None if knobs else "not decided" if is_tie else "changes")
 
@@ -187,7 +190,7 @@ def test_a_setting_that_missed_a_fast_round_is_ranked_without_the_rounds():
     slow_rounds = starts_table(config(4, [100.0, 100.0]))
     others = starts_table(config(8, [90.0, 90.0, 135.0]), config(16, [80.0, 80.0, 120.0]))
     both = pd.concat([slow_rounds, others], ignore_index=True)
-    found = recommendations(both, comparison_tables(both, 2.0)[0], 2.0, MODELS)
+    found = recommendations(Summaries(both), comparison_tables(Summaries(both), 2.0)[0], 2.0, MODELS)
     assert found["knobs"][0] == "seqs4"
 
 
@@ -242,7 +245,10 @@ def test_the_table_has_commands_for_the_published_or_the_prepared_model(tmp_path
     options = {"model": "tiny-llama-57m", "gpu": "cpu-all"} if study == "demo" else {}
     cells = starts_table(config(1, 10, 0.01, **options), config(4, 10.01, 0.1, **options))
     write_measurements(cells, tmp_path)
-    write_table(comparison_tables(cells, load_study(file).equivalence_margin_pct)[0], tmp_path / "comparisons.parquet")
+    write_table(
+        comparison_tables(Summaries(cells), load_study(file).equivalence_margin_pct)[0],
+        tmp_path / "comparisons.parquet",
+    )
     table = made(file, tmp_path, "recommendations", results=tmp_path / "results").set_index("role")
     smallest = table.loc["smallest_within_margin"]
     assert (smallest["knobs"], smallest["margin_pct"]) == ("seqs1", load_study(file).equivalence_margin_pct)
