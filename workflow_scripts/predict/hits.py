@@ -9,9 +9,7 @@ what was found is printed too. All else is predicted: no engine runs. docs/hits.
 """
 
 import json
-import math
 from argparse import Namespace
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,12 +27,11 @@ from workflow_scripts.engines.registry import capacity_of, get_engine
 from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.engines.vllm.memory import GIB
 from workflow_scripts.physics.step_time import FloatArray, IntArray
+from workflow_scripts.predict.offloading import host_link, worth_of_offloading
 from workflow_scripts.predict.predict_cell import knob_options, one_cell, predictable
 from workflow_scripts.predict.predictions import tasks_of
 from workflow_scripts.predict.prefix_hits import OF_PREEMPTED, OF_PROMPT, PrefixHits, curve, knee, prefix_hits
-from workflow_scripts.predict.public_costs import public_costs
 from workflow_scripts.predict.schedule import RequestLengths, ScheduleError
-from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.speed import step_time_of, work_of
 from workflow_scripts.predict.timing import time_schedule
 from workflow_scripts.study.grid import Cell, expand, find_cell
@@ -45,16 +42,6 @@ from workflow_scripts.workloads.hashed_trace import count_requests
 
 REQUESTS = "requests.jsonl"
 BLOCK_SIZES = (16, 32, 64, 128)
-# How GPUs with such links between them are usually attached to their host.
-HOST_LINKS = {
-    "nvlink2": "pcie3",
-    "nvlink3": "pcie4",
-    "nvlink4": "pcie5",
-    "nvlink5": "pcie5",
-    "infinity_fabric": "pcie5",
-}
-# Those that are attached by faster links: NVLink-C2C and PCIe 6.
-FASTER_LINK = ("gh200-96gb", "gh200-144gb", "b300")
 
 
 def asked_cell(args: Namespace) -> tuple[Study, Cell]:
@@ -166,47 +153,14 @@ def changes(study: Study, case: Case, points: list[tuple[int, int]], prepared: P
 
 
 def offloading(case: Case, hits: PrefixHits, link_gb_per_s: float | None) -> dict[str, Any] | None:
-    """From how many tokens on loading them from the host's memory takes less time than computing them, and both times
-    for the median of evicted tokens, or of prompts if none were. None if the rate of the link or the speed of the
-    device is not known, or no request has two blocks."""
-    cell, settings, gpu = case.of_cell, case.settings, load_gpus()[case.cell.gpu]
-    link = None if gpu.name in FASTER_LINK else HOST_LINKS.get(gpu.link or "", gpu.link)
-    if cell.speed is None or not (link_gb_per_s or link):
+    """Whether KV offloading pays, for the median of evicted tokens, or of prompts if none were evicted. None if the
+    link or the speed of the device is not known."""
+    given = ("given", link_gb_per_s * 1e9) if link_gb_per_s else None
+    if (link := given or host_link(load_gpus()[case.cell.gpu])) is None:
         return None
-    rate, costs = (
-        link_gb_per_s * 1e9 if link_gb_per_s else public_costs().links[str(link)].bytes_per_s,
-        cell.speed.costs,
-    )
-    unit, groups = (settings.pool or settings).block_size, settings.pool.groups if settings.pool else (None,)
-
-    def loaded_s(tokens: int) -> float:
-        reaches = [tokens if group is None or group.reach is None else max(1, group.reach - 1) for group in groups]
-        return sum(math.ceil(min(tokens, reach) / unit) for reach in reaches) * case.bytes_per_block / rate
-
-    def served_s(tokens: int) -> float:
-        one = RequestLengths(np.array([tokens]), np.ones(1, dtype=np.int64))
-        schedule = make_schedule(one, replace(settings, num_blocks=None))
-        return time_schedule(schedule, work_of(schedule, cell, replace(case.task, requests=one)), costs, one).wall_s
-
-    def computed_s(tokens: int) -> float:
-        return max(0.0, served_s(tokens + unit) - served_s(unit))
-
-    most = (settings.max_model_len - 1) // unit - 1  # beside one that is computed in any case
-    if most < 1:
-        return None
-    units = 1 + bisect_left(
-        range(1, most + 1), True, key=lambda count: loaded_s(count * unit) < computed_s(count * unit)
-    )
-    of = hits.evictions[:, 3] if len(hits.evictions) else case.task.requests.prompt_tokens
-    tokens = min(most, max(1, int(np.median(of)) // unit)) * unit
-    return {
-        "link": "given" if link_gb_per_s else link,
-        "link_gb_per_s": rate / 1e9,
-        "pays_from_tokens": units * unit if units <= most else None,
-        "tokens": tokens,
-        "load_s": loaded_s(tokens),
-        "compute_s": computed_s(tokens),
-    }
+    tokens = int(np.median(hits.evictions[:, 3] if len(hits.evictions) else case.task.requests.prompt_tokens))
+    worth = worth_of_offloading(case.task, case.of_cell, case.bytes_per_block, link[1], tokens)
+    return worth and {"link": link[0], "link_gb_per_s": link[1] / 1e9, **worth}
 
 
 def measured_found(path: Path) -> int | None:
@@ -250,7 +204,8 @@ def report_of(
         "changes": options,
         "best_change": best,
         "offloading": offloading(case, hits, link_gb_per_s),
-        "measured_found": measured,
+        # The numbers are those of one engine.
+        "measured_found": measured if case.of_cell.steps.engines == 1 else None,
     }
 
 
@@ -279,11 +234,7 @@ def in_words(report: dict[str, Any]) -> Iterator[str]:
         here += "  <- knee" if point["num_blocks"] == report["knee_blocks"] else ""
         yield f"{point['num_blocks']:>12,} blocks {point['gib']:>10,.3f} GiB{share(point['found'])}{here}"
     if of := report["offloading"]:
-        pays = (
-            f"pays from {of['pays_from_tokens']:,} tokens on"
-            if of["pays_from_tokens"]
-            else "does not pay for any prompt"
-        )
+        pays = f"pays from {of['pays_from_tokens']:,} tokens on" if of["pays_from_tokens"] else "never pays"
         times = f"{of['tokens']:,} tokens take {of['load_s']:.3g} s to load and {of['compute_s']:.3g} s to compute"
         yield f"Predicted: KV offloading at {of['link_gb_per_s']:g} GB/s ({of['link']}) {pays}: {times}."
     yield sentence(report)
