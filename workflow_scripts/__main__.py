@@ -54,6 +54,7 @@ STEPS = {
         "read-imported": "parse.imported_runs",
         "promise": "questions.serving.make_promise",
         "figures": "present.figures",
+        "draw-comparison": "present.comparison_page",
         "next-round": "questions.knobs.decide_round",
         "draw-report": "present.page",
     },

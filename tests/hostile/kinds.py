@@ -127,7 +127,7 @@ def digests(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     files = [put(folder / "a.json", one), put(folder / "b.json", mutations.json_file(other, rnd))]
     endless(Path(files[1]), rnd)
     words = [*rnd.sample(files, 2), "--markdown", "c.md", "--json", "c.json"]
-    return [("compare", [*words, *["--fail-if-worse"] * (rnd.random() < 0.7)])]
+    return [("compare", [*words, *rnd.choice((["--html", "c.html"], ["--fail-if-worse"], []))])]
 
 
 def endless(path: Path, rnd: Random) -> None:

@@ -50,3 +50,4 @@ def test_several_earlier_runs_are_a_guard_and_a_missing_one_stops_before_anythin
         "bs32 | output_tokens_per_s | 1,000 tokens/s | 100 tokens/s | 0.0995 ("
         in (results / "comparison.md").read_text()
     )
+    assert (results / "comparison.html").exists()

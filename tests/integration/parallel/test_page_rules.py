@@ -9,6 +9,7 @@ import pytest
 
 from tests.browser import Tab
 from tests.unit.present.generated import GENERATED, draw_generated
+from workflow_scripts.questions.compare import compare
 
 pytestmark = pytest.mark.needs_tool("chromium")
 
@@ -148,3 +149,8 @@ def test_the_page_of_any_study_keeps_the_rules(one_tab, tmp_path_factory, name):
 @pytest.mark.parametrize("evidence", ["two_gpus", "h200_later", "slurm_h100"])
 def test_the_pages_of_recorded_evidence_keep_the_rules(one_tab, request, evidence):
     assert list(broken_rules(one_tab, request.getfixturevalue(evidence) / "report.html")) == []
+
+
+def test_the_page_of_a_comparison_keeps_the_rules(one_tab, two_gpus, h200_later, tmp_path):
+    compare.main([str(two_gpus), str(h200_later), "--html", str(tmp_path / "comparison.html")])
+    assert list(broken_rules(one_tab, tmp_path / "comparison.html")) == []

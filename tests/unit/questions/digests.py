@@ -1,6 +1,7 @@
 """Digests made up for tests of comparisons; nothing in them was measured."""
 
 import math
+import random
 from typing import Any
 
 from workflow_scripts.questions.compare.digest import Digest, DigestCell, Mean
@@ -30,3 +31,39 @@ def digest(*cells: DigestCell, **changes: Any) -> Digest:
     """A study of these cells."""
     fields: dict[str, Any] = {"study": "try", "cells": list(cells)}
     return Digest(**(fields | {"settings": {"repeats": 3, "equivalence_margin_pct": 2.0}} | changes))
+
+
+def random_digest(chance: random.Random) -> Digest:
+    """A study with some of everything that a comparison tells apart."""
+
+    def often(usual: Any, *others: Any) -> Any:
+        return usual if chance.random() < 0.8 else chance.choice(others)
+
+    def some_mean(measure: str) -> Mean:
+        error = often(chance.choice([0.0, 0.2, 3.0, 10.0]), None)
+        rate = 100 * math.exp(chance.choice([0.0, chance.gauss(0, 0.5)]))
+        return mean(rate, error, measure=measure, starts=chance.choice([1, 2, 3, 6]))
+
+    engine = {"max_num_seqs": 16, "enforce_eager": True, "backend": "CPU_ATTN"}
+    draft = {"draft_model": {"name": "small", "ratio": 0.25}}
+    elsewhere = {"host": ["node-2"], "engine_version": ["vllm 0.12"]}
+    others = (elsewhere, {"protocol": ["2"], "dtype": ["float32"]}, {"lock_sha256": ["a" * 64, "b" * 64]})
+    cells = [
+        cell(
+            f"bs{name}",
+            *(some_mean(measure) for measure in often(["output_tokens_per_s"], ["ttft_s_p50", "tpot_s_p50"], [])),
+            outcome=often("ok", "infeasible", "missing"),
+            reason=often(None, "too small"),
+            comparable=often(True, False),
+            source=often("measured", "simulated", "measured elsewhere"),
+            began=often(None, "2026-01-02T03:04:05Z"),
+            content=often(CONTENT, {**CONTENT, "num_prompts": 64}, {**CONTENT, **draft}, {}),
+            environment=often(ENVIRONMENT, *({**ENVIRONMENT, **of} for of in others)),
+            effective=chance.choice([engine, {"max_num_seqs": 32, "enforce_eager": False, "share": 0.9}, {}]),
+        )
+        for name in range(30)
+        if chance.random() < 0.9
+    ]
+
+    known = {"repeats": chance.choice([3, 5]), "equivalence_margin_pct": 2.0, "slo": {"ttft_s": chance.random()}}
+    return digest(*cells, settings=known)

@@ -1,6 +1,6 @@
 """Compare two studies, cell by cell: two versions of an engine, two clusters or two days.
 
-    kvsweep compare results/demo other/results/demo --markdown comparison.md
+    kvsweep compare results/demo other/results/demo --html comparison.html --markdown comparison.md
 
 Each run is the folder of a study, an unpacked archive or a digest.json. A is the run that began earlier, or the first
 one if that is not known; ratios are of B over A. If two cells cannot be compared, the output says why. Starts of one
@@ -16,6 +16,7 @@ Exit codes: 0: nothing changed; 1: a cell changed or has another outcome;
 """
 
 import math
+import tempfile
 from argparse import ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,9 +25,10 @@ from typing import NamedTuple
 
 from rich.table import Table
 
+from workflow_scripts.__main__ import main as kvsweep
 from workflow_scripts.common.columns import COLUMNS, column, heading
 from workflow_scripts.common.command import command, option
-from workflow_scripts.common.files import write_text
+from workflow_scripts.common.files import write_json, write_text
 from workflow_scripts.common.markdown import cell, rows_of
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.common.wording import listed, number, plural
@@ -52,7 +54,7 @@ from workflow_scripts.study.setting_words import knob_name
 from workflow_scripts.tables.differences import Different, value_text
 
 CHANGED = 1
-# Parts of the comparison.
+# Parts of the comparison, which are sections of its page.
 CELLS, DIFFERENT, NOT_COMPARED = "Cells", "What differs", "Not compared"
 # What may change a cell's result besides the settings of the study.
 ENVIRONMENT = {
@@ -201,6 +203,21 @@ def in_markdown(tables: Iterable[Section]) -> Iterator[str]:
             yield from ("", f"{MOST_ROWS} of {len(section.rows)} rows; the JSON of `kvsweep compare` has all.")
 
 
+def draw(result: Comparison, out: Path) -> None:
+    """Draw the page of a comparison, by the command that makes pages."""
+    content = {
+        "summary": list(summary(result)),
+        "sections": [section._asdict() for section in sections(result)],
+        "comparison": result.model_dump(mode="json", exclude={"differences"}),
+        "names": result.compared_in_words[1],
+        "measures": {measure: column(measure).axis for measure in dict.fromkeys(c.measure for c in result.cells)},
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        write_json(path := Path(scratch) / "comparison.json", content)
+        if kvsweep(["draw-comparison", "--comparison", str(path), "--out", str(out)]):
+            raise DigestError(f"{out}: the page was not drawn")
+
+
 def per_cent(text: str) -> float:
     try:
         value = float(text)
@@ -250,6 +267,7 @@ def what_is_worse(places: Sequence[Path], now: Digest, vary_pct: float | None) -
         help="standard deviation of a cell's rate between occasions, in per cent (default: that of "
         "config/variation.yaml, by kind of device)",
     ),
+    option("--html", type=Path, metavar="FILE", help="draw the comparison as a page"),
     option("--markdown", type=Path, metavar="FILE", help="write the comparison as Markdown"),
     option("--json", type=Path, metavar="FILE", help="write the comparison as JSON, with every row"),
     fault=3,
@@ -272,6 +290,8 @@ def main(args: Namespace) -> int:
         write_text(args.markdown, text)
     if args.json:
         result.write(args.json)
+    if args.html:
+        draw(result, args.html)
     if args.fail_if_worse:
         wide_terminal().print(text.rstrip("\n"))
     else:
