@@ -9,7 +9,8 @@ import { number, plural } from "./words.js";
 const SIDE = 12;
 const MOST_DRAWN = 60;
 const KINDS = { full: "full", partly: "last block, partly filled", shared: "shared prefix, found in the cache" };
-const COLOURS = { full: "#0173b2", partly: "#d55e00", shared: "#9944ee" };
+// As those of phases: no device has them.
+const COLOURS = { full: "#538074", partly: "#99990f", shared: "#9e14cc" };
 
 // A block as a square: full, filled in part, or shared, which has a line across.
 function square(context, kind, x, y, share, line) {

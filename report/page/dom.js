@@ -16,16 +16,10 @@ export function el(tag, properties = {}, ...children) {
   return node;
 }
 
-// A labelled list of choices; options are [value, words], or [value, words, group].
+// A labelled list of choices; options are [value, words].
 export function choice(label, options, value, onchange) {
-  const select = el(
-    "select",
-    { onchange: (event) => onchange(event.target.value) },
-    ...[...Map.groupBy(options, ([, , group]) => group)].map(([group, members]) => {
-      const items = members.map(([of, words]) => el("option", { value: of, selected: of === value }, words));
-      return group ? el("optgroup", { label: group }, items) : items;
-    }),
-  );
+  const items = options.map(([of, words]) => el("option", { value: of, selected: of === value }, words));
+  const select = el("select", { onchange: (event) => onchange(event.target.value) }, items);
   return el("label", { class: "choice" }, el("span", {}, label), select);
 }
 

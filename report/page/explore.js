@@ -15,8 +15,9 @@ const AXIS = new Set(["set.max_num_seqs", "set.batch_size"]);
 const MOST_SERIES = 24;
 // A measure over a wider range than this has a logarithmic axis.
 export const MANY_TIMES = 20;
-// The quantities that most readers look for; the others stand below them.
-const MAIN = [RATE, STEADY, "total_tokens_per_s", "requests_per_s", "ttft_s_p50", "ttft_s_p99", "tpot_s_p50", "e2e_s_p50", "energy_j_per_output_token", "kv_bytes_used_mean", "mbu", "ceiling_share"];
+// The quantities that most readers look for; so many of those that are known are offered first.
+const MOST_MAIN = 12;
+const MAIN = [RATE, STEADY, "total_tokens_per_s", "requests_per_s", "ttft_s_p50", "ttft_s_p99", "tpot_s_p50", "e2e_s_p50", "energy_j_per_output_token", "kv_bytes_used_mean", "mbu", "ceiling_share", "power_w_mean", "running_peak", "kv_cache_usage_peak", "mfu"];
 const DRAWN = new Set(["ok", "invalid"]);
 
 function metricsWithValues(store) {
@@ -199,9 +200,19 @@ export function showExplore(panel, store) {
       return [cellWords(point.cell), ...toldOf(point.cell, metric), ...(other && other !== metric ? toldOf(point.cell, other) : [])];
     },
   });
+  // The other quantities are behind the last choice, unless one of them is shown.
+  const show = (isShort) => {
+    const offered = metrics.slice(0, isShort ? MOST_MAIN : metrics.length).map((name) => [name, COLUMNS[name].label]);
+    const control = choice("Show", offered.length < metrics.length ? [...offered, ["", "More quantities …"]] : offered, axesNow(current()).metric, (value) => {
+      if (value) return update({ y: value });
+      control.replaceWith(show(false));
+      return controls.querySelector("select").focus();
+    });
+    return control;
+  };
   const now = update(firstChoice(store, facets));
   controls.prepend(
-    choice("Show", metrics.map((name) => [name, COLUMNS[name].label, MAIN.includes(name) ? "Main quantities" : "More"]), now.metric, (value) => update({ y: value })),
+    show(metrics.indexOf(now.metric) < MOST_MAIN),
     choice("Against", axes.map((axis) => [axis.id, axis.label]), now.x.id, (value) => update({ x: value })),
     ...(now.colours.length ? [choice("Colour by", now.colours.map((facet) => [facet.id, facet.words]), now.colourBy?.id, (value) => update({ by: value }))] : []),
   );

@@ -5,7 +5,8 @@ import { isWide } from "./scale.js";
 import { curveStrip } from "./strips.js";
 import { heading, plural } from "./words.js";
 
-export const PHASES = { waiting: "#9944ee", prefill: "#0173b2", decode: "#029e73", preempted: "#d55e00" };
+// No device has one of these colours; readers with common colour-vision deficiencies can tell them apart.
+export const PHASES = { waiting: "#808080", prefill: "#9e14cc", decode: "#99990f", preempted: "#338033" };
 
 export function timelineOf(unpacked) {
   const rows = (name) => (unpacked[name] ? rowsOf(unpacked[name].columns) : []);

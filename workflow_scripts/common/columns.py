@@ -149,7 +149,7 @@ COLUMNS = {
         Column("output_tokens_per_s", "Output throughput", _RATE, more=True, summary="interval"),
         Column(
             "steady_output_tokens_per_s",
-            "Steady output throughput",
+            "Output throughput while full",
             "output rate while the engine is full: from the first tokens of as many sequences as may run, or ran if "
             "KV blocks allow fewer, until fewer requests remain",
             more=True,
@@ -194,10 +194,10 @@ COLUMNS = {
             "of the first GPU (CPU: resident, of the engine's processes)",
             summary="max",
         ),
-        Column("waste_pct", "Empty slots in held KV memory", "share of the slots without a token", more=False),
+        Column("waste_pct", "Empty slots in held KV memory", "share without a token", more=False, summary="interval"),
         Column("num_gpu_blocks", "KV blocks", "blocks of the KV cache", summary="first", digits=ALL_DIGITS),
         Column("kv_cache_tokens", "KV-cache tokens", "tokens in the cache", summary="first", digits=ALL_DIGITS),
-        Column("kv_bytes_used_mean", "KV memory of running requests", "`kv_tokens_live_mean` in bytes on all devices"),
+        Column("kv_bytes_used_mean", "KV memory of running requests", "bytes of their tokens", summary="interval"),
         Column("kv_bytes_reserved_mean", "KV reserved, mean", "bytes for keys and values; a pool counts whole"),
         Column("kv_bytes_reserved_peak", "KV reserved, peak", "their highest value", summary="max"),
         Column(
@@ -213,12 +213,7 @@ COLUMNS = {
             summary="max",
         ),
         Column("running_peak", "Requests at once, peak", "running sequences", summary="max"),
-        Column(
-            "running_while_others_wait",
-            "Requests at once",
-            "mean running sequences while requests wait",
-            summary="mean",
-        ),
+        Column("running_while_others_wait", "Requests at once", "mean while others wait", summary="interval"),
         _count("waiting_peak", "Waiting requests, peak", "waiting requests", "max"),
         _count("preemptions", "Preemptions", "requests that lost their blocks and were recomputed"),
         _count(

@@ -8,7 +8,7 @@ import pandas as pd
 
 from workflow_scripts.common.wording import shortened
 from workflow_scripts.page.comparisons import CHANGES, FLAT, LIKELY
-from workflow_scripts.page.digits import rounded
+from workflow_scripts.page.digits import agreeing, rounded
 from workflow_scripts.page.series import device_names
 from workflow_scripts.study.setting_words import setting_phrase
 from workflow_scripts.tables.results import STEADY, Tables, records
@@ -24,8 +24,8 @@ VERDICTS: Mapping[str, tuple[str, str]] = {
 }
 # Bars of an answer.
 MOST_BARS = 2
-# Letters of a value in an answer.
-MOST_LETTERS = 12
+# Letters of an answer, which has one line, and the least of a value in it.
+MOST_LETTERS, LEAST_LETTERS = 36, 8
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,19 @@ def times(row: Mapping[str, Any]) -> str:
     return f"{rounded(row['ratio'], row['low'], row['high'])}×"
 
 
+def factor(tables: Tables, row: Mapping[str, Any]) -> str:
+    """A ratio that a reader finds too if he divides the two values that a figure shows."""
+    ends = tables.intervals_of(row["metric"]).reindex([row["b"], row["a"]])
+    b, a = (float(rounded(*of).replace(",", "").replace("–", "nan")) for of in ends.to_numpy())
+    return f"{agreeing(row['ratio'], row['low'], row['high'], b / a)}×" if a * b > 0 else times(row)
+
+
 def bars_of(tables: Tables, rows: pd.DataFrame) -> tuple[Bar, ...]:
-    """A bar for the first row of each device, labelled if there are several."""
-    first = rows.drop_duplicates("gpu").head(MOST_BARS)
-    names = device_names(tables)
+    """A bar for the first row of each device, labelled if the study has several."""
+    names = device_names(tables) if len(tables.devices) > 1 else {}
     return tuple(
-        Bar(row["ratio"], row["low"], row["high"], names[row["gpu"]] * (len(first) > 1), row["gpu"], is_hollow(row))
-        for row in records(first)
+        Bar(row["ratio"], row["low"], row["high"], names.get(row["gpu"], ""), row["gpu"], is_hollow(row))
+        for row in records(rows.drop_duplicates("gpu").head(MOST_BARS))
     )
 
 
@@ -111,11 +117,24 @@ def setting_answer(tables: Tables, rows: pd.DataFrame, question: str, what: str,
     if row["verdict"] == FLAT:
         said = f"within {row['margin_pct']:g} %"
     elif {"true", "false"} & set(map(str, values)):
-        said = f"{times(row)} on {shortened(row['workload'], MOST_LETTERS)}"
+        said = fitting(f"{factor(tables, row)} on {{}}", row["workload"])
     else:
-        said = f"{times(row)}, {' over '.join(briefly(row['name'], value) for value in values)}"
+        said = fitting(f"{times(row)}, {{}} over {{}}", *(briefly(row["name"], value) for value in values))
     asked = question_on(question, row["metric"])
     yield Answer(verdict_on(row, helps=helps), asked, said, bars_of(tables, told), f"{what} {times(row)}")
+
+
+def fitting(template: str, *values: str) -> str:
+    """An answer with values, the longest of which are shortened if it has more than `MOST_LETTERS`.
+
+    >>> fitting("1.25×, {} over {}", "qwen2-7b", "llama-3.1-8b-instruct")
+    '1.25×, qwen2-7b over llama-3…struct'
+    """
+    for most in range(MOST_LETTERS, LEAST_LETTERS - 1, -1):
+        said = template.format(*(shortened(value, most) for value in values))
+        if len(said) <= MOST_LETTERS:
+            break
+    return said
 
 
 def question_on(question: str, metric: str) -> str:
@@ -146,5 +165,5 @@ def briefly(knob: str, value: Any) -> str:
     phrase = setting_phrase(knob, value).split()
     numbers = [i for i, word in enumerate(phrase) if word[0].isdigit()]
     if not numbers:
-        return shortened(str(value), MOST_LETTERS)
+        return str(value)
     return " ".join(phrase[numbers[0] : numbers[0] + 1 + (phrase[numbers[0] + 1 : numbers[0] + 2] == ["%"])])

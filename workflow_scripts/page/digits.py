@@ -25,3 +25,15 @@ def rounded(value: float, low: float = math.nan, high: float = math.nan) -> str:
     if value:
         last = min(last, math.floor(math.log10(abs(value))))
     return f"{round(value, -last):,.{max(0, -last)}f}"
+
+
+def agreeing(value: float, low: float, high: float, other: float) -> str:
+    """A ratio with as many of its digits as another estimate of it has too.
+
+    >>> agreeing(57.6, 52.7, 63, 11_300 / 200), agreeing(57.6, 52.7, 63, 13_400 / 232)
+    ('60', '58')
+    """
+    width = high - low
+    while (text := rounded(value, 0, width)) != rounded(other, 0, width) and width < 33 * value:
+        width *= 10
+    return text

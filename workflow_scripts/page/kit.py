@@ -28,7 +28,7 @@ SIZES: Mapping[str, tuple[int, int]] = {"": (860, 400), ".column": (368, 300), "
 # Letters of a label.
 MOST_LETTERS = 22
 # Height of a text, of a row, and of a row below its name in a narrow plot.
-TEXT_PX, NARROW_TEXT_PX, ROW_PX, NAMED_ROW_PX, AXIS_PX = 14.0, 12.5, 34, 52, 56
+TEXT_PX, NARROW_TEXT_PX, LINE_PX, ROW_PX, NAMED_ROW_PX, AXIS_PX = 14.0, 12.5, 17, 34, 52, 56
 # For a label above or below a line, within the axes.
 ROOM_PX = 16
 # Of a label from its point, in pixels, the best ones for a line and for its neighbour at the two ends.
@@ -48,7 +48,8 @@ class Reference:
 class Panel:
     """Rows of one kind on one axis: columns `name`, `value`, `low`, `high`, and perhaps `hollow`, `colour`, `cell_id`.
 
-    `dots` are single repeats, with `name` and `value`. Values have `unit` after their digits.
+    `dots` are single repeats, with `name` and `value`. Values have `unit` after their digits. `band_low` and
+    `band_high` are the ends of a band that is drawn behind the interval.
     """
 
     kind: str
@@ -74,6 +75,12 @@ class Lines:
     references: Sequence[Reference] = ()
     dots: pd.DataFrame | None = None
     x_is_setting: bool = True
+
+    def mark_of(self, name: str) -> str:
+        """What a label says of the marks of its line, if some lines have hollow ones."""
+        hollow = self.rows.reindex(columns=["hollow"])["hollow"].eq(True).groupby(self.rows["series"]).all()
+        marks = hollow[[of for of in hollow.index if not self.looks[of].dashes]]
+        return "" if marks.nunique() < 2 or name not in marks else "○ " if marks[name] else "● "
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,8 @@ class Plot:
             return width, height
         rows = [len(panel.rows["name"].unique()) for panel in self.shown]
         if kind == ".column":
-            return width, sum(AXIS_PX + NAMED_ROW_PX * count for count in rows)
+            further = sum(_wrapped(panel.label, width, NARROW_TEXT_PX).count("\n") for panel in self.shown)
+            return width, sum(AXIS_PX + NAMED_ROW_PX * count for count in rows) + LINE_PX * further
         return width, max(180, AXIS_PX + ROW_PX * max(rows))
 
 
@@ -156,6 +164,24 @@ def _told(row: Mapping[str, Any], unit: str, of: str = "value") -> str:
     value, low, high = (float(row.get(name, math.nan)) for name in (of, "low", "high"))
     text = f"{rounded(value, low, high)}{unit}"
     return text if math.isnan(low + high) else f"{text} ({rounded(low, low, high)} to {rounded(high, low, high)})"
+
+
+def _wrapped(text: str, width: float, text_px: float) -> str:
+    """A text in as many lines as a width in pixels asks for."""
+    return "\n".join(textwrap.wrap(text, max(8, int(width / _LETTER / text_px))))
+
+
+def _in_rows(text: str, letters: int, most: int = 2) -> str:
+    """A text in at most so many lines of so many letters, shortened if it is longer.
+
+    >>> _in_rows("batches of 16 instead of 1", 16), _in_rows("batches of 16 instead of 1", 8)
+    ('batches of 16\\ninstead of 1', 'batches\\n…ad of 1')
+    """
+    for room in (len(text), *range(most * letters, letters, -1)):
+        rows = textwrap.wrap(shortened(text, room), letters)
+        if len(rows) <= most:
+            return "\n".join(rows)
+    return shortened(text, letters)
 
 
 def use_style() -> None:
@@ -257,12 +283,13 @@ def _draw_lines(page: _Page, lines: Lines) -> None:
     if "label" in lines.rows:
         named = [f"{shortened(str(name), page.letters)}    " for name in lines.rows["series"].unique()]
     right = min(1.2 * page.width_of(named) + 16, page.width / 2.6)  # these are bold
-    wide = page.width / columns
+    wide, label = page.width / columns, _wrapped(lines.label, page.width, page.text_px)
+    further = LINE_PX * label.count("\n")
     for place, names in enumerate(panels):
         x0, y0 = wide * (place % columns), tall * (place // columns)
-        ax = page.axes(x0 + left, y0 + 34, x0 + wide - right, y0 + tall - 46)
+        ax = page.axes(x0 + left, y0 + 34 + further, x0 + wide - right, y0 + tall - 46)
         if place == 0:
-            page.write(2, 12, shortened(lines.label, int(page.width / _LETTER / page.text_px)))
+            page.write(2, 12 + further / 2, label)
         page.write((2 * x0 + left + wide - right) / 2, y0 + tall - 9, lines.x_label, ha="center")
         _log_axis(ax, ax.yaxis, low, high, lines.unit, 6)
         ax.yaxis.grid(visible=True, color=GRID, linewidth=0.8)
@@ -299,24 +326,25 @@ def _draw_series(page: _Page, ax: Axes, lines: Lines, rows: pd.DataFrame) -> Non
             x=joined["x"], y=joined["y"], ax=ax, color=look.colour, sort=False, estimator=None, legend=False, **style
         )
         if not look.dashes:
-            ax.vlines(part["x"], part["low"], part["high"], color=look.colour, linewidth=1.7, alpha=0.8)
+            _intervals(ax, part["x"], part["low"], part["high"], look.colour)
             if "x_low" in part:
-                ax.hlines(part["y"], part["x_low"], part["x_high"], color=look.colour, linewidth=1.7, alpha=0.8)
+                _intervals(ax, part["y"], part["x_low"], part["x_high"], look.colour, across=True)
             for row in records(joined):
                 _dot(ax, row["x"], row["y"], look.colour, look.marker, bool(row.get("hollow", False)))
                 page.mark(ax, row, row["x"], row["y"], lines.measure, row["y"])
         if "label" in joined:
             for i, row in enumerate(records(joined)):
                 # Lines of labelled points may meet at their end, so the first label has the name.
-                text = row["label"] if i else f"{row['label']}  {shortened(str(name), page.letters)}".strip()
-                named.append((i, number, row, text, look.colour))
+                named.append((i, number, row, "" if i else str(name), look.colour))
         else:
             labels.append((joined.iloc[-1], _end_label(page, lines, str(name), joined), look))
     ax.set(xlabel="", ylabel="")
-    for _, number, row, text, colour in sorted(named, key=lambda label: label[:2]):
-        # Labels of two lines that run side by side are on their two sides.
+    for _, number, row, name, colour in sorted(named, key=lambda label: label[:2]):
+        # Labels of two lines that run side by side are on their two sides; a name is cut if it is free nowhere.
         sides = LABEL_PLACES[::-1] if number % 2 else LABEL_PLACES
-        _where_free(page, ax, row["x"], row["y"], text, colour, sides)
+        for text in dict.fromkeys((name, shortened(name, page.letters))):
+            if _where_free(page, ax, row["x"], row["y"], f"{row['label']}  {text}".strip(), colour, sides):
+                break
     if lines.dots is not None:
         dots = lines.dots[lines.dots["series"].isin(rows["series"])]
         sns.scatterplot(x=dots["x"] * 1.05, y=dots["y"], ax=ax, color=MUTED, s=9, linewidth=0, legend=False)
@@ -341,9 +369,9 @@ def _end_label(page: _Page, lines: Lines, name: str, rows: pd.DataFrame) -> str:
     shortened, not the value."""
     last = rows.iloc[-1]
     value = "" if lines.looks[name].dashes else f" {rounded(last['y'], last['low'], last['high'])}{lines.unit}"
-    texts = textwrap.wrap(f"{name}{value}", page.letters, break_long_words=False)
-    fits = len(texts) <= 2 and all(len(text) <= page.letters for text in texts)
-    return "\n".join(texts) if fits else f"{shortened(name, page.letters - len(value))}{value}".strip()
+    name = f"{lines.mark_of(name)}{name}"
+    text = _in_rows(f"{name}{value}", page.letters)
+    return text if text.endswith(value.strip()) else f"{shortened(name, page.letters - len(value))}{value}".strip()
 
 
 def _end_labels(page: _Page, lines: Lines) -> list[str]:
@@ -380,12 +408,14 @@ def _beside(page: _Page, ax: Axes, x: float, y: float, text: str, colour: str, o
         fontweight="bold",
         va="center",
         ha="right" if offset[0] < 0 else "left" if offset[0] else "center",
+        # No line of the grid goes through it.
+        bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.5},
+        zorder=2.5,
     )
 
 
-def _where_free(page: _Page, ax: Axes, x: float, y: float, text: str, colour: str, sides: Sequence[Any]) -> None:
-    """Write a label at the first place beside a point where no other one is; of points in one place the last ones have
-    none."""
+def _where_free(page: _Page, ax: Axes, x: float, y: float, text: str, colour: str, sides: Sequence[Any]) -> bool:
+    """Write a label at the first place beside a point where no other one is, if there is one."""
     across, up = ax.transData.transform((x, y))
     wide, half = 1.15 * page.width_of([text]), page.text_px / 2
     for right, above in sides:
@@ -395,31 +425,42 @@ def _where_free(page: _Page, ax: Axes, x: float, y: float, text: str, colour: st
         if free and box[0] >= ax.bbox.x0 and box[2] <= page.width:
             page.labels.append(box)
             _beside(page, ax, x, y, text, colour, (right, above))
-            return
+            return True
+    return False
+
+
+def _intervals(ax: Axes, at: Any, low: Any, high: Any, colour: str, *, across: bool = False) -> None:
+    """Draw intervals with caps that are wider than a mark, so that those that are shorter than it are seen."""
+    (ax.hlines if across else ax.vlines)(at, low, high, color=colour, linewidth=1.7, alpha=0.8)
+    for end in (low, high):
+        places, marker = ((end, at), "|") if across else ((at, end), "_")
+        ax.plot(*places, marker, color=colour, markersize=10, markeredgewidth=1.3)
 
 
 def _dot(ax: Axes, x: float, y: float, colour: str, marker: str, hollow: bool) -> None:
     face = PAPER if hollow else colour
-    ax.plot([x], [y], marker=marker, color=colour, markerfacecolor=face, markersize=6.5, linestyle="none", zorder=3)
+    ax.plot([x], [y], marker=marker, color=colour, markerfacecolor=face, markersize=5, linestyle="none", zorder=3)
 
 
 def _draw_panels(page: _Page, panels: Sequence[Panel]) -> None:
     names = list(dict.fromkeys(name for panel in panels for name in panel.rows["name"]))
-    row_px = (page.height - AXIS_PX) / max(len(names), 1)
-    if page.first:
-        row_px = min(row_px, 46.0)
     left = 4.0 if page.narrow else min(page.width_of(names) + 14, 0.46 * page.width)
     wide = (page.width - left) / (1 if page.narrow else len(panels))
+    room = page.width if page.narrow else wide - 8
+    labels = [_wrapped(panel.label, room, page.text_px) for panel in panels]
+    further = [LINE_PX * label.count("\n") for label in labels]
+    row_px = (page.height - AXIS_PX - max(further)) / max(len(names), 1)
+    if page.first:
+        row_px = min(row_px, 52.0)
     top = 0.0
     for place, panel in enumerate(panels):
         own = list(dict.fromkeys(panel.rows["name"])) if page.narrow else names
         height = NAMED_ROW_PX * len(own) if page.narrow else row_px * len(own)
         x0 = left if page.narrow else left + wide * place
-        ax = page.axes(x0, top + 26, x0 + wide - 26, top + 26 + height)
-        # The first label may begin above the names.
-        begin = x0 if place and not page.narrow else 2.0
-        label = shortened(panel.label, int((x0 + wide - 8 - begin) / _LETTER / page.text_px))
-        page.write(max(begin, min(x0, x0 + wide - 8 - page.width_of([label]))), top + 12, label)
+        above = further[place] if page.narrow else max(further)
+        begin = top + above + 26
+        ax = page.axes(x0, begin, x0 + wide - 26, begin + height)
+        page.write(2 if page.narrow else x0, begin - 14 - further[place] / 2, labels[place])
         _draw_rows(page, ax, panel, own)
         for i, name in enumerate(own):
             if page.narrow:
@@ -428,8 +469,9 @@ def _draw_panels(page: _Page, panels: Sequence[Panel]) -> None:
                 ax.texts[-1].set_fontsize(page.points)
             elif place == 0:
                 most = int((left - 10) / _LETTER / page.text_px)
-                page.write(2, top + 26 + (i + 0.5) * height / len(own), shortened(name, most), color=INK)
-        top += height + AXIS_PX if page.narrow else 0
+                words = _in_rows(name, most, max(1, int(row_px / LINE_PX)))
+                page.write(2, begin + (i + 0.5) * row_px, words, color=INK)
+        top += above + height + AXIS_PX if page.narrow else 0
 
 
 def _draw_rows(page: _Page, ax: Axes, panel: Panel, names: Sequence[str]) -> None:
@@ -437,7 +479,8 @@ def _draw_rows(page: _Page, ax: Axes, panel: Panel, names: Sequence[str]) -> Non
 
     rows, is_bar = panel.rows, panel.kind == "bar"
     ends = rows[["low", "high"]].astype(float).dropna().to_numpy().ravel()  # a bound alone is not drawn
-    values = [*rows["value"].astype(float), *ends, *(reference.at for reference in panel.references)]
+    bands = rows.reindex(columns=["band_low", "band_high"]).astype(float).dropna().to_numpy().ravel()
+    values = [*rows["value"].astype(float), *ends, *bands, *(reference.at for reference in panel.references)]
     if panel.dots is not None:
         values += list(panel.dots["value"].astype(float))
     down = 0.22 if page.narrow else 0.0
@@ -469,10 +512,13 @@ def _draw_rows(page: _Page, ax: Axes, panel: Panel, names: Sequence[str]) -> Non
         ax.barh(rows["name"].map(at), rows["value"], 0.5, color=list(colours), linewidth=0)
     for row, colour in zip(records(rows), colours, strict=True):
         y, end = at[row["name"]], row["value"]
+        band = row.get("band_low", math.nan), row.get("band_high", math.nan)
+        if math.isfinite(sum(band)):
+            ax.hlines(y, *band, color=colour, linewidth=9, alpha=0.25, zorder=1)
+            end = max(end, band[1])
         if math.isfinite(row["low"] + row["high"]):
-            ink = INK if is_bar else colour
-            ax.hlines(y, row["low"], row["high"], color=ink, linewidth=1.2 if is_bar else 2, alpha=0.85, zorder=2)
-            end = row["high"]
+            _intervals(ax, [y], [row["low"]], [row["high"]], INK if is_bar else colour, across=True)
+            end = max(end, row["high"])
         if panel.kind != "bar":
             _dot(ax, row["value"], y, colour, row.get("marker") or "o", bool(row.get("hollow", False)))
         page.mark(ax, row, row["value"], y, panel.measure, row["value"])

@@ -35,9 +35,14 @@ def device_looks(tables: Tables) -> dict[str, Look]:
 
 
 def coloured(tables: Tables, rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with `colour`, that of their device."""
-    looks = device_looks(tables)
-    return rows.assign(colour=rows["gpu"].map({gpu: look.colour for gpu, look in looks.items()}))
+    """The rows with `colour`, that of their device, whose name begins their `name` if the study has several."""
+    looks, devices = device_looks(tables), rows["gpu"].map(device_names(tables)).fillna("")
+    several = len(tables.devices) > 1
+    told = [
+        f"{device} · {name}" if several and device not in name else name
+        for device, name in zip(devices, rows["name"], strict=True)
+    ]
+    return rows.assign(colour=rows["gpu"].map({gpu: look.colour for gpu, look in looks.items()}), name=told)
 
 
 def short_names(devices: Sequence[str]) -> dict[str, str]:

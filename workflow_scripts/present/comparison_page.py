@@ -100,7 +100,7 @@ def _section(title: str, **blocks: Sequence[Block]) -> dict[str, Any]:
     """A section of the page as the template needs it, with its folds."""
     name = re.sub(r"\W+", "-", title.lower())
     shown: dict[str, Any] = {"id": name, "title": title, "sentence": "", "figure": None}
-    return {**shown, "open": [], "why": [], "tables": [], "absent": "", "is_empty": False, **blocks}
+    return {**shown, "why": [], "tables": [], "absent": "", "is_empty": False, **blocks}
 
 
 def render(content: Mapping[str, Any]) -> str:

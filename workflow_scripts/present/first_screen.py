@@ -30,9 +30,12 @@ LEAST_ANSWERS, MOST_ANSWERS, PICTURES, MOST_FASTEST, MOST_DEVICES = 3, 7, 2, 5, 
 SEQUENCES = ("knob_max_num_seqs", "knob_batch_size")
 TPOT, TTFT, ENERGY = "tpot_s_p50", "ttft_s_p50", "energy_j_per_output_token"
 # Words of a composed title, letters of a name in it, of work and of a reason.
-MOST_WORDS, MOST_NAME, MOST_WORK, MOST_REASON = 8, 28, 38, 80
+MOST_WORDS, MOST_NAME, MOST_WORK, MOST_REASON = 8, 28, 60, 80
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 _FINE_TICKS = (1, 1.1, 1.2, 1.5, 2, 3, 5, 0.9, 0.8, 0.7, 0.5)
+
+
+KEY = "Bars: 95 % intervals. Hollow: undecided. While full: as many requests run as allowed."
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def first_screen(report: Report) -> FirstScreen:
         " · ".join(_sub(report)),
         rows,
         ticks,
-        "Bars: 95 % intervals of ratios over whole runs, or while full. Hollow: likely or open." if ticks else "",
+        KEY if ticks else "",
         _pictures(report),
         fastest,
         None if fastest else _without_rate(report),

@@ -89,7 +89,6 @@ def _section(subject: Subject, report: Report) -> dict[str, Any]:
         "figure": drawn[0] if drawn else None,
         "why": [*told, *why, *drawn[1:]],
         "tables": tables,
-        "open": [],
         "absent": _together(absent if sentence or drawn or tables else absent[:1]),
         "is_empty": not (sentence or drawn or why or tables),
     }

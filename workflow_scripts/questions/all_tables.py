@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 _MAKERS = {
     "questions.cells.table": ("cells", "starts", "repeats", "limits"),
-    "tables.cell_intervals": ("intervals",),
     "tables.expected_ratios": ("expected_ratios",),
     "questions.memory.fragmentation": ("fragmentation",),
+    "tables.cell_intervals": ("intervals",),
     "questions.memory.capacity": ("memory",),
     "questions.predictions.table": ("predictions",),
     "questions.comparisons.table": ("comparisons", "devices"),

@@ -11,7 +11,8 @@ import pandas as pd
 
 from workflow_scripts.common.columns import COLUMNS, Column
 from workflow_scripts.statistics.comparisons import LEAST_STARTS, SCOPE_MEANING, Interval, mean_interval, own_interval
-from workflow_scripts.tables.measurements import FRAME_COLUMNS
+from workflow_scripts.tables.measurements import FRAME_COLUMNS, MEASURED
+from workflow_scripts.tables.parsed_facts import REPEAT
 from workflow_scripts.tables.summary import (
     IDENTITY,
     RATE_OF_ARRIVALS,
@@ -37,7 +38,7 @@ SCHEMA = table_schema(
     NUMBER(
         "low high",
         f"95 % interval of a mean, of a server's median latency the {OF_ONE_LOAD}; null for a throughput that is the "
-        "rate of arrivals, and for tails",
+        "rate of arrivals, for tails, and for what is the same in all of several repeats, which is exact",
     ),
     NUMBER("starts_apart_pct", "of a mean: how far the highest start (of several cards: card) is above the lowest"),
     INTEGER("repeats", "valid repeats of all starts"),
@@ -70,6 +71,15 @@ def cell_intervals(summed: Summaries) -> pd.DataFrame:
     return pd.concat(parts).reindex(columns=list(SCHEMA.columns))
 
 
+def with_waste(intervals: pd.DataFrame, cells: pd.DataFrame, fragmentation: pd.DataFrame) -> pd.DataFrame:
+    """The intervals table with the waste in the engines' own layouts."""
+    measured = fragmentation[fragmentation["source"].eq(MEASURED)].drop_duplicates(REPEAT)
+    if measured.empty:
+        return intervals
+    summed = Summaries(cells.merge(measured[[*REPEAT, "waste_pct"]], on=REPEAT, how="left"))
+    return pd.concat([intervals, _of_mean(summed, COLUMNS["waste_pct"])]).reindex(columns=list(SCHEMA.columns))
+
+
 def _of_mean(summed: Summaries, column: Column) -> pd.DataFrame:
     measure, cells = column.name, summed.cells
     summary, samples = summed(measure)
@@ -90,7 +100,12 @@ def _of_mean(summed: Summaries, column: Column) -> pd.DataFrame:
         ends = {"low": own.low, "high": own.high}
         rows = rows.assign(**{end: rows[end].mask(served, of[rows["sample"]]) for end, of in ends.items()})
         rows["scope"] = rows["scope"].mask(served, THIS_LOAD)
-    return rows.assign(measure=measure)
+    of_cells = comparable_rows(cells).groupby("cell_id", sort=False)[measure].agg(["min", "max", "count"])
+    exact = of_cells[of_cells["min"].eq(of_cells["max"]) & of_cells["count"].gt(1)]
+    known = rows["cell_id"].isin(exact.index)
+    rows = rows.assign(**{end: rows[end].mask(known) for end in ("low", "high") if end in rows})
+    zero = exact[exact["max"].eq(0)].rename(columns={"max": "value", "count": "repeats"})  # without a logarithm
+    return pd.concat([rows, zero.reset_index()[["cell_id", "value", "repeats"]]]).assign(measure=measure)
 
 
 def interval_of_load(rows: pd.DataFrame, by: Sequence[str], metric: str) -> Interval:
@@ -104,4 +119,4 @@ def interval_of_load(rows: pd.DataFrame, by: Sequence[str], metric: str) -> Inte
 
 @makes(SCHEMA)
 def make_tables(inputs: TableInputs) -> pd.DataFrame:
-    return cell_intervals(inputs.summed)
+    return with_waste(cell_intervals(inputs.summed), inputs.cells, inputs.table("fragmentation"))

@@ -195,23 +195,20 @@ class Tables:
 
     @cached_property
     def limits(self) -> pd.DataFrame:
-        """One row per cell and source of the device's rates, that of the data sheet first: `ceiling_share`, `mbu` and
-        `mfu` at the cell's rate, and of all else the medians over the repeats. A rate that follows from a load is no
-        share of the ceiling."""
+        """One row per cell and source of the device's rates, that of the data sheet first: `ceiling_share` with its
+        interval, as ceilings have no error, `mbu` and `mfu` at the cell's rate, and of all else the medians over the
+        repeats. A rate that follows from a load is no share of the ceiling."""
         limits = self.get("limits", "cell_id", "rates", "factor", "mbu", "mfu", f"{RATE}_ceiling")
         rows = medians_by_cell(limits.sort_values("rates", kind="stable"), "rates")
-        share = rows["cell_id"].map(self.intervals_of(RATE)["value"]) / rows[f"{RATE}_ceiling"]
+        ends = self.intervals_of(RATE).reindex(rows["cell_id"]).set_index(rows.index)
+        shares = ends.div(rows[f"{RATE}_ceiling"], axis="index")
         # A cell that failed a check has no rate; its repeats do.
-        share = share.fillna(rows["factor"])
+        share = shares["value"].fillna(rows["factor"])
         at_rate = share / rows["factor"]
         loaded = rows["cell_id"].isin(self.cells.loc[under_load(self.cells), "cell_id"])
-        return rows.assign(ceiling_share=share.mask(loaded), mbu=rows["mbu"] * at_rate, mfu=rows["mfu"] * at_rate)
-
-    @cached_property
-    def waste_pct(self) -> "pd.Series[float]":
-        """Of each cell whose layout was measured: the share of its held slots without a token."""
-        waste = self.get("fragmentation", "cell_id", "source", "waste_pct")
-        return waste[waste["source"] == "measured"].groupby("cell_id")["waste_pct"].median()
+        of_ceiling = {"": share, "_low": shares["low"], "_high": shares["high"]}
+        rows = rows.assign(**{f"ceiling_share{end}": of.mask(loaded) for end, of in of_ceiling.items()})
+        return rows.assign(mbu=rows["mbu"] * at_rate, mfu=rows["mfu"] * at_rate)
 
     @cached_property
     def devices(self) -> list[str]:

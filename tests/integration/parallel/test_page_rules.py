@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.browser import Tab
-from tests.unit.present.generated import GENERATED, draw_generated
+from tests.unit.present.generated import GENERATED, SEEDS, draw_generated
 from workflow_scripts.questions.compare import compare
 
 pytestmark = pytest.mark.needs_tool("chromium")
@@ -141,7 +141,7 @@ def _of_any_width(found: dict[str, Any], width: int, most_words: int, most_lines
             yield f"{what} at {width}: {found[what]}"
 
 
-@pytest.mark.parametrize("name", [*GENERATED, *map(str, range(1, 23))])
+@pytest.mark.parametrize("name", [*GENERATED, *map(str, SEEDS)])
 def test_the_page_of_any_study_keeps_the_rules(one_tab, tmp_path_factory, name):
     assert list(broken_rules(one_tab, draw_generated(tmp_path_factory.mktemp("drawn"), name))) == []
 

@@ -99,6 +99,10 @@ ENDS = [
 ]
 
 
+# Of 22 seeds those that have every device, model, workload, knob, engine, source, end and word that any of them has.
+SEEDS = (1, 3, 4, 6, 8, 9, 11, 12, 13, 15, 18, 19, 21)
+
+
 def drawn_at_random(seed: int) -> tuple[list[dict[str, Any]], dict[str, Any], Change]:
     """A study with some devices, models, workloads, knobs, engines, environments and starts, of which some fail."""
     rng = np.random.default_rng(seed)

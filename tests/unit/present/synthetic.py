@@ -27,7 +27,7 @@ from workflow_scripts.study.parsed_columns import table_columns
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
-from workflow_scripts.tables.cell_intervals import cell_intervals
+from workflow_scripts.tables.cell_intervals import cell_intervals, with_waste
 from workflow_scripts.tables.measurements import FRAME_COLUMNS, read_measurements
 from workflow_scripts.tables.summary import Summaries
 from workflow_scripts.tables.table_maker import TableInputs
@@ -295,10 +295,11 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     write_measurements(cells, tables)
     cells = read_measurements(tables)
     serving, summary = serving_tables(cells)
-    intervals = cell_intervals(Summaries(cells))
+    waste = waste_table(cells)
+    intervals = with_waste(cell_intervals(Summaries(cells)), cells, waste)
     write(intervals=intervals, serving=serving, serving_summary=summary)
     write(limits=limits_table(cells))
-    write(fragmentation=waste_table(cells), memory=capacity_table(cells))
+    write(fragmentation=waste, memory=capacity_table(cells))
     # A flat line that someone published for the first device.
     place = ("vllm", str(cells["model"].iloc[0]), next(iter(SPEED)))
     published = {(*place, seqs): (1e5, 0.5) for seqs in (1.0, 4.0, 16.0, 64.0, 256.0)}

@@ -1,16 +1,20 @@
 """Answers of the first screen: their verdicts and words, from comparisons made up for the purpose."""
 
 import re
+from contextlib import suppress
 
 import pandas as pd
 import pytest
 
 from workflow_scripts.page.answers import Answer, setting_answer
 from workflow_scripts.page.comparisons import comparisons
+from workflow_scripts.page.kit import Lines
+from workflow_scripts.page.series import device_names
 from workflow_scripts.questions.cells.section import answers as cell_answers
 from workflow_scripts.questions.devices.section import answers as device_answers
 from workflow_scripts.questions.knobs.sequence_limit import answers as ladder_answers
-from workflow_scripts.tables.results import RATE
+from workflow_scripts.questions.sections import SECTIONS
+from workflow_scripts.tables.results import RATE, MissingError, records
 
 CASES = {
     # verdict, ratio, low, high -> whether it matters, whether it helps, and the words
@@ -50,6 +54,21 @@ def test_the_answers_of_made_up_results_are_those_of_their_tables(report):
     (of,) = device_answers(report)
     assert of.question.startswith("As fast as its bandwidth, ")
     assert [bar.label for bar in of.bars] == ["at 1", "at 256"]
+
+
+def test_every_row_names_its_device_and_every_mean_has_its_interval(report):
+    names, drawn = device_names(report.tables), 0
+    for draw in (draw for subject in SECTIONS for draw in subject.figures):
+        with suppress(MissingError):
+            shown = draw(report.tables).shown
+            for panel in [] if isinstance(shown, Lines) else shown:
+                rows = panel.rows.assign(device=panel.rows["gpu"].map(names)).dropna(subset="device")
+                assert all(row["device"] in row["name"] for row in records(rows)), draw
+                # Memory is made up the same in all repeats, so it is exact.
+                if panel.measure in (RATE, "ratio", "ceiling_share"):
+                    assert rows[["low", "high"]].notna().all(axis=None), draw
+                drawn += 1
+    assert drawn >= 7
 
 
 @pytest.mark.parametrize(

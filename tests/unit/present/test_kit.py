@@ -92,6 +92,39 @@ def test_a_mark_says_its_cell_and_the_ends_of_its_interval():
     assert plot.marks == []
 
 
+def texts_of(plot, kind: str) -> list[str]:
+    figure = drawn(plot, kind)
+    return [text.get_text() for of in (figure, *figure.get_axes()) for text in of.texts]
+
+
+def test_a_heading_is_whole_at_every_size_and_a_row_has_as_many_lines_as_fit():
+    label = "output tokens/s of each repeat over the mean of its cell, in whole runs"
+    rows = named([5.0]).assign(name="H200 · 70 % of the memory instead of 50 %, at most 256 sequences, 4,096 tokens")
+    both = beside("Both", bar(rows, "a", label), bar(rows, "b", label))
+    for kind in SIZES:
+        found = [text.replace("\n", " ") for text in texts_of(both, kind)]
+        assert found.count(label) == 2
+    assert rows["name"].iloc[0] in [text.replace("\n", " ") for text in texts_of(bar(rows, "a", label), "")]
+
+
+def test_labels_tell_hollow_lines_from_solid_ones_and_caps_show_short_intervals():
+    rows = ladder(2).assign(hollow=lambda of: of["series"].eq("device 1"), low=lambda of: of["y"] / 1.001)
+    plot = line(rows, looks(["device 0", "device 1"]), "Rates", "tokens/s", "sequences")
+    assert {text.split()[0] for text in texts_of(plot, "") if "device" in text} == {"●", "○"}
+    (ax,) = drawn(plot, "").get_axes()
+    caps = [of for of in ax.lines if of.get_marker() == "_"]
+    assert {len(of.get_ydata()) for of in caps} == {3}
+    assert min(cap.get_markersize() for cap in caps) > max(of.get_markersize() for of in ax.lines if of not in caps)
+
+
+def test_a_band_is_behind_its_interval_and_a_bound_alone_is_not_drawn():
+    rows = named([1.0, 1.3]).assign(band_low=[0.8, NONE], band_high=[1.2, 40.0])
+    (ax,) = drawn(ratio(rows, "Errors", "predicted over measured", unit="×"), "").get_axes()
+    band, *intervals = sorted(ax.collections, key=lambda of: of.get_zorder())
+    assert [len(of.get_segments()) for of in (band, *intervals)] == [1, 1, 1]
+    assert ax.get_xlim()[1] < 3
+
+
 def test_what_is_not_measured_is_a_broken_line_without_marks():
     rows = ladder(1).assign(series="predicted", low=NONE, high=NONE)
     both = pd.concat([ladder(1), rows])

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from tests.unit.questions.synthetic_cells import cell, starts_table, table
-from workflow_scripts.tables.cell_intervals import SCHEMA, cell_intervals
+from workflow_scripts.tables.cell_intervals import SCHEMA, cell_intervals, with_waste
 from workflow_scripts.tables.summary import Summaries
 
 
@@ -62,6 +62,18 @@ def test_the_latency_of_a_server_has_the_interval_of_its_own_load(starts, low, h
     row = cell_intervals(Summaries(cells)).query("measure == 'ttft_s_p50'").iloc[0]
     assert row[["value", "low", "high"]].tolist() == pytest.approx([0.2, low, high], rel=1e-3)
     assert row["scope"] == "repeats of this load"
+
+
+def test_what_is_the_same_in_all_repeats_is_exact_and_zero_is_a_value():
+    held = {"kv_bytes_used_mean": [4.0e9, 4.0e9], "running_while_others_wait": [0.0, 0.0]}
+    cells = table(cell({"block_size": 16}, (98, 102), **held))
+    measured = pd.DataFrame({"source": "measured", "waste_pct": [2.2, 2.3]}).join(cells[["cell_id", "start", "repeat"]])
+    found = SCHEMA.validate(with_waste(cell_intervals(Summaries(cells)), cells, measured)).set_index("measure")
+    exact = found.loc[list(held)]
+    assert exact["value"].tolist() == pytest.approx([4.0e9, 0.0])
+    assert exact["low"].isna().all()
+    assert found.loc["waste_pct", ["low", "value", "high"]].is_monotonic_increasing
+    assert found.loc["waste_pct", "high"] < 3
 
 
 def test_one_repeat_has_the_interval_of_what_others_vary_and_nothing_gives_an_empty_table():

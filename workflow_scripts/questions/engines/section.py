@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from workflow_scripts.page.answers import Answer, Bar, is_hollow, times, verdict_on
+from workflow_scripts.page.answers import Answer, bars_of, factor, verdict_on
 from workflow_scripts.page.comparisons import comparisons
 from workflow_scripts.page.kit import Plot, strip
 from workflow_scripts.page.main_line import rate_words
@@ -34,7 +34,7 @@ def engines(tables: Tables) -> Plot:
     pairs = comparisons(tables, "engine")
     cells = tables.cells[tables.cells["cell_id"].isin({*pairs["a"], *pairs["b"]})]
     ends = tables.intervals_of(RATE)
-    names = [name for name in told_apart(cells, PLACES, []) if name]
+    names = told_apart(cells, PLACES[1:], [])
     engine = cells["engine"].map(lambda name: "vLLM" if name == "vllm" else HF)
     own = labels(cells, tables.knobs)
     words = cells[names].agg(" · ".join, axis=1) + " · " if names else ""
@@ -53,16 +53,14 @@ def engines(tables: Tables) -> Plot:
 def answers(report: Report) -> Iterator[Answer]:
     rows = fastest_pairs(report.tables)
     row = records(rows)[0]
-    bar = Bar(row["ratio"], row["low"], row["high"], gpu=row["gpu"], hollow=is_hollow(row))
     many = f" with {row['x']:g} sequence{'s' * (row['x'] != 1)}" if pd.notna(row["x"]) else ""
-    yield Answer(
-        verdict_on(row, helps=True), f"vLLM over {HF}?", f"{times(row)}{many}", (bar,), f"vLLM over {HF} {times(row)}"
-    )
+    said, bars = factor(report.tables, row), bars_of(report.tables, rows)
+    yield Answer(verdict_on(row, helps=True), f"vLLM over {HF}?", f"{said}{many}", bars, f"vLLM over {HF} {said}")
 
 
 def sentence(report: Report) -> str:
-    row = records(fastest_pairs(report.tables))[0]
-    return f"The fastest vLLM cell has {times(row)} the rate of the fastest {HF} cell."
+    said = factor(report.tables, records(fastest_pairs(report.tables))[0])
+    return f"The fastest vLLM cell has {said} the rate of the fastest {HF} cell."
 
 
 def all_pairs(tables: Tables) -> pd.DataFrame:

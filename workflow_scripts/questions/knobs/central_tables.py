@@ -119,7 +119,7 @@ def four_metrics(knob: str) -> TablePart:
             return cells.head(0)
         others = [*COORDINATES, *(name for name in tables.knobs if name != of_knob)]
         varied = cells[cells.groupby(others, dropna=False, sort=False)[of_knob].transform("nunique") > 1]
-        known = tables.values.reindex(columns=list(METRICS)).assign(waste_pct=tables.waste_pct)
+        known = tables.values.reindex(columns=list(METRICS))
         intervals = tables.intervals_of(RATE)[["low", "high"]].add_prefix(f"{RATE}_")
         shown_rows = varied.join(known, on="cell_id").join(intervals, on="cell_id")
         became = shown_rows["outcome"].map(outcome_words).where(shown_rows["outcome"] != "ok")

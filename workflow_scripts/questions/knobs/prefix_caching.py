@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from workflow_scripts.common.columns import column
-from workflow_scripts.page.answers import Answer, setting_answer, times
+from workflow_scripts.page.answers import Answer, factor, setting_answer
 from workflow_scripts.page.comparisons import comparisons
 from workflow_scripts.page.kit import Plot, bar, beside
 from workflow_scripts.page.main_line import rate_words
@@ -23,7 +23,7 @@ def prefix_caching(tables: Tables) -> Plot:
     """Rate with and without prefix caching, with 95 % intervals, and the keys and values that running requests hold:
     with it, requests share the blocks of a prefix."""
     pairs = comparisons(tables, "knob", KNOB)
-    names = told_apart(pairs, [*COORDINATES, "held"], [])
+    names = told_apart(pairs, [*COORDINATES[1:], "held"], [])
     words = pairs[names].agg(" · ".join, axis=1) + " · " if names else ""
     sides = [
         pairs.assign(cell_id=pairs[cell], name=words + pairs[value].map(_WORDS), hollow=pairs[value] == "false")
@@ -45,8 +45,8 @@ def answers(report: Report) -> Iterator[Answer]:
 
 
 def sentence(report: Report) -> str:
-    row = records(comparisons(report.tables, "knob", KNOB))[0]
-    return f"The same requests run at {times(row)} the rate with prefix caching."
+    said = factor(report.tables, records(comparisons(report.tables, "knob", KNOB))[0])
+    return f"The same requests run at {said} the rate with prefix caching."
 
 
 def first_repeats_with_cache(cells: pd.DataFrame) -> pd.DataFrame:

@@ -32,23 +32,19 @@ def ratios_of(tables: Tables, kind: str, name: str, title: str) -> Plot:
 def ratio_rows(tables: Tables, rows: pd.DataFrame, title: str) -> Plot:
     """Comparisons, one row per pair, named by what differs between them; hollow: not decided."""
     rows = rows.assign(held=without_shared(rows["held"].fillna("").astype(str)).map(held_in_words))
-    names = [name for name in told_apart(rows, [*COORDINATES, "held"], []) if rows[name].str.len().any()]
+    names = [name for name in told_apart(rows, [*COORDINATES[1:], "held"], []) if rows[name].str.len().any()]
     words = [
         f"{shortly(knob, b, a)} over {shortly(knob, a, b)}" if rows["name"].nunique() == 1 else instead_of(knob, b, a)
         for knob, a, b in zip(rows["name"], rows["value_a"], rows["value_b"], strict=True)
     ]
     places = rows[names].agg(" · ".join, axis=1) if names else pd.Series("", index=rows.index)
-    drawn = (
-        coloured(tables, rows)
-        .fillna({"colour": INK})
-        .assign(
-            name=[" · ".join(filter(None, pair)) for pair in zip(words, places, strict=True)],
-            value=rows["ratio"],
-            hollow=[is_hollow(row) for row in records(rows)],
-            cell_id=rows["b"],
-        )
-        .drop_duplicates("name")
+    drawn = rows.assign(
+        name=[" · ".join(filter(None, pair)) for pair in zip(words, places, strict=True)],
+        value=rows["ratio"],
+        hollow=[is_hollow(row) for row in records(rows)],
+        cell_id=rows["b"],
     )
+    drawn = coloured(tables, drawn).fillna({"colour": INK}).drop_duplicates("name")
     label = f"ratio of {rate_words(rows['metric'].iloc[0])}"
     return ratio(drawn, title, label, unit="×", measure="ratio", references=[Reference(1, "")])
 

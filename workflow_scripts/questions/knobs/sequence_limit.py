@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from workflow_scripts.page.answers import LIKELY_YES, NO, YES, Answer, bars_of, briefly, question_on, times, verdict_on
+from workflow_scripts.page.answers import LIKELY_YES, NO, YES, Answer, bars_of, briefly, factor, question_on, verdict_on
 from workflow_scripts.page.comparisons import FLAT, comparisons
 from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.kit import Plot
@@ -70,10 +70,10 @@ def answers(report: Report) -> Iterator[Answer]:
     verdict = {YES: NO, NO: YES}.get(verdict, verdict)
     ends = f"{briefly(knob, row['value_a'])} to {briefly(knob, row['value_b'])}"
     unit = " sequences" * (knob == SEQUENCES)
-    said = f"within {row['margin_pct']:g} %, {ends}{unit}" if row["verdict"] == FLAT else f"{times(row)}, {ends}{unit}"
-    if rows["gpu"].nunique() > 1 and row["verdict"] != FLAT:
-        said = f"{times(row)} on the {device_names(tables)[row['gpu']]}, {ends}{unit}"
-    gain = f"{knob_name(knob)} {times(row)}"
+    size = f"within {row['margin_pct']:g} %" if row["verdict"] == FLAT else factor(tables, row)
+    named = rows["gpu"].nunique() > 1 and row["verdict"] != FLAT
+    said = f"{size}{' on the ' + device_names(tables)[row['gpu']] if named else ''}, {ends}{unit}"
+    gain = f"{knob_name(knob)} {factor(tables, row)}"
     yield Answer(verdict, question_on(question, row["metric"]), said, bars_of(tables, rows), gain)
 
 

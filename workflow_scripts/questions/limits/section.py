@@ -1,13 +1,14 @@
 """How close the measurements come to what the hardware allows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pandas as pd
 
 from workflow_scripts.common.columns import column
-from workflow_scripts.common.wording import shortened
-from workflow_scripts.page.answers import MOST_LETTERS, NO, OPEN, PARTLY, YES, Answer
+from workflow_scripts.page.answers import NO, OPEN, PARTLY, YES, Answer, fitting
 from workflow_scripts.page.blocks import Block, Text
+from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.kit import Plot, bar
 from workflow_scripts.page.main_line import main_line
 from workflow_scripts.page.report import Report, Subject, TablePart
@@ -29,7 +30,8 @@ NEAR, FAR = 0.7, 0.35
 def _shares(tables: Tables) -> pd.DataFrame:
     """The share of its ceiling that each cell reaches, along the lines of the study if it has them, else the
     highest."""
-    shares = tables.value("ceiling_share").dropna()
+    known = ["ceiling_share", "ceiling_share_low", "ceiling_share_high"]
+    shares = tables.limits.groupby("cell_id")[known].first().dropna(subset=known[0]).mul(100)
     require(shares, "no ceiling is known for any cell")
     names = device_names(tables)
     try:
@@ -44,8 +46,8 @@ def _shares(tables: Tables) -> pd.DataFrame:
     except MissingError:
         cells = tables.cells[tables.cells["cell_id"].isin(shares.index)]
         cells = cells.assign(name=cells["gpu"].map(names) + ", " + labels(cells, tables.knobs))
-    rows = cells.assign(value=100 * cells["cell_id"].map(shares), low=float("nan"), high=float("nan"))
-    return coloured(tables, rows).drop_duplicates("name")
+    cells[["value", "low", "high"]] = shares.reindex(cells["cell_id"]).to_numpy()
+    return coloured(tables, cells).drop_duplicates("name")
 
 
 def limits(tables: Tables) -> Plot:
@@ -62,20 +64,23 @@ def answers(report: Report) -> Iterator[Answer]:
     first, last = (records(rows)[end] for end in (0, -1))
     lowest, highest = rows["value"].min() / 100, rows["value"].max() / 100
     verdict = OPEN if highest > 1 else YES if lowest >= NEAR else NO if highest < FAR else PARTLY
-    said = f"{first['value']:.0f} % of its ceiling"
+    said = f"{_pct(first)} of its ceiling"
     if "x" in rows and len(rows) > 1:
         names = device_names(report.tables)
-        name = f"{shortened(names[first['gpu']].partition(' (')[0], MOST_LETTERS)}: " * (len(report.tables.devices) > 1)
-        said = f"{name}{first['value']:.0f} % at {first['x']:g}, {last['value']:.0f} % at {last['x']:g}"
+        name = names[first["gpu"]].partition(" (")[0] * (len(report.tables.devices) > 1)
+        said = f"{_pct(first)} at {first['x']:g}, {_pct(last)} at {last['x']:g}"
+        said = fitting(f"{{}}: {said}", name) if name else said
     yield Answer(verdict, "Near the hardware's limit?", said)
+
+
+def _pct(row: Mapping[str, Any]) -> str:
+    return f"{rounded(row['value'], row['low'], row['high'])} %"
 
 
 def sentence(report: Report) -> str:
     rows = _shares(report.tables)
     top = records(rows.sort_values("value", ascending=False))[0]
-    return (
-        f"The closest cell reaches {top['value']:.0f} % of what its {device_names(report.tables)[top['gpu']]} allows."
-    )
+    return f"The closest cell reaches {_pct(top)} of what its {device_names(report.tables)[top['gpu']]} allows."
 
 
 def above_ceilings(report: Report) -> Iterator[Block]:

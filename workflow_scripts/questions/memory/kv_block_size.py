@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 
-import numpy as np
 import pandas as pd
 
 from workflow_scripts.common.wording import number, plural
@@ -10,6 +9,7 @@ from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.page.answers import Answer, is_hollow, setting_answer, upwards
 from workflow_scripts.page.blocks import Block, Text
 from workflow_scripts.page.comparisons import comparisons
+from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.kit import Plot, Reference, bar, beside, ratio
 from workflow_scripts.page.main_line import rate_words
 from workflow_scripts.page.parts import claims_on, compared
@@ -42,14 +42,11 @@ def block_size(tables: Tables) -> Plot:
     try:
         rows = comparisons(tables, "knob", KNOB)
         rows = rows[rows["b"].isin(sizes["cell_id"])].assign(value=rows["ratio"], cell_id=rows["b"])
-        rows = (
-            coloured(tables, rows)
-            .assign(
-                name=rows["b"].map(sizes.set_index("cell_id")["name"]),
-                hollow=[is_hollow(row) for row in records(rows)],
-            )
-            .sort_values("name", key=lambda names: names.map({name: i for i, name in enumerate(sizes["name"])}))
+        rows = rows.assign(
+            name=rows["b"].map(sizes.set_index("cell_id")["name"]), hollow=[is_hollow(row) for row in records(rows)]
         )
+        order = {name: i for i, name in enumerate(sizes["name"])}
+        rows = coloured(tables, rows).sort_values("name", key=lambda names: names.map(order))
     except MissingError:
         rows = pd.DataFrame()
     if len(rows):
@@ -72,12 +69,8 @@ def _sizes(tables: Tables) -> pd.DataFrame:
     most = require(
         most if most[knob].nunique() > 1 else most.head(0), "no two measured cells differ only in block size"
     )
-    return most.sort_values(knob).assign(
-        name=most[knob].map("{:g} tokens".format),
-        value=most["cell_id"].map(tables.waste_pct).astype(float),
-        low=np.nan,
-        high=np.nan,
-    )
+    named = most.sort_values(knob).assign(name=most[knob].map("{:g} tokens".format))
+    return named.join(tables.intervals_of("waste_pct"), on="cell_id")
 
 
 def answers(report: Report) -> Iterator[Answer]:
@@ -91,7 +84,8 @@ def sentence(report: Report) -> str:
     if pd.isna(first["value"]) or pd.isna(last["value"]):
         top = upwards(comparisons(report.tables, "knob", KNOB))
         return f"Rates differ by a factor of at most {number(top['ratio'].max(), 2)}."
-    return f"Large blocks leave {last['value']:.0f} % of held slots empty, small ones {first['value']:.0f} %."
+    large, small = (rounded(of["value"], of["low"], of["high"]) for of in (last, first))
+    return f"Large blocks leave {large} % of held slots empty, small ones {small} %."
 
 
 def prediction_errors(report: Report) -> Iterator[Block]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import pandas as pd
 
 from workflow_scripts.common.columns import column
@@ -72,7 +71,7 @@ def same_memory(tables: Tables) -> pd.DataFrame:
         rows[f"users{of}"] = rows[f"{USERS}{of}"].fillna(rows[f"running_peak{of}"])
     short = rows[rows["contiguous"] & rows[USERS].notna()]
     both = rows.merge(short.groupby(MEMORY, as_index=False)["users"].max(), on=MEMORY, suffixes=("", "_contiguous"))
-    used_pct = 100 - both["cell_id"].map(tables.waste_pct)
+    used_pct = 100 - both["cell_id"].map(tables.value("waste_pct"))
     both = both.assign(times=both["users"] / both["users_contiguous"], used_pct=used_pct)
     return both.sort_values([*MEMORY, "users"], ascending=[True] * 4 + [False], kind="stable")
 
@@ -91,10 +90,10 @@ def requests_at_once(tables: Tables) -> Plot:
     request reserves room for the longest possible one, or takes blocks as it grows."""
     rows = _ways(tables)
     size = rows["pool_tokens"].iloc[0]
-    rows = coloured(tables, rows).assign(name=rows["layout"], value=rows["users"], low=np.nan, high=np.nan)
-    rows = rows.drop_duplicates("name").assign(text=rows["users"].map("{:.3g} requests".format))
+    rows = rows.assign(name=rows["layout"], value=rows["users"], text=rows["users"].map("{:.3g} requests".format))
+    rows = rows.drop_duplicates("name").join(tables.intervals_of(USERS)[["low", "high"]], on="cell_id")
     label = f"requests at once in {size:,.0f} tokens of KV cache"
-    return bar(rows, "Requests in the same memory", label, measure=USERS)
+    return bar(coloured(tables, rows), "Requests in the same memory", label, measure=USERS)
 
 
 def _ways(tables: Tables) -> pd.DataFrame:

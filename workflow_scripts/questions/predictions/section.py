@@ -43,22 +43,26 @@ def _errors(tables: Tables) -> "pd.Series[float]":
 
 
 def prediction_errors(tables: Tables) -> Plot:
-    """Predicted over measured rate of each cell, the largest error first, with the band of the prediction; filled: the
-    measured rate is outside the band."""
+    """Predicted over measured rate of each cell, the largest error first, with the 95 % interval of the measured rate
+    and, wide and pale, the band of the prediction; filled: the measured rate is outside the band."""
     rows = _compared(tables)
-    rows = coloured(tables, rows).assign(
+    measured = rows[["cell_id"]].join(tables.intervals_of(RATE), on="cell_id")
+    rows = rows.assign(
         name=rows["cell_id"].map(cell_names(tables)),
         value=rows["predicted"] / rows["measured"],
+        low=rows["predicted"] / measured["high"],
+        high=rows["predicted"] / measured["low"],
+        band_low=rows["low"] / rows["measured"],
+        band_high=rows["high"] / rows["measured"],
         hollow=rows["in_band"].ne(False),
         size=rows["error_pct"].abs(),
+        text=rows["error_pct"].map(lambda error: f"{round(error):+d} %"),
     )
-    ends = {end: rows[end] / rows["measured"] for end in ("low", "high")}
-    rows = rows.assign(**ends).sort_values("size", ascending=False, kind="stable")
-    rows = rows.assign(text=rows["error_pct"].map("{:+.0f} %".format)).drop_duplicates("name")
+    rows = coloured(tables, rows.sort_values("size", ascending=False, kind="stable")).drop_duplicates("name")
     return ratio(
         rows,
         "Predicted and measured",
-        "predicted over measured rate (1×: exact)",
+        "predicted over measured rate (1×: exact); pale: predicted band",
         unit="×",
         measure="ratio",
         references=[Reference(1, "")],
@@ -71,7 +75,7 @@ def answers(report: Report) -> Iterator[Answer]:
     worst, best = errors.max(), errors.min()
     verdict = YES if worst <= RIGHT_PCT else NO if best > WRONG_PCT else PARTLY
     said = ", ".join(f"{engine} {rounded(error)} %" for engine, error in errors.head(2).items())
-    yield Answer(verdict, "Predictions right?", f"{said} off")
+    yield Answer(verdict, "Predictions right in the median?", f"{said} off")
 
 
 def _engine(name: str) -> str:
