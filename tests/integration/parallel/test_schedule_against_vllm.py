@@ -560,6 +560,19 @@ def test_what_becomes_of_each_prompt_is_vllms(engine_config):
     assert min(seen[name] for name in (*OF_PROMPT, *OF_PREEMPTED, "4 tokens", "16 tokens", "32 tokens")) >= FEW, seen
 
 
+@pytest.mark.parametrize(("unit", "prompt", "found"), [(528, 552, 528), (528, 979, 528), (784, 240, 0)])
+def test_a_prompt_that_comes_again_is_found_in_whole_units(engine_config, unit, prompt, found):
+    state = KvGroup("state", (1,), 1, 0)
+    settings = SchedulerSettings(1, 8192, unit, 8192, 99, pool=KvPool((ALL_TOKENS, state), 1, unit, 2, 8192))
+    two, text = np.full(2, prompt), np.zeros(2, dtype=np.int64)
+    requests = RequestLengths(two, np.array([4, 4]), None, text, two)
+    theirs = Explained(Engine(engine_config, requests, settings, None))
+    for _ in theirs.engine.run():
+        theirs.note_admitted()
+    assert theirs.tokens["found"] == prefix_hits(requests, settings).tokens["found"].tolist() == [0, found]
+    assert theirs.tokens["shorter_than_block"] == [0, prompt - found - 1]
+
+
 def test_prefixes_are_not_forgotten_while_a_request_holds_blocks_and_this_is_told(engine_config):
     requests = RequestLengths(np.array([48]), np.array([4]))
     engine = Engine(engine_config, requests, SchedulerSettings(1, 64, 16, 64, num_blocks=8), None)

@@ -76,7 +76,7 @@ SUBJECT = Subject(
                 "prefix_cache_hit_rate_predicted": "Predicted",
                 "prefix_cache_saved_pct": "Tokens not computed",
             },
-            "Prefix-cache hits in the first repeat of each cell",
+            "Prefix-cache hits in the first repeat of each cell; kvsweep hits says why the others were not found",
             first_repeats_with_cache,
         ),
         claims_on("prefix-caching"),
