@@ -128,7 +128,7 @@ def fitting(template: str, *values: str) -> str:
     """An answer with values, the longest of which are shortened if it has more than `MOST_LETTERS`.
 
     >>> fitting("1.25×, {} over {}", "qwen2-7b", "llama-3.1-8b-instruct")
-    '1.25×, qwen2-7b over llama-3…struct'
+    '1.25×, qwen2-7b over llama-3…nstruct'
     """
     for most in range(MOST_LETTERS, LEAST_LETTERS - 1, -1):
         said = template.format(*(shortened(value, most) for value in values))

@@ -73,7 +73,6 @@ class Lines:
     unit: str = ""
     measure: str = ""
     references: Sequence[Reference] = ()
-    dots: pd.DataFrame | None = None
     x_is_setting: bool = True
 
     def mark_of(self, name: str) -> str:
@@ -128,8 +127,8 @@ def line(rows: pd.DataFrame, looks: Mapping[str, Look], title: str, label: str, 
 
 
 def ratio(rows: pd.DataFrame, title: str, label: str, **more: Any) -> Plot:
-    """One row per name: a ratio with its interval, on a logarithmic axis."""
-    return _of_rows("ratio", rows, title, label, **more)
+    """One row per name: a ratio with its interval, on a logarithmic axis that has 1."""
+    return _of_rows("ratio", rows, title, label, unit="×", references=[Reference(1, "")], **more)
 
 
 def bar(rows: pd.DataFrame, title: str, label: str, **more: Any) -> Plot:
@@ -345,9 +344,6 @@ def _draw_series(page: _Page, ax: Axes, lines: Lines, rows: pd.DataFrame) -> Non
         for text in dict.fromkeys((name, shortened(name, page.letters))):
             if _where_free(page, ax, row["x"], row["y"], f"{row['label']}  {text}".strip(), colour, sides):
                 break
-    if lines.dots is not None:
-        dots = lines.dots[lines.dots["series"].isin(rows["series"])]
-        sns.scatterplot(x=dots["x"] * 1.05, y=dots["y"], ax=ax, color=MUTED, s=9, linewidth=0, legend=False)
     right = [(last["x"], last["y"], text, look.colour, not look.dashes) for last, text, look in labels]
     right += [(ax.get_xlim()[1], of.at, of.label, MUTED, False) for of in lines.references]
     _write_ends(page, ax, right)

@@ -21,7 +21,7 @@ from workflow_scripts.common.files import read_json, write_text
 from workflow_scripts.common.wording import plural, sentence
 from workflow_scripts.page.answers import NO, OPEN, PARTLY, YES, Answer, Bar, is_hollow, times
 from workflow_scripts.page.blocks import Block, Figure, Table, Text
-from workflow_scripts.page.kit import SIZES, Plot, Reference, ratio, use_style
+from workflow_scripts.page.kit import SIZES, Plot, ratio, use_style
 from workflow_scripts.page.plot import inline, size_px, write_plot
 from workflow_scripts.page.report import figure_facts
 from workflow_scripts.page.style import INK
@@ -48,8 +48,6 @@ def ratios(content: Mapping[str, Any], measure: str) -> Plot:
         rows.iloc[largest.argsort(kind="stable")].drop_duplicates("name"),
         f"{column(measure).label}: B over A",
         f"ratio of {content['measures'][measure]}",
-        unit="×",
-        references=[Reference(1, "")],
     )
 
 

@@ -15,7 +15,7 @@ from workflow_scripts.page.parts import claims_on, in_words
 from workflow_scripts.page.report import PLACE_HEADINGS, Report, Subject, TablePart
 from workflow_scripts.page.series import device_names
 from workflow_scripts.page.style import INK, PREDICTED_LINE, Look
-from workflow_scripts.questions.knobs.section import ratios_of
+from workflow_scripts.questions.knobs.section import ratio_rows
 from workflow_scripts.study.setting_words import knob_axis
 from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require
 
@@ -60,7 +60,7 @@ def device_ratios(tables: Tables) -> Plot:
     rows = along_sequences(tables)
     first, names = records(rows)[0], device_names(tables)
     if len(rows) < 2:
-        return ratios_of(tables, "device", "", "One device over another")
+        return ratio_rows(tables, comparisons(tables, "device"), "One device over another")
     known = of_pair(tables, first)
     references = [
         Reference(float(known[of].dropna().iloc[0]), f"{words} {known[of].dropna().iloc[0]:.2f}×")

@@ -3,36 +3,30 @@
 from collections.abc import Iterator
 
 from workflow_scripts.catalog.environments import DEFAULT
-from workflow_scripts.common.wording import shortened
-from workflow_scripts.page.answers import Answer, bars_of, times, verdict_on
+from workflow_scripts.page.answers import Answer, bars_of, fitting, times, verdict_on
 from workflow_scripts.page.comparisons import FLAT, comparisons
 from workflow_scripts.page.kit import Plot
 from workflow_scripts.page.parts import compared
 from workflow_scripts.page.report import Report, Subject
-from workflow_scripts.questions.knobs.section import ratios_of
+from workflow_scripts.questions.knobs.section import ratio_rows
 from workflow_scripts.tables.results import Tables, records
 
 
 def environments(tables: Tables) -> Plot:
     """Rate of each cell in another environment over that in the first one, with its 95 % interval; hollow: not
     decided."""
-    return ratios_of(tables, "environment", "environment", "Environments")
+    return ratio_rows(tables, comparisons(tables, "environment"), "Environments")
 
 
 def answers(report: Report) -> Iterator[Answer]:
     rows = comparisons(report.tables, "environment")
     row = records(rows)[0]
-    said = (
-        f"within {row['margin_pct']:g} %"
-        if row["verdict"] == FLAT
-        else f"{times(row)} with {shortened(row['value_b'], 20)}"
-    )
-    yield Answer(verdict_on(row), "Environment matters?", said, bars_of(report.tables, rows))
+    said = f"within {row['margin_pct']:g} %" if row["verdict"] == FLAT else f"{times(row)} with {{}}"
+    yield Answer(verdict_on(row), "Environment matters?", fitting(said, row["value_b"]), bars_of(report.tables, rows))
 
 
 def sentence(report: Report) -> str:
-    rows = comparisons(report.tables, "environment")
-    row = records(rows)[0]
+    row = records(comparisons(report.tables, "environment"))[0]
     return f"With {row['value_b']}, a cell has {times(row)} the rate with {row['value_a']}."
 
 

@@ -8,7 +8,7 @@ from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import sentence as capital
 from workflow_scripts.page.answers import Answer, is_hollow, setting_answer, times
 from workflow_scripts.page.comparisons import comparisons, every_knob_compared
-from workflow_scripts.page.kit import Plot, Reference, ratio
+from workflow_scripts.page.kit import Plot, ratio
 from workflow_scripts.page.main_line import OF_ARRIVALS, main_line, rate_words
 from workflow_scripts.page.parts import compared, held_in_words
 from workflow_scripts.page.report import Report, Subject
@@ -21,12 +21,6 @@ from workflow_scripts.tables.results import RATE, MissingError, Tables, records,
 # Settings that have a section.
 OWN_SECTION = ("block_size", "enable_prefix_caching", "num_speculative_tokens")
 MOST_ANSWERS = 3
-
-
-def ratios_of(tables: Tables, kind: str, name: str, title: str) -> Plot:
-    """The ratios of a kind of comparison, one row per pair."""
-    rows = comparisons(tables, kind, name)
-    return ratio_rows(tables, rows, title)
 
 
 def ratio_rows(tables: Tables, rows: pd.DataFrame, title: str) -> Plot:
@@ -46,7 +40,7 @@ def ratio_rows(tables: Tables, rows: pd.DataFrame, title: str) -> Plot:
     )
     drawn = coloured(tables, drawn).fillna({"colour": INK}).drop_duplicates("name")
     label = f"ratio of {rate_words(rows['metric'].iloc[0])}"
-    return ratio(drawn, title, label, unit="×", measure="ratio", references=[Reference(1, "")])
+    return ratio(drawn, title, label, measure="ratio")
 
 
 def other_settings(tables: Tables) -> Plot:

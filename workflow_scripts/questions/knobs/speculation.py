@@ -7,7 +7,7 @@ from workflow_scripts.page.comparisons import comparisons
 from workflow_scripts.page.kit import Plot
 from workflow_scripts.page.parts import compared
 from workflow_scripts.page.report import CELL, REPEAT_COLUMNS, Report, Subject, TablePart, several_starts
-from workflow_scripts.questions.knobs.section import ratios_of
+from workflow_scripts.questions.knobs.section import ratio_rows
 from workflow_scripts.tables.results import Tables, require
 
 KNOB = "num_speculative_tokens"
@@ -15,7 +15,7 @@ KNOB = "num_speculative_tokens"
 
 def speculation(tables: Tables) -> Plot:
     """Ratio of the rates with drafted tokens to those without, with its 95 % interval."""
-    return ratios_of(tables, "knob", KNOB, "Speculative decoding")
+    return ratio_rows(tables, comparisons(tables, "knob", KNOB), "Speculative decoding")
 
 
 def answers(report: Report) -> Iterator[Answer]:

@@ -10,7 +10,7 @@ from workflow_scripts.page.answers import Answer, is_hollow, setting_answer, upw
 from workflow_scripts.page.blocks import Block, Text
 from workflow_scripts.page.comparisons import comparisons
 from workflow_scripts.page.digits import rounded
-from workflow_scripts.page.kit import Plot, Reference, bar, beside, ratio
+from workflow_scripts.page.kit import Plot, bar, beside, ratio
 from workflow_scripts.page.main_line import rate_words
 from workflow_scripts.page.parts import claims_on, compared
 from workflow_scripts.page.report import CELL, Report, Subject, TablePart
@@ -52,7 +52,7 @@ def block_size(tables: Tables) -> Plot:
     if len(rows):
         base = setting_phrase(KNOB, rows["value_a"].iloc[0]).removeprefix("block size ")
         label = f"{rate_words(rows['metric'].iloc[0])}, over {base}"
-        panels.append(ratio(rows, "Rate", label, unit="×", references=[Reference(1, "")], measure="ratio"))
+        panels.append(ratio(rows, "Rate", label, measure="ratio"))
     return beside("Block size", *require(panels, "no two measured cells differ only in block size"))
 
 

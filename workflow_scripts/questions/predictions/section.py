@@ -10,7 +10,7 @@ from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.page.answers import NO, PARTLY, YES, Answer
 from workflow_scripts.page.blocks import Block, Text
 from workflow_scripts.page.digits import rounded
-from workflow_scripts.page.kit import Plot, Reference, ratio
+from workflow_scripts.page.kit import Plot, ratio
 from workflow_scripts.page.report import CELL, Report, Subject, TablePart
 from workflow_scripts.page.series import cell_names, coloured
 from workflow_scripts.tables.results import RATE, Tables, records, require, under_load
@@ -63,9 +63,7 @@ def prediction_errors(tables: Tables) -> Plot:
         rows,
         "Predicted and measured",
         "predicted over measured rate (1×: exact); pale: predicted band",
-        unit="×",
         measure="ratio",
-        references=[Reference(1, "")],
         sources=("measured", "predicted"),
     )
 
