@@ -114,6 +114,7 @@ REPEATS = table_schema(
     NUMBER("tokens_per_draft_mean", "accepted tokens plus one, per sequence and step with a draft"),
     NUMBER("prefix_cache_queries", "tokens looked up and found"),
     declared("prefix_cache_hits prefix_cache_hit_rate"),
+    NUMBER("host_cache_hits", "tokens found in the host's memory instead (`kv_offloading_size`)"),
     NUMBER(
         "prefix_cache_hit_rate_predicted",
         "predicted share of prompt tokens in whole blocks that begin an earlier prompt too",

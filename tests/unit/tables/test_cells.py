@@ -36,7 +36,7 @@ OF_START = {"kv_cache_tokens": 3104, "max_concurrency": 6.25, "block_size_effect
 OF_START |= {"effective": '{"block_size": 32}', "attention_backend": "CPU_ATTN", "start_s": 40.0, "host": "here"}
 OF_START |= {"graphs_from_cache": True, "protocol": 3}
 OF_REPEAT = {"start_unix_s": 1_700_000_000.0, "prefix_cache_queries": 40.0, "prefix_cache_hits": 10.0}
-OF_REPEAT |= {"estimated_flops": 9e12}
+OF_REPEAT |= {"estimated_flops": 9e12, "host_cache_hits": 5.0}
 
 
 def definition_of(cell_id, study=STUDY):

@@ -277,6 +277,7 @@ _COUNTERS = {
     "accepted_draft_tokens": "vllm:spec_decode_num_accepted_tokens",
     "prefix_cache_queries": "vllm:prefix_cache_queries",
     "prefix_cache_hits": "vllm:prefix_cache_hits",
+    "host_cache_hits": "vllm:external_prefix_cache_hits",
     "estimated_read_bytes": "vllm:estimated_read_bytes_per_gpu",
     "estimated_write_bytes": "vllm:estimated_write_bytes_per_gpu",
     "estimated_flops": "vllm:estimated_flops_per_gpu",
