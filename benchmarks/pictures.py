@@ -42,7 +42,7 @@ def take(tab: Tab, page: Path, images: Path) -> None:
         tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         tab.picture(path := images / f"{name}.png")
         # The page has few colours, so a palette loses nothing that is seen, and more than half of the bytes.
-        Image.open(path).convert("RGB").quantize().save(path, optimize=True)
+        Image.open(path).convert("RGB").quantize(method=Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
         print(path)
 
 

@@ -72,7 +72,6 @@ class Fastest:
 
     href: str
     device: str
-    colour: str
     work: str
     rate: str
     bar: DrawnBar
@@ -272,21 +271,20 @@ def _fastest(report: Report) -> tuple[Sequence[str], list[Fastest]]:
         return [], []
     tables, ids = report.tables, [row["cell_id"] for row in best]
     others = [name for name in (TPOT, TTFT, ENERGY) if tables.value(name).reindex(ids).notna().any()]
-    most = max(end for row in best for end in (row["value"], row["high"]) if math.isfinite(end))
+    most = max(float(end) for row in best for end in (row["value"], row["high"]) if math.isfinite(end))
     names, devices = device_names(tables), device_looks(tables)
+
+    def place(value: float) -> float:
+        return round(90 * value / most, 2)
+
     fastest = []
     for row in best:
-        look = devices[row["gpu"]]
-        colour = NAMED[look.colour][0]
-        low, high = (round(90 * row[end] / most, 2) if math.isfinite(row[end]) else None for end in ("low", "high"))
-        value = round(90 * row["value"] / most, 2)
-        bar = DrawnBar(value, low, high, "", colour, hollow=False, square=look.marker == "s", up=0, side="right")
+        (bar,) = _bars(devices, [Bar(row["value"], row["low"], row["high"], gpu=row["gpu"])], place)
         beside = [float(column(name).scaled(tables.value(name).get(row["cell_id"], math.nan))) for name in others]
         fastest.append(
             Fastest(
                 report.cell_link(row["cell_id"]).href,
                 names[row["gpu"]],
-                colour,
                 _work(report, row),
                 rounded(row["value"], row["low"], row["high"]),
                 bar,

@@ -27,6 +27,8 @@ from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, table_sc
 
 OF_ONE_LOAD = f"range of the repeats, widened to Student's 95 % interval of its starts from {LEAST_STARTS} on"
 THIS_LOAD = "repeats of this load"
+# What requests and settings alone may decide, and no clock: if all repeats have one value, it is exact.
+EXACT = ("waste_pct", "kv_bytes_used_mean", "running_while_others_wait")
 
 SCHEMA = table_schema(
     "intervals",
@@ -38,7 +40,7 @@ SCHEMA = table_schema(
     NUMBER(
         "low high",
         f"95 % interval of a mean, of a server's median latency the {OF_ONE_LOAD}; null for a throughput that is the "
-        "rate of arrivals, for tails, and for what is the same in all of several repeats, which is exact",
+        f"rate of arrivals, for tails, and for {', '.join(EXACT)} that are the same in all of several repeats",
     ),
     NUMBER("starts_apart_pct", "of a mean: how far the highest start (of several cards: card) is above the lowest"),
     INTEGER("repeats", "valid repeats of all starts"),
@@ -100,10 +102,12 @@ def _of_mean(summed: Summaries, column: Column) -> pd.DataFrame:
         ends = {"low": own.low, "high": own.high}
         rows = rows.assign(**{end: rows[end].mask(served, of[rows["sample"]]) for end, of in ends.items()})
         rows["scope"] = rows["scope"].mask(served, THIS_LOAD)
+    if measure not in EXACT:
+        return rows.assign(measure=measure)
     of_cells = comparable_rows(cells).groupby("cell_id", sort=False)[measure].agg(["min", "max", "count"])
     exact = of_cells[of_cells["min"].eq(of_cells["max"]) & of_cells["count"].gt(1)]
     known = rows["cell_id"].isin(exact.index)
-    rows = rows.assign(**{end: rows[end].mask(known) for end in ("low", "high") if end in rows})
+    rows = rows.assign(**{end: rows[end].mask(known) for end in ("low", "high")})
     zero = exact[exact["max"].eq(0)].rename(columns={"max": "value", "count": "repeats"})  # without a logarithm
     return pd.concat([rows, zero.reset_index()[["cell_id", "value", "repeats"]]]).assign(measure=measure)
 

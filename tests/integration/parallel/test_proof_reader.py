@@ -220,9 +220,11 @@ def test_every_interval_of_a_mark_is_one_of_the_tables(tables, page):
                 for a, b in table[[low, high]].dropna().drop_duplicates().to_numpy(float):
                     for pair in [(a, b), *([(1 / b, 1 / a)] if a > 0 else [])]:
                         ends.add(tuple(number(end * factor) for end in pair))
-    # A prediction's band is drawn over the measured rate.
-    rows = tables["predictions"].dropna(subset=["low", "high", "measured"]).query("measured > 0")
-    ends |= {tuple(number(of / row.measured) for of in (row.low, row.high)) for row in rows.itertuples()}
+    # A prediction is drawn over the measured rate, and this over the ceiling.
+    rates = tables["intervals"].query("measure == @RATE")[["cell_id", "low", "high"]]
+    rows = tables["predictions"].query("quantity == @RATE")[["cell_id", "predicted"]].merge(rates, on="cell_id")
+    ends |= {tuple(number(row.predicted / of) for of in (row.high, row.low)) for row in rows.itertuples()}
+    ends |= {(number(row.low), number(row.high)) for row in shares_of(tables).itertuples()}
     intervals = [(found, text) for text in chain(*page.marks.values()) for found in INTERVAL.findall(text)]
     assert len(intervals) > 3
     assert [of for of in intervals if of[0] not in ends] == []
@@ -262,9 +264,24 @@ def test_a_verdict_is_one_of_five_and_agrees_with_the_tables(folder, tables, pag
                     *zip(of["ratio"], of["low"], of["high"], strict=True),
                     *zip(1 / of["ratio"], 1 / of["high"], 1 / of["low"], strict=True),
                 ]
-                assert text in {rounded(*ends) for ends in ratios}, answer
+                # Beside values with few digits, a ratio has few too.
+                texts = {rounded(value, 0, (high - low) * few) for value, low, high in ratios for few in (1, 10)}
+                assert text in texts, answer
     asked = {"two_gpus": "bandwidth", "h200_later": "Predictions"}.get(folder.name, "")
     assert asked in page.answers[0]["q"]
+
+
+def shares_of(tables):
+    """The rate of each cell with its interval over each of its ceilings, in per cent."""
+    rates = tables["intervals"].query("measure == @RATE").set_index("cell_id")[["value", "low", "high"]]
+    ceilings = tables["limits"].groupby(["cell_id", "rates"])[f"{RATE}_ceiling"].median().reset_index("rates")
+    rows = rates.join(ceilings, how="inner")
+    return (100 * rates.loc[rows.index]).div(rows[f"{RATE}_ceiling"], axis="index").dropna(subset="value")
+
+
+def interval_in_table(ends):
+    value, low, high = (number(of, TABLE_DIGITS) for of in ends)
+    return f"{value} ({low} to {high})"
 
 
 def values_of(tables):
@@ -355,16 +372,12 @@ def test_kv_memory_in_use_is_at_most_that_of_the_blocks_in_use(tables):
 
 
 def test_a_share_of_the_ceiling_is_the_rate_beside_it_over_the_ceiling(tables, page):
-    rates = tables["intervals"].query("measure == @RATE").set_index("cell_id")["value"]
-    ceilings = (
-        tables["limits"].groupby(["cell_id", "rates"])[f"{RATE}_ceiling"].median().reset_index("rates", drop=True)
-    )
-    shares = (100 * rates / ceilings).dropna()
+    shares = shares_of(tables)
     for (_, (headings, *rows)), cells in zip(page.tables, page.cells, strict=True):
         if column("ceiling_share").axis in headings:
             at = headings.index(column("ceiling_share").axis)
-            shown = [(cell, row[at]) for row, cell in zip(rows, cells[1:], strict=True) if cell in shares]
-            texts_of = {of: {number(n, TABLE_DIGITS) for n in shares.loc[[of]]} for of, _ in shown}
+            shown = [(cell, row[at]) for row, cell in zip(rows, cells[1:], strict=True) if cell in shares.index]
+            texts_of = {of: {interval_in_table(row) for row in shares.loc[[of]].to_numpy()} for of, _ in shown}
             texts_of |= {of: {UNKNOWN} for of in tables["cells"].loc[under_load(tables["cells"]), "cell_id"]}
             assert [of for of in shown if of[1] not in texts_of[of[0]]] == []
             assert shown

@@ -146,6 +146,13 @@ RESERVED = TablePart(
     rows=reserved_and_used,
 )
 
+
+def actual_layouts(tables: Tables) -> pd.DataFrame:
+    waste = tables.need("fragmentation")
+    rows = medians_by_cell(waste[waste["source"] == "measured"], "layout").replace(LAYOUTS)
+    return rows.assign(waste_pct=rows["cell_id"].map(tables.value("waste_pct")))
+
+
 SUBJECT = Subject(
     id="block-size",
     title="Block size and KV memory",
@@ -168,8 +175,8 @@ SUBJECT = Subject(
                 "expected_wasted_slots_per_sequence": "Empty slots per sequence, expected of long ones",
                 "source": "Source",
             },
-            "Waste in the engines' actual layouts, medians over repeats",
-            lambda waste: medians_by_cell(waste[waste["source"] == "measured"], "layout").replace(LAYOUTS),
+            "Waste in the engines' actual layouts",
+            rows=actual_layouts,
         ),
         CAPACITY,
         RESERVED,

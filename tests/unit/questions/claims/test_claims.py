@@ -75,7 +75,7 @@ def test_verdicts_that_formulas_and_published_numbers_alone_come_to():
 def test_nothing_that_was_measured_on_a_cpu_decides():
     place = {"gpu": "cpu-all", "model": LLAMA}
     cells = [
-        cell({"batch_size": 1}, (293.0, 294.0), engine="hf-static", **place),
+        cell({"batch_size": 1}, (293.0, 293.0), engine="hf-static", **place),
         cell({"block_size": 32}, (99.0,), prefix_cache_hits=800.0, max_model_len_effective=512, **place),
     ]
     of_cpu = place | {"cell_id": cells[1][0]["cell_id"], "engine": "vllm"}
