@@ -85,6 +85,9 @@ def expand(study: Study) -> tuple[Cell, ...]:
         for cell in _cells_of(sweep, study, where):
             if cell.knobs.draft_model is not None:
                 check_known([cell.knobs.draft_model], models, f"{where}.knobs.speculative_model")
+            if getattr(cell.knobs, "speculative_method", None) == "mtp" and not models[cell.model].has_drafting_layers:
+                without = f"{cell.model} has no layers that draft (num_nextn_predict_layers and the like)"
+                raise StudyError(f"{where}.knobs.speculative_method: mtp: {without}")
             if cell.endpoint is not None:
                 check_known([cell.endpoint], endpoints, f"{where}.knobs.endpoint")
                 like(cell.endpoint, endpoints)

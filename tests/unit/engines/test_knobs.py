@@ -40,6 +40,7 @@ OF_SGLANG = {
     **{"tensor_parallel_size": 2, "enforce_eager": True, "attention_backend": "flashinfer"},
 }
 LOOKUP = {"speculative_method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
+SYNTHETIC = {"speculative_method": "mtp", "num_speculative_tokens": 4, "synthetic_acceptance_length": 2.5}
 SERVERS: list[tuple[str, dict[str, Any], str]] = [
     ("vllm-serve", {}, ""),
     ("sglang-serve", {}, ""),
@@ -53,6 +54,7 @@ SLUGS: list[tuple[str, dict[str, Any], str]] = [
     ("vllm", {"block_size": 16, "engine_args": {"watermark": 0.2, "async_scheduling": True}}, OF_OTHERS),
     ("vllm", {"engine_args": {"cudagraph_capture_sizes": [1, 2]}}, "cudagraph_capture_sizes3a316d6d"),
     ("vllm", LOOKUP, "specngram-draft4-lookup3-lookupmin2"),
+    ("vllm", SYNTHETIC, "specmtp-draft4-accept2.5"),
     ("vllm-serve", LOAD | VLLM, f"{OF_VLLM}-rate2-to4-burst0.5-users7"),
     ("vllm-serve", {"users": 2, "reasoning_parser": "deepseek_r1"}, "reasondeepseek_r1-users2"),
     *((name, {**more, "find": "highest_rate"}, f"{at}find-highest_rate") for name, more, at in SERVERS),
@@ -103,6 +105,13 @@ def test_parts_of_a_structured_argument_are_passed_together():
         "num_speculative_tokens": 4,
         "model": "models/draft",
     }
+    accepted = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}
+    assert VllmKnobs.model_validate(SYNTHETIC).engine_arguments()["speculative_config"] == {
+        "method": "mtp",
+        "num_speculative_tokens": 4,
+        **accepted,
+    }
+    assert VllmKnobs.model_validate(SYNTHETIC | {"num_speculative_tokens": 0}).engine_arguments() == {}
     speculation = {"speculative_method", "num_speculative_tokens", "speculative_model"}
     assert VLLM.keys() - arguments.keys() == speculation | {"cpu_kv_cache_gib"}
     assert VllmKnobs(speculative_method="ngram", num_speculative_tokens=0).engine_arguments() == {}

@@ -13,6 +13,7 @@ from workflow_scripts.engines.capacity import TERMS
 from workflow_scripts.engines.vllm.capacity import predict_capacity
 from workflow_scripts.engines.vllm.knobs import VllmKnobs, VllmServeKnobs
 from workflow_scripts.engines.vllm.memory import GIB, EngineSettings
+from workflow_scripts.engines.vllm import predictions as vllm_predictions
 from workflow_scripts.engines.vllm.predictions import engine_settings, vllm_capacity
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.predict import capacity_of_cells as predictions
@@ -179,6 +180,7 @@ def test_a_draft_model_and_weights_of_an_unknown_kind_leave_the_capacity_unknown
     assert "draft model" in drafted["unknown"]
     assert drafted["num_blocks"] is None
     assert predict(**by, num_speculative_tokens=4, block_size=8)["infeasible"] is not None
+    assert "mtp" in predict(speculative_method="mtp", num_speculative_tokens=1)["unknown"]
     for knobs in (by | {"num_speculative_tokens": 0}, {"speculative_method": "ngram", "num_speculative_tokens": 4}):
         assert predict(**knobs)["num_blocks"] == predict()["num_blocks"]
     asked = {"gpu": "h200", "model": "llama-3.1-8b-instruct", "knobs": {"quantization": "compressed-tensors"}}
@@ -186,6 +188,19 @@ def test_a_draft_model_and_weights_of_an_unknown_kind_leave_the_capacity_unknown
     assert record.value("num_blocks") is None
     assert "'compressed-tensors' is not supported" in record.unknown
     assert record.line()["how"] == {}
+
+
+def test_the_layers_of_a_draft_model_take_blocks_of_a_cache_of_given_size(monkeypatch):
+    # vLLM 0.32 with an EAGLE draft of one such layer has 1,820 blocks of 9 x 64 KiB in 1 GiB.
+    own = replace(TINY, stack=TINY.stack[:1])
+    monkeypatch.setattr(vllm_predictions, "read_model_facts", lambda *_: own)
+    eagle = {"speculative_method": "eagle", "speculative_model": "tiny-llama-57m", "num_speculative_tokens": 3}
+    given = {"block_size": 32, "cpu_kv_cache_gib": 1}
+    drafted = predict("cpu-all", TINY, **given, **eagle)
+    assert (drafted["num_blocks"], drafted["bytes_per_block"]) == (1820, 9 * 65536)
+    assert predict("cpu-all", TINY, **given, **eagle | {"num_speculative_tokens": 0})["num_blocks"] == 2048
+    refused = predict("cpu-all", TINY, **given, **eagle, synthetic_acceptance_length=2.0)["infeasible"]
+    assert "synthetic_acceptance_length needs a GPU" in refused
 
 
 # --- published numbers of blocks -------------------------------------------------------------------------------------

@@ -85,6 +85,10 @@ def command_line(arguments: Mapping[str, Any]) -> list[str]:
     return words
 
 
+# Methods with a model that drafts; `mtp` uses layers of the model itself.
+_BY_MODEL = ("draft_model", "eagle", "eagle3")
+
+
 class VllmKnobs(Knobs):
     """Arguments of vLLM's engine."""
 
@@ -156,7 +160,8 @@ class VllmKnobs(Knobs):
         Knob("pool", value_in="num_gpu_blocks", reserves="amount", wording="{} KV blocks"),
     ] = None
     speculative_method: Annotated[
-        Literal["ngram", "draft_model"] | None, Knob("spec", argument="speculative_config.method")
+        Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"] | None,
+        Knob("spec", argument="speculative_config.method"),
     ] = None
     num_speculative_tokens: Annotated[
         Annotated[int, Field(ge=0, description="tokens drafted per step; 0 is no speculative decoding")] | None,
@@ -181,6 +186,19 @@ class VllmKnobs(Knobs):
         Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="a name in config/models/")] | None,
         Knob("by", settles=("speculative_method", "num_speculative_tokens"), argument="speculative_config.model"),
     ] = None
+    synthetic_acceptance_length: Annotated[
+        Annotated[
+            float, Field(ge=1, description="mean tokens per sequence and step, accepted at random and not by the model")
+        ]
+        | None,
+        Knob(
+            "accept",
+            effect_in="tokens_per_draft_mean",
+            neutral=(),
+            argument="speculative_config.synthetic_acceptance_length",
+            wording="{} tokens per draft, accepted at random",
+        ),
+    ] = None
 
     @model_validator(mode="after")
     def _speculation_is_whole(self) -> Self:
@@ -188,8 +206,14 @@ class VllmKnobs(Knobs):
             raise ValueError("speculative_method and num_speculative_tokens go together; one is set without the other")
         if self.speculative_method != "ngram" and (self.prompt_lookup_max or self.prompt_lookup_min):
             raise ValueError("prompt_lookup_max and prompt_lookup_min need speculative_method: ngram")
-        if (self.speculative_method == "draft_model") != (self.speculative_model is not None):
-            raise ValueError("speculative_method: draft_model and speculative_model go together; one is set alone")
+        if (self.speculative_method in _BY_MODEL) != (self.speculative_model is not None):
+            methods = ", ".join(_BY_MODEL)
+            raise ValueError(f"speculative_method: {methods} and speculative_model go together; one is set alone")
+        most = (self.num_speculative_tokens or math.inf) + 1 if self.speculative_method else 0.0
+        if (self.synthetic_acceptance_length or 0) > most:
+            raise ValueError(
+                "synthetic_acceptance_length needs speculative_method, and 1 to num_speculative_tokens + 1"
+            )
         if (self.prompt_lookup_min or 1) > (self.prompt_lookup_max or math.inf):
             raise ValueError(
                 f"prompt_lookup_min {self.prompt_lookup_min} must be at most prompt_lookup_max {self.prompt_lookup_max}"
@@ -241,6 +265,8 @@ class VllmKnobs(Knobs):
                 arguments[whole] = values[name]
             elif self.drafts:
                 arguments.setdefault(whole, {})[part] = values[name]
+        if self.drafts and self.synthetic_acceptance_length:
+            arguments["speculative_config"]["rejection_sample_method"] = "synthetic"
         return arguments | self.other_arguments()
 
     def environment(self) -> dict[str, str]:

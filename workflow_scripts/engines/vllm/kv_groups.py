@@ -72,7 +72,7 @@ def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, kin
 def _planned(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, kind: str) -> KvPool:
     tensor, stored = settings.tensor_parallel_size, partial(facts.cache_type, settings.kv_cache_dtype)
     contexts, on_cpu = settings.decode_context_parallel_size, kind == "cpu"
-    stack = with_drafting_layers(facts, settings.draft_layers)
+    stack = with_drafting_layers(facts, settings.draft_layers, settings.draft_stack)
     mixers = {mixer for mixer, _ in layers_with_memory(stack)}
     own = {n: m.cache_bytes(stored(n), tensor) for m, n in layers_with_memory(stack) if not isinstance(m, State)}
     per_token = {*own.values()}

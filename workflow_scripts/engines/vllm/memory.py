@@ -82,7 +82,8 @@ class EngineSettings:
     `usage` distinguishes the API server from the offline `LLM` class, whose default batch sizes differ. `sampler`
     matters before vLLM 0.17: `fused` with FlashInfer, `sort` without; `auto` depends only on the version.
     `num_speculative_tokens` are drafted per step: by looking up n-grams, or by `draft_layers` layers that the model has
-    for this (multi-token prediction), each with attention to all tokens.
+    for this (multi-token prediction), each with attention to all tokens, or by a model of its own with the layers of
+    `draft_stack`.
     """
 
     block_size: int = 16
@@ -103,6 +104,7 @@ class EngineSettings:
     enable_prefix_caching: bool | None = None
     num_speculative_tokens: int = 0
     draft_layers: int = 0
+    draft_stack: tuple[Layer, ...] = ()
     usage: Literal["server", "offline"] = "server"
     sampler: Literal["auto", "fused", "sort"] = "auto"
 
@@ -181,10 +183,13 @@ def split_layers(layers: int, pipeline_parallel_size: int) -> list[PipelineRank]
     ]
 
 
-def with_drafting_layers(facts: ModelFacts, draft_layers: int) -> tuple[Layer, ...]:
-    """The layers, and those that draft: each with the attention to all tokens that the model has elsewhere."""
+def with_drafting_layers(
+    facts: ModelFacts, draft_layers: int, draft_stack: tuple[Layer, ...] = ()
+) -> tuple[Layer, ...]:
+    """The layers, and those that draft: of the draft model, or each with the attention to all tokens that the model has
+    elsewhere."""
     if not draft_layers:
-        return facts.stack
+        return facts.stack + draft_stack
     mixers = (mixer for layer in facts.stack for mixer in layer.mixers)
     full = next((mixer for mixer in mixers if not isinstance(mixer, State) and mixer.reach is None), None)
     if full is None:
@@ -195,16 +200,16 @@ def with_drafting_layers(facts: ModelFacts, draft_layers: int) -> tuple[Layer, .
 def bytes_per_token(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> Term:
     """Bytes of a token in all layers of one device that keep it, at least for a while. If there are more ranks than KV
     heads, each rank keeps a whole head; it keeps all of a latent vector."""
-    return _bytes_per_token(facts, settings.kv_cache_dtype, settings.tensor_parallel_size, settings.draft_layers, rank)
+    drafting = with_drafting_layers(facts, settings.draft_layers, settings.draft_stack)[facts.layers :]
+    return _bytes_per_token(facts, settings.kv_cache_dtype, settings.tensor_parallel_size, drafting, rank)
 
 
 @cache
 def _bytes_per_token(
-    facts: ModelFacts, kv_cache_dtype: str, tensor: int, draft_layers: int, rank: PipelineRank
+    facts: ModelFacts, kv_cache_dtype: str, tensor: int, drafting: tuple[Layer, ...], rank: PipelineRank
 ) -> Term:
     stack = dict(enumerate(facts.stack[rank.first_layer : rank.first_layer + rank.layers], rank.first_layer))
-    drafting = with_drafting_layers(facts, draft_layers)[facts.layers :] if rank.last else ()
-    stack |= dict(enumerate(drafting, facts.layers))
+    stack |= dict(enumerate(drafting if rank.last else (), facts.layers))
     mixers = Counter(
         (mixer, facts.cache_type(kv_cache_dtype, number))
         for number, layer in stack.items()
@@ -243,11 +248,11 @@ def memory_terms(
     if settings.kv_cache_memory_bytes is not None:
         given = Term(settings.kv_cache_memory_bytes, "bytes", "given: the engine does not profile")
         return {"available_kv_cache": given}
-    logged = _logged(log_gib, "available_kv_cache_gib")
-    if logged and (facts.quantization == NOT_COUNTED or settings.draft_layers):
+    logged, drafts = _logged(log_gib, "available_kv_cache_gib"), settings.draft_layers or settings.draft_stack
+    if logged and (facts.quantization == NOT_COUNTED or drafts):
         return {"available_kv_cache": logged}
-    if settings.draft_layers:
-        raise ModelFactsError("layers that draft have weights of their own, which are not predicted")
+    if drafts:
+        raise ModelFactsError("a draft model or layers that draft have weights of their own, which are not predicted")
     batch = batch_of(settings, facts, gpu)
     memory = device_memory(gpu)
     budget = math.ceil(memory.value * settings.gpu_memory_utilization)

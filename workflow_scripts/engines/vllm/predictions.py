@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from workflow_scripts.catalog.gpus_and_models import Gpu
+from workflow_scripts.catalog.gpus_and_models import Gpu, get_model
 from workflow_scripts.engines.capacity import Capacity, Term
 from workflow_scripts.engines.description import UnpredictableError
 from workflow_scripts.engines.steps import EngineSteps, Graphs, SchedulerSettings
@@ -21,7 +21,7 @@ from workflow_scripts.engines.vllm.memory import (
 )
 from workflow_scripts.physics.cache_types import CACHE_TYPES
 from workflow_scripts.physics.layers import Experts
-from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
+from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 
 _MORE_MEMORY = (0, 20)  # `gpu_memory_utilization` is 0.92 by default, and 0.9 before (vllm/config/cache.py)
 _WEIGHTS_FROM_7_5 = ("awq", "awq_marlin", "fp8", "fp8_per_tensor", "int8")  # others run on any GPU of the catalogue
@@ -35,6 +35,7 @@ _TAKEN_ON = {
     "ultraquant_4bit": ("rocm",),
     "fp8_inc": (),
 }
+NOT_ON_A_CPU = "synthetic_acceptance_length needs a GPU: vLLM's CPU kernels accept only as the model does (0.32)"
 ONE_ENGINE = "data_parallel_size above 1 needs engine vllm-serve: vllm.LLM has one engine"
 NO_EXPERTS = "data_parallel_size above 1 with experts needs a GPU: vLLM's CPU engines cannot exchange tokens (0.32)"
 
@@ -63,6 +64,7 @@ def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = 
         why_gpu_is_refused(gpu, knobs, facts)
         or why_block_size_is_refused(gpu.kind, settings.block_size)
         or (ONE_ENGINE if knobs.engines > 1 and settings.usage == "offline" else None)
+        or (NOT_ON_A_CPU if knobs.drafts and knobs.synthetic_acceptance_length and gpu.kind == "cpu" else None)
         or (NO_EXPERTS if knobs.engines > 1 and gpu.kind == "cpu" and any(facts.of_kind(Experts)) else None)
         or (f"max_model_len {length} is beyond the model's {most} positions" if length > most else None)
     )
@@ -70,10 +72,16 @@ def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = 
     unknown = None
     if gpu.kind == "cpu" and knobs.cpu_kv_cache_gib is None and knobs.num_gpu_blocks_override is None:
         unknown = "without cpu_kv_cache_gib the cache takes a share of the host's memory, which is not known beforehand"
-    elif knobs.draft_model:
-        unknown = "a draft model has weights and a KV cache of its own, which are not predicted"
+    elif knobs.drafts and knobs.speculative_method == "mtp":
+        unknown = "mtp: the layers that draft have weights and a KV cache of their own, which are not predicted"
     else:
         try:
+            if draft := draft_facts(knobs, facts):
+                if not (draft.is_uniform and facts.is_uniform):
+                    raise ModelFactsError(
+                        "how vLLM groups a draft model's layers with layers of several kinds is unknown"
+                    )
+                settings = replace(settings, draft_stack=draft.stack)
             terms = predict_capacity(facts, gpu, settings)
             refused = refused or _beyond_the_gpu(facts, gpu, settings) or _too_small(terms)
         except CapacityError as e:
@@ -89,6 +97,12 @@ def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = 
         infeasible=refused,
         unknown=unknown,
     )
+
+
+def draft_facts(knobs: VllmKnobs, facts: ModelFacts) -> ModelFacts | None:
+    """Facts of the draft model, which has the dtype of the model that it drafts for; None without one. Raises
+    ModelFactsError if its structure is not known."""
+    return read_model_facts(get_model(knobs.draft_model).config, facts.dtype) if knobs.draft_model else None
 
 
 def why_gpu_is_refused(gpu: Gpu, knobs: VllmKnobs, facts: ModelFacts) -> str | None:

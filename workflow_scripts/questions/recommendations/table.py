@@ -43,7 +43,7 @@ TAILS = ("ttft_s_p99", "tpot_s_p99")
 BEST, WITHIN_LATENCY, SMALLEST = "best_throughput", "best_within_latency", "smallest_within_margin"
 # The bound if the study sets none is this many times the lowest time per output token of any configuration.
 DEFAULT_TPOT_FACTOR = 2.0
-TESTS_ONLY = "knob_num_gpu_blocks_override"
+TESTS_ONLY = ("knob_num_gpu_blocks_override", "knob_synthetic_acceptance_length")
 # The mean of equal values may differ from them by this share.
 _ROUNDING = 1e-9
 
@@ -126,11 +126,11 @@ def _summary(summed: Summaries) -> tuple[pd.DataFrame, Mapping[str, Samples]]:
     """vLLM's cells with means and intervals of rates and latencies; and the samples of each rate.
 
     The samples of all engines tell how much starts vary, as in the table `intervals`. Cells with a set number of KV
-    blocks are left out: vLLM has that setting to test preemption.
+    blocks, or drafts that are accepted at random, are left out: vLLM has these settings for tests.
     """
     summary, samples = summed(RATE)
     summary = summary.drop(columns=STEADY)
-    serves = summary["engine"].eq(VLLM.name) & summary.get(TESTS_ONLY, pd.Series(np.nan, summary.index)).isna()
+    serves = summary["engine"].eq(VLLM.name) & summary.reindex(columns=list(TESTS_ONLY)).isna().all(axis="columns")
     summary = _with_interval(summary[serves].reset_index(drop=True), samples, RATE)
     of_rates = {RATE: samples}
     for metric in (STEADY, *LATENCIES, *TAILS):
