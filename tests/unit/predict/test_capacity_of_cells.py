@@ -10,10 +10,10 @@ from tests.unit.made_studies import fixed, made_study
 from workflow_scripts.catalog.gpus_and_models import CONFIG, get_gpu, get_model
 from workflow_scripts.catalog.published import Published, PublishedError
 from workflow_scripts.engines.capacity import TERMS
+from workflow_scripts.engines.vllm import predictions as vllm_predictions
 from workflow_scripts.engines.vllm.capacity import predict_capacity
 from workflow_scripts.engines.vllm.knobs import VllmKnobs, VllmServeKnobs
 from workflow_scripts.engines.vllm.memory import GIB, EngineSettings
-from workflow_scripts.engines.vllm import predictions as vllm_predictions
 from workflow_scripts.engines.vllm.predictions import engine_settings, vllm_capacity
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.predict import capacity_of_cells as predictions
