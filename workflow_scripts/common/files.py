@@ -43,13 +43,13 @@ _PERHAPS_EXTREME = re.compile(rb"[eE][+-]?\d{3}|(?<![.\d])-?\d{19}|0\.0{90}")
 Number = TypeVar("Number", int, float)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write `data` beside `path` and rename it into place, so that a reader never sees half a file."""
+def write_bytes(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
+    """Write `data`, or its parts, beside `path` and rename it into place, so that a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
         with beside.open("xb") as f:
-            f.write(data)
+            f.writelines([data] if isinstance(data, bytes) else data)
             f.flush()
             os.fsync(f.fileno())
         beside.replace(path)
