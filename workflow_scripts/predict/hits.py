@@ -215,6 +215,7 @@ def in_words(report: dict[str, Any]) -> Iterator[str]:
     def share(tokens: int) -> str:
         return f"{tokens:>15,} {100 * tokens / prompts:6.1f} %"
 
+    yield sentence(report)
     blocks = f"{report['num_blocks']:,} blocks of {report['tokens_per_block']} tokens"
     yield f"{report['model']} on {report['gpu']}, {blocks}, {report['requests']:,} requests, predicted"
     yield f"{'prompt tokens':42}{share(prompts)}"
@@ -235,9 +236,8 @@ def in_words(report: dict[str, Any]) -> Iterator[str]:
         yield f"{point['num_blocks']:>12,} blocks {point['gib']:>10,.3f} GiB{share(point['found'])}{here}"
     if of := report["offloading"]:
         pays = f"pays from {of['pays_from_tokens']:,} tokens on" if of["pays_from_tokens"] else "never pays"
-        times = f"{of['tokens']:,} tokens take {of['load_s']:.3g} s to load and {of['compute_s']:.3g} s to compute"
+        times = f"{of['tokens']:,} tokens take {of['load_s']:.3g} s to load, {of['compute_s']:.3g} s more to compute"
         yield f"Predicted: KV offloading at {of['link_gb_per_s']:g} GB/s ({of['link']}) {pays}: {times}."
-    yield sentence(report)
 
 
 def sentence(report: dict[str, Any]) -> str:
