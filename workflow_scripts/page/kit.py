@@ -57,7 +57,6 @@ class Panel:
     label: str
     unit: str = ""
     measure: str = ""
-    references: Sequence[Reference] = ()
     dots: pd.DataFrame | None = None
 
 
@@ -128,7 +127,7 @@ def line(rows: pd.DataFrame, looks: Mapping[str, Look], title: str, label: str, 
 
 def ratio(rows: pd.DataFrame, title: str, label: str, **more: Any) -> Plot:
     """One row per name: a ratio with its interval, on a logarithmic axis that has 1."""
-    return _of_rows("ratio", rows, title, label, unit="×", references=[Reference(1, "")], **more)
+    return _of_rows("ratio", rows, title, label, unit="×", **more)
 
 
 def bar(rows: pd.DataFrame, title: str, label: str, **more: Any) -> Plot:
@@ -476,12 +475,11 @@ def _draw_rows(page: _Page, ax: Axes, panel: Panel, names: Sequence[str]) -> Non
     rows, is_bar = panel.rows, panel.kind == "bar"
     ends = rows[["low", "high"]].astype(float).dropna().to_numpy().ravel()  # a bound alone is not drawn
     bands = rows.reindex(columns=["band_low", "band_high"]).astype(float).dropna().to_numpy().ravel()
-    values = [*rows["value"].astype(float), *ends, *bands, *(reference.at for reference in panel.references)]
+    values = [*rows["value"].astype(float), *ends, *bands, *[1.0] * (panel.kind == "ratio")]
     if panel.dots is not None:
         values += list(panel.dots["value"].astype(float))
     down = 0.22 if page.narrow else 0.0
     at = {name: i + down for i, name in enumerate(names)}
-    ax.set_ylim(len(names) - 0.5, -0.5)
     ax.yaxis.set_visible(False)
     if is_bar:
         most = max([value for value in values if value > 0], default=1.0)
@@ -493,13 +491,10 @@ def _draw_rows(page: _Page, ax: Axes, panel: Panel, names: Sequence[str]) -> Non
         room = (high / low) ** (0.3 if page.narrow else 0.16)
         _log_axis(ax, ax.xaxis, low, high * room, panel.unit, 4 if page.narrow or page.first else 6)
         ax.xaxis.grid(visible=True, color=GRID, linewidth=0.8)
-    for reference in panel.references:
-        # Not through a name above its row.
+    if panel.kind == "ratio":
+        # A line at 1, but not through a name above its row.
         starts = [i - (0.1 if page.narrow else 0.5) for i in range(len(names))]
-        ax.vlines([reference.at] * len(names), starts, [i + 0.5 for i in range(len(names))], MUTED, linewidth=1)
-        if reference.label:
-            ax.annotate(reference.label, (reference.at, -0.5), (0, 8), textcoords="offset pixels", ha="center")
-            ax.texts[-1].set_fontsize(page.points)
+        ax.vlines([1.0] * len(names), starts, [i + 0.5 for i in range(len(names))], MUTED, linewidth=1)
     if panel.dots is not None:
         places = panel.dots["name"].map(at)
         sns.scatterplot(x=panel.dots["value"], y=places + 0.26, ax=ax, color=MUTED, s=12, linewidth=0, legend=False)
