@@ -446,7 +446,7 @@ def _draw_panels(page: _Page, panels: Sequence[Panel]) -> None:
     further = [LINE_PX * label.count("\n") for label in labels]
     row_px = (page.height - AXIS_PX - max(further)) / max(len(names), 1)
     if page.first:
-        row_px = min(row_px, 52.0)
+        row_px = min(row_px, 58.0)
     top = 0.0
     for place, panel in enumerate(panels):
         own = list(dict.fromkeys(panel.rows["name"])) if page.narrow else names
