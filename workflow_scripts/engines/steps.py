@@ -1,7 +1,7 @@
 """How an engine with given settings forms steps."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -61,27 +61,31 @@ class StaticBatches:
 
 @dataclass(frozen=True)
 class Graphs:
-    """Steps of up to `tokens` tokens are launched by `mode`, one of `MODES`; larger ones kernel by kernel."""
+    """Steps of up to `tokens` tokens are launched by `mode`, one of `MODES`; larger ones kernel by kernel. Of more than
+    `decode_seqs` sequences, steps without prompts are launched as those with prompts. `sizes`: captured, in tokens."""
 
     tokens: int = 0
     mode: str = "FULL_AND_PIECEWISE"
+    sizes: tuple[int, ...] = ()
+    decode_seqs: int | None = None
 
     def as_shown(self, effective: Mapping[str, Any]) -> "Graphs":
         """The same, except for what a running engine shows of its settings."""
         tokens, mode = effective.get("max_cudagraph_capture_size"), effective.get("cudagraph_mode")
-        return Graphs(self.tokens if tokens is None else tokens, mode if mode in MODES else self.mode)
+        mode = mode if mode in MODES else self.mode
+        return replace(self, tokens=self.tokens if tokens is None else tokens, mode=mode)
 
     def launched(self, tokens: IntArray, prompts: IntArray, layers: int) -> dict[str, np.ndarray]:
         """Layers that are launched one by one in steps with these tokens and prompts, by kind of launch.
 
-        >>> steps = np.array([4, 4, 600]), np.array([0, 1, 1])
-        >>> {kind: layers.tolist() for kind, layers in Graphs(512).launched(*steps, 32).items()}
-        {'piecewise_layers': [0, 32, 0], 'eager_layers': [0, 0, 32]}
+        >>> steps = np.array([4, 4, 600, 100]), np.array([0, 1, 1, 0])
+        >>> {kind: layers.tolist() for kind, layers in Graphs(512, decode_seqs=96).launched(*steps, 32).items()}
+        {'piecewise_layers': [0, 32, 0, 32], 'eager_layers': [0, 0, 32, 0]}
         """
         decode, mixed = MODES[self.mode]
+        whole = (prompts == 0) & (tokens <= (self.tokens if self.decode_seqs is None else self.decode_seqs))
         return {
-            kind: layers
-            * np.where(tokens > self.tokens, kind == EAGER, np.where(prompts > 0, kind == mixed, kind == decode))
+            kind: layers * np.where(tokens > self.tokens, kind == EAGER, np.where(whole, kind == decode, kind == mixed))
             for kind in (PIECEWISE, EAGER)
         }
 

@@ -22,6 +22,7 @@ from workflow_scripts.common.csv_text import with_texts
 from workflow_scripts.common.files import write_bytes, write_jsonl, write_text
 from workflow_scripts.common.parquet import read_parquet, to_parquet
 from workflow_scripts.common.terminal import Terminal
+from workflow_scripts.common.wording import plural
 from workflow_scripts.predict.calibrated import UNCALIBRATED
 from workflow_scripts.predict.capacity_of_cells import predict_published, predict_study
 from workflow_scripts.predict.prediction_record import FIELDS, TEXTS
@@ -45,7 +46,8 @@ def plan(study: Study, cells: Sequence[Cell], prepared: Path | None) -> pd.DataF
     table = pd.DataFrame(rows, columns=list(FIELDS)).set_index("cell_id").loc[[cell.id for cell in cells]]
     table = table.reset_index()
     table = table.astype({name: "string" if name in TEXTS else "float64" for name in FIELDS})
-    return _in_sessions(table, session_keys(study))
+    # Cells as of another version share starts as those of the study do.
+    return _in_sessions(table, dict(zip(table["cell_id"], session_keys(study).values(), strict=True)))
 
 
 def _in_sessions(table: pd.DataFrame, sessions: Mapping[str, str]) -> pd.DataFrame:
@@ -83,6 +85,11 @@ def print_plan(terminal: Terminal, study: Study, table: pd.DataFrame) -> None:
     if len(late):
         beyond = f"{len(late)} cells would take longer than the study's cell_time_limit_s of {limit_s:g} s"
         terminal.print(f"{beyond}, such as {late['cell_id'].iloc[0]}.")
+    cliff = table[table["beyond_graphs_time_share"] > 0]
+    if len(cliff):
+        share = _range(100 * cliff["beyond_graphs_time_share"], after=" % of their time")
+        words = f"{plural(len(cliff), 'cell')} decode more sequences than a full CUDA graph has, in {share}"
+        terminal.print(f"Predicted: {words}, such as {cliff['cell_id'].iloc[0]}.")
 
 
 def _refused(table: pd.DataFrame) -> Iterator[Shown]:

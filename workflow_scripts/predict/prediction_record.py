@@ -52,6 +52,9 @@ class Prediction:
     recomputed_tokens: int | None = None
     evicted_blocks: int | None = None
     prompts_to_fill: int | None = None
+    graph_sizes: str | None = None
+    beyond_graphs_steps_share: float | None = None
+    beyond_graphs_time_share: float | None = None
     output_tokens_per_s: Band | None = None
     total_tokens_per_s: Band | None = None
     wall_s: Band | None = None

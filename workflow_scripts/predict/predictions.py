@@ -230,6 +230,7 @@ class _Inputs:
                 return Prediction(*names, **found)
             steps = _under_load(steps_of(*asked), load)
             found |= {name: getattr(steps.decides, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
+            found["graph_sizes"] = (steps.graphs and " ".join(map(str, steps.graphs.sizes))) or None
             requests, kind, longest = self.requests(cell.workload, load if serves else None, count)
             if longest > steps.longest_request:
                 fault = f"a request of {longest} tokens does not fit a context of {steps.longest_request}"

@@ -182,8 +182,16 @@ def _with_counts(cell: CellTask, schedule: Schedule, segment_s: FloatArray, task
     else:
         bound_by = KV_BLOCKS if schedule.needs_blocks is None else TOKEN_BUDGET
     to_fill = _prompts_to_fill(bound_by, task)
+    graphs = cell.steps.graphs
+    shares: tuple[float | None, float | None] = (None, None)
+    if graphs and graphs.sizes:
+        beyond = (segments.prefill_seqs == 0) & (segments.decode_seqs > (graphs.decode_seqs or 0))
+        of_steps, of_time = (float(each[beyond].sum() / each.sum()) for each in (segments.steps, segment_s))
+        shares = of_steps, of_time if cell.speed else None
     return replace(
         cell.record,
+        beyond_graphs_steps_share=shares[0],
+        beyond_graphs_time_share=shares[1],
         bound_by=bound_by,
         steps=int(segments.steps.sum()) * engines,
         running_peak=peak * engines,

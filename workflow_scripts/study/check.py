@@ -8,20 +8,29 @@ tokens that a text can have.
 
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from workflow_scripts.catalog.gpus_and_models import get_model, load_gpus
+from workflow_scripts.catalog.gpus_and_models import get_model, load_gpus, load_models
 from workflow_scripts.common.checkout import how_to_install
 from workflow_scripts.common.command import STUDY, command
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.wording import listed, plural
+from workflow_scripts.device.device_check import cpu_here
+from workflow_scripts.engines.description import UnpredictableError
 from workflow_scripts.engines.installation import missing_packages
 from workflow_scripts.engines.knobs import Knobs
-from workflow_scripts.engines.registry import every_knob, get_engine
-from workflow_scripts.physics.model_facts import read_config, vocabulary_and_context
+from workflow_scripts.engines.registry import every_knob, get_engine, steps_of
+from workflow_scripts.physics.model_facts import (
+    ModelFacts,
+    ModelFactsError,
+    facts_on,
+    read_config,
+    vocabulary_and_context,
+)
 from workflow_scripts.study.definition import ResolvedModel, resolved_models
 from workflow_scripts.study.gpus_here import unmeasurable
 from workflow_scripts.study.grid import Cell, expand
@@ -94,6 +103,37 @@ def doubts(study: Study, cells: Sequence[Cell]) -> Iterator[str]:
             yield f"sweep {sweep.name!r}: {listed(alone)} has one value, so its effect is not measured"
 
 
+def beyond_graphs(study: Study, cells: Sequence[Cell]) -> Iterator[str]:
+    """A note for each limit of sequences of which the last ones are predicted to decode without a full CUDA graph, with
+    the nearest limits of which none does."""
+    found: dict[tuple[str, int, int, int, str], int] = {}
+    gpus, models = load_gpus(), load_models()
+
+    @cache
+    def facts_of(model: str, gpu: str, quantization: str | None) -> ModelFacts:
+        return facts_on(models[model], gpus[gpu], cpu_here(gpus[gpu]), quantization)
+
+    for cell in cells:
+        knobs, gpu = cell.knobs, gpus[cell.gpu]
+        if gpu.kind == "cpu" or knobs.why_unpredicted:
+            continue
+        try:
+            facts = facts_of(cell.model, cell.gpu, knobs.quantized_as)
+            steps = steps_of(get_engine(cell.engine), knobs, gpu, facts, cell.environment)
+        except (UnpredictableError, ModelFactsError):
+            continue
+        requests = study.workloads[cell.workload].prompts_for(knobs.max_concurrency)
+        most, users = steps.decides.max_num_seqs, getattr(knobs, "users", None) or requests
+        running = min(most, -(-min(requests, users) // steps.engines))
+        if steps.graphs and steps.graphs.sizes and (captured := steps.graphs.decode_seqs or 0) < running:
+            more = [f"{size} or " for size in steps.graphs.sizes if size > most]
+            group = f"{cell.gpu}, {cell.engine_at}", most, captured + 1, running, f"{''.join(more[:1])}{captured}"
+            found[group] = found.get(group, 0) + 1
+    for (at, most, first, last, better), count in found.items():
+        without = f"steps of {first} to {last} sequences decode without a full CUDA graph (predicted)"
+        yield f"{at}: with max_num_seqs {most} {without}; with {better} none do ({plural(count, 'cell')})"
+
+
 def _bounds_sequences(knobs: Knobs) -> bool:
     """Whether the study sets how many sequences run, and all of them wait from the beginning."""
     set_ones = knobs.set_values()
@@ -125,6 +165,7 @@ def main(args: Namespace) -> None:
         *without_tokenizer(study),
         *missing_files(study),
         *doubts(study, cells),
+        *beyond_graphs(study, cells),
         *lacking(cells),
         unmeasurable(study, cells),
     ]

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
-from workflow_scripts.engines.steps import Graphs
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.engines.vllm.predictions import vllm_steps
 from workflow_scripts.parse.device_trace import read_trace
@@ -64,7 +63,8 @@ def test_a_start_that_loads_its_graphs_is_told_from_one_that_compiles(starts):
 def test_the_captured_sizes_are_those_that_predictions_assume(raw, sequences):
     steps = vllm_steps(VllmKnobs(max_num_seqs=sequences, max_model_len=4096), get_gpu("h200"), FACTS)
     shown = read_engine_log(raw("h200", 16, sequences) / "engine.log")
-    assert steps.graphs == Graphs(shown.max_cudagraph_capture_size, shown.cudagraph_mode)
+    assert (steps.graphs.tokens, steps.graphs.mode) == (shown.max_cudagraph_capture_size, shown.cudagraph_mode)
+    assert steps.graphs.decode_seqs == sequences
 
 
 def test_every_log_gives_the_blocks_that_the_engine_reported(starts):

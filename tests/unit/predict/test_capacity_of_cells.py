@@ -181,8 +181,10 @@ def test_a_draft_model_and_weights_of_an_unknown_kind_leave_the_capacity_unknown
     assert drafted["num_blocks"] is None
     assert predict(**by, num_speculative_tokens=4, block_size=8)["infeasible"] is not None
     assert "mtp" in predict(speculative_method="mtp", num_speculative_tokens=1)["unknown"]
-    for knobs in (by | {"num_speculative_tokens": 0}, {"speculative_method": "ngram", "num_speculative_tokens": 4}):
-        assert predict(**knobs)["num_blocks"] == predict()["num_blocks"]
+    assert predict(**by, num_speculative_tokens=0)["num_blocks"] == predict()["num_blocks"]
+    # Steps of whole sequences with their drafts are captured too.
+    looked_up = predict(speculative_method="ngram", num_speculative_tokens=4)
+    assert 0.99 < looked_up["num_blocks"] / predict()["num_blocks"] < 1
     asked = {"gpu": "h200", "model": "llama-3.1-8b-instruct", "knobs": {"quantization": "compressed-tensors"}}
     (record,) = predict_study(cells(asked))
     assert record.value("num_blocks") is None

@@ -3,6 +3,7 @@ import json
 import pandas as pd
 import pytest
 
+from tests.unit import made_studies
 from tests.unit.predict.planned import study, sweep, write_study
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.predict import predict_cell as predict
@@ -29,6 +30,22 @@ def test_the_command_prints_a_summary_and_writes_the_tables(tmp_path, capsys):
     assert main(["--study", str(path), "--results", str(tmp_path / "results"), "--written"]) == 0
     assert capsys.readouterr().out == said
     assert {file: file.stat().st_mtime_ns for file in folder.iterdir()} == kept
+
+
+@pytest.mark.parametrize(("version", "beyond"), [("0.30.0", True), ("0.31.0", False)])
+def test_decoding_beyond_the_captured_sizes_is_told(version, beyond, tmp_path, capsys):
+    # 98 requests of equal length: of the 32 steps, the first ones compute prompts, and then all decode.
+    of_100 = {"block_size": 16, "max_num_seqs": 100, "enforce_eager": [False, True]}
+    cell = sweep(gpu="h200", knobs=of_100)
+    path = write_study(tmp_path, [cell], workloads={"even": made_studies.fixed(98, 16, 32)})
+    assert main([f"--study={path}", f"--results={tmp_path}", f"--vllm-version={version}"]) == 0
+    assert ("than a full CUDA graph" in capsys.readouterr().out) == beyond
+    table = pd.read_parquet(tmp_path / "planned/plan/plan.parquet")
+    captured, eager = table.sort_values("graph_sizes").itertuples()
+    assert ("100" in captured.graph_sizes.split()) != beyond
+    assert captured.beyond_graphs_steps_share == (captured.steps - 1) / captured.steps * beyond
+    assert (0.5 < captured.beyond_graphs_time_share < 1) == beyond
+    assert pd.isna([eager.graph_sizes, eager.beyond_graphs_steps_share, eager.beyond_graphs_time_share]).all()
 
 
 def test_every_start_of_a_cell_costs_its_time(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from unittest.mock import Mock
@@ -194,6 +195,15 @@ def test_the_command_tells_of_files_that_workloads_are_made_from(tmp_path, capsy
     (tmp_path / "source").write_text("arrival_s\n", encoding="utf-8")
     assert main([str(trace)]) == 2
     assert f"the study expects {'0' * 64}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("gpu", "requests"), [("h200", 100), ("h200", 96), ("cpu-all", 100)])
+def test_the_command_tells_of_sequences_beyond_the_captured_sizes(gpu, requests, tmp_path, capsys):
+    versions = sweep(gpu=gpu, environment=["default", "vllm-0.25.1"], knobs={"max_num_seqs": [96, 100, 104]})
+    assert main([str(written(tmp_path, sweeps=versions, workloads=fixed(num_prompts=requests)))]) == 0
+    told = [line.split("max_num_seqs")[1] for line in capsys.readouterr().out.splitlines() if "graph" in line]
+    numbers = [re.findall(r"\d+", note) for note in told]
+    assert numbers == [["100", "97", "100", "104", "96", "1"]] * (gpu == "h200" and requests > 96)
 
 
 def test_the_command_counts_cells_and_tells_of_gpus_that_cannot_be_measured(tmp_path, capsys):

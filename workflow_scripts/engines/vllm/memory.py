@@ -18,6 +18,7 @@ from typing import Literal
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.engines.capacity import PipelineRank, Term
+from workflow_scripts.engines.vllm.graphs import capture_sizes
 from workflow_scripts.physics.cache_types import CacheType
 from workflow_scripts.physics.layers import Attention, Experts, LatentAttention, Layer, State
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, NOT_COUNTED, ModelFacts, ModelFactsError
@@ -373,7 +374,7 @@ def cuda_graphs(
         return Term(0, "bytes", "counted in the log's peak activation")
     if logged := _logged(log_gib, "cuda_graph_gib"):
         return logged
-    sizes = capture_sizes(batch, gpu)
+    sizes = sizes_of_graphs(settings, batch, gpu)
     whole = sum(size <= batch.max_num_seqs for size in sizes)
     pieces = rank.layers + 1
     value = len(sizes) * pieces * _GRAPH_BYTES_PER_PIECE + whole * rank.layers * _WHOLE_GRAPH_BYTES_PER_LAYER
@@ -382,18 +383,13 @@ def cuda_graphs(
     return Term(round(value), "bytes", how)
 
 
-def capture_sizes(batch: BatchLimits, gpu: Gpu) -> list[int]:
-    """Batch sizes for which vLLM captures graphs by default (`VllmConfig._set_cudagraph_sizes`).
-
-    >>> from workflow_scripts.catalog.gpus_and_models import get_gpu
-    >>> limits = BatchLimits(max_model_len=4096, max_num_seqs=128, max_num_batched_tokens=2048)
-    >>> sizes = capture_sizes(limits, get_gpu("h200"))
-    >>> len(sizes), sizes[:5], sizes[-2:]
-    (35, [1, 2, 4, 8, 16], [248, 256])
-    """
-    largest = min(2 * batch.max_num_seqs, 1024 if gpu.name == "b200" else 512, batch.max_num_batched_tokens)
-    sizes = {1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16), batch.max_num_seqs}
-    return sorted(size for size in sizes if size <= largest)
+def sizes_of_graphs(settings: EngineSettings, batch: BatchLimits, gpu: Gpu) -> list[int]:
+    """Tokens of the steps that are captured; none on a CPU or with `enforce_eager`."""
+    if gpu.kind == "cpu" or settings.enforce_eager:
+        return []
+    blackwell = (gpu.compute_capability or "").startswith("10.")
+    limits, drafted = (batch.max_num_seqs, batch.max_num_batched_tokens), settings.num_speculative_tokens
+    return capture_sizes(settings.version, *limits, blackwell=blackwell, drafted=drafted)
 
 
 def other(settings: EngineSettings) -> Term:

@@ -9,6 +9,7 @@ from workflow_scripts.engines.capacity import Capacity, Term
 from workflow_scripts.engines.description import UnpredictableError
 from workflow_scripts.engines.steps import EngineSteps, Graphs, SchedulerSettings
 from workflow_scripts.engines.vllm.capacity import predict_capacity
+from workflow_scripts.engines.vllm.graphs import decodes_as_one_graph
 from workflow_scripts.engines.vllm.knobs import DEFAULT_BLOCK_SIZE, VllmKnobs, VllmServeKnobs, why_block_size_is_refused
 from workflow_scripts.engines.vllm.kv_groups import kv_pool
 from workflow_scripts.engines.vllm.memory import (
@@ -17,7 +18,7 @@ from workflow_scripts.engines.vllm.memory import (
     CapacityError,
     EngineSettings,
     batch_of,
-    capture_sizes,
+    sizes_of_graphs,
 )
 from workflow_scripts.physics.cache_types import CACHE_TYPES
 from workflow_scripts.physics.layers import Experts
@@ -192,9 +193,9 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "")
         async_scheduling=gpu.kind != "cpu" and engine.version >= ASYNC_SCHEDULING,  # vLLM turns it off on a CPU
         pool=pool,
     )
-    graphs = None
-    if gpu.kind != "cpu":
-        graphs = Graphs(0 if engine.enforce_eager else capture_sizes(batch, gpu)[-1])
+    sizes = sizes_of_graphs(engine, batch, gpu)
+    seqs = decodes_as_one_graph(sizes, batch.max_num_seqs)
+    graphs = Graphs(max(sizes, default=0), sizes=tuple(sizes), decode_seqs=seqs) if gpu.kind != "cpu" else None
     return EngineSteps(
         scheduler,
         batch.max_model_len,
