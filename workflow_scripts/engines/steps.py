@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from workflow_scripts.engines.capacity import KvPool
+from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import IntArray
 
 # How steps of an engine on a GPU are launched, other than as one captured graph: in pieces, or kernel by kernel.
@@ -28,6 +29,7 @@ class SchedulerSettings:
     `num_blocks`: KV blocks of the device, of which the engine reserves one; None for as many as needed.
     `async_scheduling`: vLLM's default; a step is planned while the previous one still runs, so a request that ends
     keeps its place and its blocks for one more step.
+    `tokens_per_step`: mean tokens that a decoding sequence gets in a step; above 1 with drafts.
     `pool`: how layers of several kinds share the blocks, which then have its `block_size`; None if all layers keep all
     tokens.
     """
@@ -41,6 +43,19 @@ class SchedulerSettings:
     enable_chunked_prefill: bool = True
     async_scheduling: bool = True
     pool: KvPool | None = None
+    tokens_per_step: float = 1.0
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """Each decoding sequence computes `tokens` drafted tokens in a step beside its own. `facts`: of the model that
+    drafts them; None if that is counted elsewhere. `checked`: whether each needs logits. `further_kv_tokens`: what
+    a sequence holds on average beyond those of the schedule, which counts one per step."""
+
+    tokens: int
+    facts: ModelFacts | None = None
+    checked: bool = True
+    further_kv_tokens: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -62,7 +77,8 @@ class StaticBatches:
 @dataclass(frozen=True)
 class Graphs:
     """Steps of up to `tokens` tokens are launched by `mode`, one of `MODES`; larger ones kernel by kernel. Of more than
-    `decode_seqs` sequences, steps without prompts are launched as those with prompts. `sizes`: captured, in tokens."""
+    `decode_seqs` sequences, drafted tokens counted too, steps without prompts are launched as those with prompts.
+    `sizes`: captured, in tokens."""
 
     tokens: int = 0
     mode: str = "FULL_AND_PIECEWISE"
@@ -99,7 +115,8 @@ class EngineSteps:
     as they are. `longest_request`: most tokens of a request, prompt and answer together. `kv_cache_dtype`: by vLLM's
     names; `auto` is that of the model. `eager`: each layer starts its kernels by itself, without captured graphs.
     `one_mask`: a step's tokens attend to the KV of all its sequences, most of it masked. `graphs`: how a GPU's host
-    launches steps; None on a CPU. `engines`: how many of them answer side by side, each with its own scheduler."""
+    launches steps; None on a CPU. `engines`: how many of them answer side by side, each with its own scheduler.
+    `drafts`: speculative decoding; None without."""
 
     decides: Decides
     longest_request: int
@@ -108,3 +125,4 @@ class EngineSteps:
     one_mask: bool = False
     graphs: Graphs | None = None
     engines: int = 1
+    drafts: Drafts | None = None

@@ -96,13 +96,24 @@ class Speed(Record):
     calibrated_of: str | None = None
     how: str
 
+    def without_band(self) -> "Speed":
+        """The same for what no public run is like."""
+        errors = dict.fromkeys(("error_pct", "ttft_error_pct", "tpot_error_pct", "of_group", "band_group"))
+        how = self.how.replace(self._words_of_band, "")
+        return self.model_copy(update={**errors, "error_s": 0.0, "ttft_error_s": 0.0, "how": how})
+
+    @property
+    def _words_of_band(self) -> str:
+        band = self.of_group
+        return f"; the band is that of {band.runs} public runs: {band.group}" if band else ""
+
     def with_band_of_group(self) -> "Speed":
         """The same without a band of its own: with that of its group, if there are public runs like it."""
         band = self.of_group
         errors = {"error_pct": band and band.error_pct, "ttft_error_pct": band and band.ttft_error_pct}
         errors["tpot_error_pct"] = band and band.tpot_error_pct
         errors |= dict.fromkeys(("error_s", "ttft_error_s"), 0.0)
-        how = f"; the band is that of {band.runs} public runs: {band.group}" if band and not self.band_group else ""
+        how = "" if self.band_group else self._words_of_band
         return self.model_copy(update={**errors, "band_group": band and band.group, "how": self.how + how})
 
 

@@ -13,16 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
+from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus, load_models
 from workflow_scripts.common.command import option
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.engines.capacity import Capacity
-from workflow_scripts.engines.description import UnpredictableError
+from workflow_scripts.engines.description import EngineDescription, UnpredictableError
+from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import capacity_of, get_engine, steps_of
-from workflow_scripts.engines.steps import EngineSteps, StaticBatches
-from workflow_scripts.engines.vllm.knobs import VLLM
+from workflow_scripts.engines.steps import Drafts, EngineSteps, StaticBatches
+from workflow_scripts.engines.vllm.knobs import VLLM, VllmKnobs
 from workflow_scripts.engines.vllm.memory import MORE_GRAPHS_OF_EXPERTS, EngineSettings
 from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
@@ -43,6 +44,12 @@ from workflow_scripts.workloads.request import Vocabulary, WorkloadError
 from workflow_scripts.workloads.workload_kinds import MultiTurnWorkload, Workload
 
 CHARACTERS_PER_TOKEN = 4
+# What a prediction with drafts leaves out.
+DRAFTED = (
+    "each sequence is taken to get the mean of tokens in every step; launches of the draft model, its tokens' part of "
+    "the budget, EAGLE's layers before attention, and prefix blocks that drafts do not keep are not modelled"
+)
+MEMORY_OF_DRAFT = "the KV cache is taken to hold all running sequences beside the draft model"
 # A rate is found within this factor, and searched up to this part and multiple of what all requests at once reach.
 PRECISION, RANGE = 1.02, 32.0
 VLLM_VERSION = option("--vllm-version", help="of vLLM's cells, such as 0.10.1 (default: of their environment)")
@@ -226,9 +233,12 @@ class _Inputs:
                 "max_concurrency": capacity.value("max_concurrency"),
                 "kv_error_pct": kv_error_pct,
             }
-            if capacity.infeasible or capacity.unknown:
+            workload = self.study.workloads[cell.workload]
+            if capacity.infeasible or not _known_without_draft(capacity, *asked):
                 return Prediction(*names, **found)
-            steps = _under_load(steps_of(*asked), load)
+            found["unknown"] = None
+            accepts = _right_about_itself(knobs, cell.model) if workload.sampling is None else knobs
+            steps = _under_load(steps_of(asked[0], accepts, *asked[2:]), load)
             found |= {name: getattr(steps.decides, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
             found["graph_sizes"] = (steps.graphs and " ".join(map(str, steps.graphs.sizes))) or None
             requests, kind, longest = self.requests(cell.workload, load if serves else None, count)
@@ -250,7 +260,9 @@ class _Inputs:
         unmodelled = ["the server around this engine is not modelled"] if record.engine != cell.engine_at else []
         unmodelled += ["engines are assumed to take turns with equal requests"] if steps.engines > 1 else []
         unmodelled += ["users' pauses between answers are not modelled"] if load.users else []
-        workload = self.study.workloads[cell.workload]
+        if steps.drafts:
+            steps = replace(steps, drafts=_with_further_tokens(steps, requests))
+            unmodelled += [DRAFTED + (f"; {MEMORY_OF_DRAFT}" if capacity.unknown else "")]
         if isinstance(workload, MultiTurnWorkload) and workload.answers == "real":
             unmodelled += ["prompts that wait for answers, and answers found in the prefix cache, are not modelled"]
         # By the data sheet, which no engine on the device can undercut.
@@ -278,6 +290,35 @@ class _Inputs:
             return result
         requests, task = result
         return predict_task(Task(requests, task.steps.decides, (task,)))[0]
+
+
+def _known_without_draft(
+    capacity: Capacity, engine: EngineDescription, knobs: Knobs, gpu: Gpu, facts: ModelFacts, environment: str
+) -> bool:
+    """Whether the capacity is known, or only what a draft model takes is not."""
+    if not (capacity.unknown and knobs.draft_model):
+        return not capacity.unknown
+    plain = knobs.model_copy(update={"num_speculative_tokens": 0})
+    without = capacity_of(engine, plain, gpu, facts, environment)
+    return without is not None and not (without.unknown or without.infeasible)
+
+
+def _right_about_itself(knobs: Knobs, model: str) -> Knobs:
+    """The knobs with the acceptance of a model that drafts for itself greedily, so that all drafts are right."""
+    if not (isinstance(knobs, VllmKnobs) and knobs.speculative_method == "draft_model" and knobs.draft_model == model):
+        return knobs
+    all_tokens = 1.0 + (knobs.num_speculative_tokens or 0)
+    return knobs.model_copy(update={"synthetic_acceptance_length": knobs.synthetic_acceptance_length or all_tokens})
+
+
+def _with_further_tokens(steps: EngineSteps, requests: RequestLengths) -> Drafts:
+    """The drafts with the mean KV tokens that accepted drafts add to a sequence, over all steps of all requests."""
+    assert steps.drafts
+    assert not isinstance(steps.decides, StaticBatches)
+    made = steps.decides.tokens_per_step
+    of_each = np.ceil((requests.output_tokens - 1) / made)
+    further = (made - 1) * float((of_each * (of_each - 1) / 2).sum()) / max(float(of_each.sum()), 1.0)
+    return replace(steps.drafts, further_kv_tokens=further)
 
 
 def _under_load(steps: EngineSteps, load: Load) -> EngineSteps:

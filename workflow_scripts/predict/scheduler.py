@@ -10,6 +10,7 @@ a visit of each running request in each step. docs/schedule.md has the rules, wh
 import heapq
 from array import array
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 
@@ -49,10 +50,26 @@ def make_schedule(
     """What runs when, until all requests have ended. `requests` are in order of arrival. `step_time` is needed if they
     arrive over time, because what waits at a step depends on how long steps take. `observe` is called with each run of
     steps, in order. `events` collects what happens to each block, and `lookups` what each admitted request finds in the
-    prefix cache. Raises ScheduleError if a request can never run with these settings, or there are arrivals but no step
-    times."""
+    prefix cache. With drafts each sequence gets the mean of tokens in each step. Raises ScheduleError if a request can
+    never run with these settings, there are arrivals but no step times, or drafts and too few blocks for all."""
     _check(requests, settings, step_time)
-    return _Scheduler(requests, settings, step_time, observe, events, lookups).run()
+    if settings.tokens_per_step == 1:
+        return _Scheduler(requests, settings, step_time, observe, events, lookups).run()
+    needed = _blocks_of_all(requests, settings)
+    further = np.ceil((requests.output_tokens - 1) / settings.tokens_per_step).astype(np.int64)
+    fewer, plain = replace(requests, output_tokens=1 + further), replace(settings, tokens_per_step=1.0)
+    schedule = make_schedule(fewer, plain, step_time, observe, events, lookups)
+    return replace(schedule, settings=settings, needs_blocks=needed)
+
+
+def _blocks_of_all(requests: RequestLengths, settings: SchedulerSettings) -> int:
+    """Blocks that hold the longest requests that may run at once. Raises ScheduleError if there are fewer."""
+    tokens = np.sort(requests.prompt_tokens + requests.output_tokens)[-settings.max_num_seqs :]
+    needed = int((-(-tokens // settings.block_size) + 1).sum()) + 1
+    if settings.num_blocks is not None and settings.num_blocks < needed:
+        which = f"{len(tokens)} requests at once may take {needed} KV blocks, and there are {settings.num_blocks}"
+        raise ScheduleError(f"speculative decoding where sequences wait for KV blocks is not modelled: {which}")
+    return needed
 
 
 def _check(requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None) -> None:

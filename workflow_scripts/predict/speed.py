@@ -111,7 +111,8 @@ def _predict(cell: CellTask, task: Task, schedule: Schedule) -> Prediction:
         return replace(_with_counts(cell, schedule, work.steps, task), unknown=unknown)
     speed = cell.speed
     if why := _beyond(work, speed) + (f"; {cell.unmodelled}" if cell.unmodelled else ""):
-        speed = speed.model_copy(update={"how": speed.how + why}).with_band_of_group()
+        speed = speed.model_copy(update={"how": speed.how + why})
+        speed = speed.without_band() if cell.steps.drafts else speed.with_band_of_group()
     timed = time_schedule(schedule, work, speed.costs, task.requests, cell.users)
     fastest = time_schedule(schedule, work, cell.ceiling, task.requests, cell.users) if cell.ceiling else None
     record = _with_counts(cell, schedule, timed.segment_s, task)
@@ -185,7 +186,8 @@ def _with_counts(cell: CellTask, schedule: Schedule, segment_s: FloatArray, task
     graphs = cell.steps.graphs
     shares: tuple[float | None, float | None] = (None, None)
     if graphs and graphs.sizes:
-        beyond = (segments.prefill_seqs == 0) & (segments.decode_seqs > (graphs.decode_seqs or 0))
+        tokens = segments.decode_seqs * (1 + (cell.steps.drafts.tokens if cell.steps.drafts else 0))
+        beyond = (segments.prefill_seqs == 0) & (tokens > (graphs.decode_seqs or 0))
         of_steps, of_time = (float(each[beyond].sum() / each.sum()) for each in (segments.steps, segment_s))
         shares = of_steps, of_time if cell.speed else None
     return replace(
@@ -201,7 +203,7 @@ def _with_counts(cell: CellTask, schedule: Schedule, segment_s: FloatArray, task
         else None,
         waiting_peak=int(segments.waiting.max()) * engines,
         full_share=float(segment_s[segments.running >= settings.max_num_seqs].sum() / segment_s.sum()),
-        blocks_peak=schedule.peak_blocks_held * engines,
+        blocks_peak=None if cell.steps.drafts else schedule.peak_blocks_held * engines,
         preemptions=int(schedule.preemptions.sum()) * engines,
         cached_tokens=int(schedule.cached_tokens.sum()) * engines,
         recomputed_tokens=int(schedule.recomputed_tokens.sum()) * engines,

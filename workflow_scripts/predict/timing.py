@@ -4,9 +4,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from workflow_scripts.engines.steps import EngineSteps
+from workflow_scripts.engines.steps import Drafts, EngineSteps
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import (
+    KIND,
+    KINDS,
     AnyFloats,
     FloatArray,
     IntArray,
@@ -35,8 +37,12 @@ def step_work(
     and again for each query head if several share a KV head. Without `graphs`, launching takes no time of its own.
     `taken_in`: requests that the engine takes in before the first step, or in each segment.
     """
-    graphs = steps.graphs
-    tokens, sequences = segments.decode_seqs + segments.prefill_tokens, segments.decode_seqs + segments.prefill_seqs
+    graphs, drafts = steps.graphs, steps.drafts
+    per_seq = 1 + (drafts.tokens if drafts else 0)
+    further = segments.decode_seqs * (drafts.further_kv_tokens if drafts else 0.0)
+    tokens = segments.decode_seqs * per_seq + segments.prefill_tokens
+    sequences = segments.decode_seqs + segments.prefill_seqs
+    with_logits = sequences + segments.decode_seqs * (drafts.tokens if drafts and drafts.checked else 0)
     element = facts.kv_dtype_bytes(steps.kv_cache_dtype)
     # A state is read and written once per step.
     read = sequences * (2.0 * ranks * facts.state_bytes(ranks))
@@ -53,11 +59,11 @@ def step_work(
             held = near.decode_kv_tokens + segments.prefill_kv_tokens
             read, computed = read + held * kv_bytes, computed + tokens * held * pair_flops
         else:
-            read = read + near.looked_back * kv_bytes
-            computed = computed + near.decode_kv_tokens * pair_flops
+            read = read + (near.looked_back + further) * kv_bytes
+            computed = computed + (near.decode_kv_tokens + further) * pair_flops * per_seq
             computed = computed + near.prefill_attended_tokens * float(reach.prefill_pair_flops)
         if reach.limit is None:
-            read_more, computed_more = kv_bytes, pair_flops * (segments.decode_seqs if steps.one_mask else 1)
+            read_more, computed_more = kv_bytes, pair_flops * (segments.decode_seqs if steps.one_mask else per_seq)
     decoding = segments.decode_seqs.astype(float)
     at_once, later = np.ndim(taken_in) == 0, np.arange(len(segments)) > 0
     work = StepWork.of(
@@ -65,7 +71,7 @@ def step_work(
         {
             "weight_bytes": facts.step_weight_bytes(tokens.astype(float)) / ranks,
             "kv_bytes": read / ranks,
-            "matrix_flops": matrix_flops(facts, tokens.astype(float), sequences.astype(float)) / ranks,
+            "matrix_flops": matrix_flops(facts, tokens.astype(float), with_logits.astype(float)) / ranks,
             "attention_flops": computed / ranks,
             "layers": float(facts.layers),
             "activation_bytes": tokens * activation_bytes_per_token(facts, ranks),
@@ -79,6 +85,8 @@ def step_work(
         },
         {"kv_bytes": decoding * (read_more / ranks), "attention_flops": decoding * (computed_more / ranks)},
     )
+    if drafts and drafts.facts:
+        work = _with_drafting(work, segments, steps, drafts, ranks)
     if graphs is None or not at_once or not taken_in:
         return work
     of_arrival: dict[str, AnyFloats] = {"requests": float(taken_in), "steps": 0.0}
@@ -87,6 +95,30 @@ def step_work(
         launched = graphs.launched(segments.prefill_tokens[:1] // first, prompts, facts.layers)
         of_arrival |= {"steps": 1.0, "sequences": 1.0, "prompts": 1.0, **launched}
     return replace(work, arrival=StepWork.of(np.ones(1), of_arrival, {}).first[0])
+
+
+def _with_drafting(work: StepWork, segments: Segments, steps: EngineSteps, drafts: Drafts, ranks: int) -> StepWork:
+    """The work together with that of the model that drafts: a pass over all tokens of the step, then one over the last
+    token of each sequence for each further drafted token. Its passes need no scheduling."""
+    assert drafts.facts
+    none, further = np.zeros_like(segments.steps), np.rint(segments.decode_seqs * drafts.further_kv_tokens).astype(int)
+    later = replace(
+        segments,
+        decode_seqs=segments.decode_seqs + segments.prefill_seqs,
+        decode_kv_tokens=segments.decode_kv_tokens + segments.prefill_kv_tokens + further,
+        prefill_seqs=none,
+        prefill_tokens=none,
+        prefill_kv_tokens=none,
+        prefill_attended_tokens=none,
+    )
+    first = replace(drafts, facts=None, checked=False)
+    passes = [(1, segments, first), (drafts.tokens - 1, later, None)]
+    kinds = [KIND[kind] for kind in KINDS if kind not in ("steps", "sequences", "prompts", "requests")]
+    for times, of, own in passes:
+        more = step_work(of, drafts.facts, replace(steps, drafts=own, graphs=None), ranks)
+        work.first[:, kinds] += times * more.first[:, kinds]
+        work.growth[:, kinds] += times * more.growth[:, kinds]
+    return work
 
 
 def matrix_flops(facts: ModelFacts, tokens: FloatArray, logit_tokens: FloatArray) -> FloatArray:

@@ -247,6 +247,31 @@ def test_servers_are_predicted_like_the_engine_that_their_entry_names(tmp_path, 
         assert "not modelled" in record["how"]
 
 
+BY_SMALL = {"speculative_method": "draft_model", "speculative_model": "smollm-135m", "num_speculative_tokens": 3}
+BY_SMALL |= {"synthetic_acceptance_length": 2.5, "max_num_seqs": 4, "block_size": 16}
+
+
+def test_drafts_save_steps_and_cost_passes_of_their_model(tmp_path, monkeypatch):
+    # A step of 1 s. After the first token 31 are left, in ceil(31 / 2.5) = 13 steps for each of six groups of four.
+    known(monkeypatch, error_pct=10.0)
+    by = one(tmp_path, knobs=BY_SMALL)
+    assert (by["steps"], by["output_tokens"], by["num_blocks"]) == (6 * 14, 24 * 32, None)
+    assert by["tpot_s_p50"] == pytest.approx(13 / 31)
+    assert (by["error_pct"], by["blocks_peak"]) == (None, None)
+    # A layer takes 1 s: of the model 32, and of the draft model 30 in each of three passes.
+    known(monkeypatch, costs=StepCosts(layers=1))
+    assert one(tmp_path, knobs=BY_SMALL)["wall_s"] == pytest.approx(6 * 14 * (32 + 3 * 30))
+    # A model that drafts for itself is always right: 4 tokens per step.
+    itself = BY_SMALL | {"speculative_model": "llama-3.1-8b-instruct", "synthetic_acceptance_length": None}
+    assert one(tmp_path, knobs=itself)["steps"] == 6 * 9
+    # Both read the KV of each sequence in each pass: of 64 tokens, and of four more in each of eight steps. So do the
+    # second and third pass of the step with the prompt.
+    known(monkeypatch, costs=StepCosts(kv_bytes=1))
+    every = one(tmp_path, knobs=BY_SMALL | {"synthetic_acceptance_length": 4.0})["wall_s"]
+    read = sum(64 + 4 * step for step in range(8))
+    assert every == pytest.approx(24 * (read * (131072 + 3 * 23040) + 2 * 63 * 23040), rel=1e-3)
+
+
 CPU = {"block_size": 32, "cpu_kv_cache_gib": 1}
 
 
@@ -264,6 +289,8 @@ CPU = {"block_size": 32, "cpu_kv_cache_gib": 1}
         ({"model": "mixtral-8x7b", "engine": "vllm-serve"}, {"data_parallel_size": 8}, "share experts"),
         ({}, {"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
         ({}, {"speculative_method": "ngram", "num_speculative_tokens": 2}, "speculative decoding"),
+        ({}, BY_SMALL | {"synthetic_acceptance_length": None}, "synthetic_acceptance_length sets it"),
+        ({"model": "gpt-oss-20b"}, BY_SMALL, "several kinds"),
         ({"engine": "vllm-serve"}, {"users": 2, "request_rate_per_s": 1}, "users and a rate"),
         ({"engine": "openai"}, {"endpoint": "tgi"}, "no schedule"),
         ({"engine": "openai"}, {"endpoint": "transformers-serve", "request_rate_per_s": 1}, "static batches at a rate"),

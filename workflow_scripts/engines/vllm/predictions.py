@@ -7,7 +7,7 @@ from typing import Any
 from workflow_scripts.catalog.gpus_and_models import Gpu, get_model
 from workflow_scripts.engines.capacity import Capacity, Term
 from workflow_scripts.engines.description import UnpredictableError
-from workflow_scripts.engines.steps import EngineSteps, Graphs, SchedulerSettings
+from workflow_scripts.engines.steps import Drafts, EngineSteps, Graphs, SchedulerSettings
 from workflow_scripts.engines.vllm.capacity import predict_capacity
 from workflow_scripts.engines.vllm.graphs import decodes_as_one_graph
 from workflow_scripts.engines.vllm.knobs import DEFAULT_BLOCK_SIZE, VllmKnobs, VllmServeKnobs, why_block_size_is_refused
@@ -22,7 +22,7 @@ from workflow_scripts.engines.vllm.memory import (
 )
 from workflow_scripts.physics.cache_types import CACHE_TYPES
 from workflow_scripts.physics.layers import Experts
-from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
+from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_config, read_model_facts
 
 _MORE_MEMORY = (0, 20)  # `gpu_memory_utilization` is 0.92 by default, and 0.9 before (vllm/config/cache.py)
 _WEIGHTS_FROM_7_5 = ("awq", "awq_marlin", "fp8", "fp8_per_tensor", "int8")  # others run on any GPU of the catalogue
@@ -103,7 +103,12 @@ def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = 
 def draft_facts(knobs: VllmKnobs, facts: ModelFacts) -> ModelFacts | None:
     """Facts of the draft model, which has the dtype of the model that it drafts for; None without one. Raises
     ModelFactsError if its structure is not known."""
-    return read_model_facts(get_model(knobs.draft_model).config, facts.dtype) if knobs.draft_model else None
+    if not knobs.draft_model:
+        return None
+    config = get_model(knobs.draft_model).config
+    facts = read_model_facts(config, facts.dtype)
+    words = read_config(config).get("draft_vocab_size")  # EAGLE-3 may draft only the most frequent tokens
+    return replace(facts, vocab=words) if isinstance(words, int) and words > 0 else facts
 
 
 def why_gpu_is_refused(gpu: Gpu, knobs: VllmKnobs, facts: ModelFacts) -> str | None:
@@ -163,11 +168,26 @@ def _too_small(terms: Mapping[str, Term]) -> str | None:
     return f"{left / GIB:.2f} GiB are {blocks} blocks, too few: {terms['feasible'].how}"
 
 
+def _drafts(knobs: VllmKnobs, facts: ModelFacts) -> tuple[Drafts | None, float]:
+    """What each step drafts, and the mean tokens that a sequence gets in it. Raises UnpredictableError if these are not
+    known, and ModelFactsError if the draft model is not."""
+    if not knobs.drafts:
+        return None, 1.0
+    draft, accepted = draft_facts(knobs, facts), knobs.synthetic_acceptance_length
+    if draft is None:
+        raise UnpredictableError(f"speculative decoding by {knobs.speculative_method}: its cost is not modelled")
+    if accepted is None:
+        how = "synthetic_acceptance_length sets it"
+        raise UnpredictableError(f"speculative decoding: which drafted tokens are accepted is not known; {how}")
+    if not (draft.is_uniform and facts.is_uniform):
+        raise UnpredictableError("speculative decoding with layers of several kinds is not modelled")
+    return Drafts(knobs.num_speculative_tokens or 0, draft), accepted
+
+
 def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "") -> EngineSteps:
     """The scheduler of vLLM with these settings. Raises UnpredictableError if what the settings do is not modelled, and
     ModelFactsError if it is not known how vLLM plans the KV cache of such layers."""
-    if knobs.drafts:
-        raise UnpredictableError("speculative decoding: which drafted tokens are accepted is not known beforehand")
+    drafts, tokens_per_step = _drafts(knobs, facts)
     if (knobs.pipeline_parallel_size or 1) > 1:
         raise UnpredictableError("pipeline_parallel_size above 1: batches that take turns are not modelled")
     if knobs.ranks > 1 and gpu.kind == "cpu":
@@ -192,9 +212,10 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "")
         enable_chunked_prefill=knobs.enable_chunked_prefill is not False,
         async_scheduling=gpu.kind != "cpu" and engine.version >= ASYNC_SCHEDULING,  # vLLM turns it off on a CPU
         pool=pool,
+        tokens_per_step=tokens_per_step,
     )
     sizes = sizes_of_graphs(engine, batch, gpu)
-    seqs = decodes_as_one_graph(sizes, batch.max_num_seqs)
+    seqs = decodes_as_one_graph(sizes, batch.max_num_seqs * (1 + engine.num_speculative_tokens))
     graphs = Graphs(max(sizes, default=0), sizes=tuple(sizes), decode_seqs=seqs) if gpu.kind != "cpu" else None
     return EngineSteps(
         scheduler,
@@ -203,4 +224,5 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "")
         engine.enforce_eager,
         graphs=graphs,
         engines=knobs.engines,
+        drafts=drafts,
     )
