@@ -60,7 +60,8 @@ def asked_cell(args: Namespace) -> tuple[Study, Cell]:
     if args.trace:
         count = count_requests(args.trace, args.hash_block_tokens, args.max_total_tokens)
         if not count:
-            raise StudyError(f"{args.trace}: no request has at most --max-total-tokens {args.max_total_tokens}")
+            limit = f" and at most --max-total-tokens {args.max_total_tokens}" if args.max_total_tokens else ""
+            raise StudyError(f"{args.trace}: no request has output tokens{limit}")
         workload = {"kind": "trace", "file": str(args.trace), "sha256": sha256_of(args.trace), "num_prompts": count}
         limits = {name: getattr(args, name) for name in ("hash_block_tokens", "max_total_tokens")}
         workload |= {name: value for name, value in limits.items() if value}

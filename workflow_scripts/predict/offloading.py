@@ -69,7 +69,7 @@ def worth_of_offloading(
         return time_schedule(schedule, work_of(schedule, cell, replace(task, requests=one)), speed.costs, one).wall_s
 
     def computed_s(blocks: int) -> float:
-        return max(0.0, served_s(blocks + 1) - served_s(1))
+        return max(0.0, round(served_s(blocks + 1) - served_s(1), 9))
 
     from_blocks = 1 + bisect_left(range(1, most + 1), True, key=lambda count: loaded_s(count) < computed_s(count))
     blocks = min(most, max(1, tokens // unit))
