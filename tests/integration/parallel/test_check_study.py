@@ -14,6 +14,9 @@ pytest.importorskip("vllm")
 NGRAM = {"speculative_method": "ngram", "num_speculative_tokens": [0, 4], "prompt_lookup_max": 3}
 
 
+DRAFTED = {"num_speculative_tokens": 3, "synthetic_acceptance_length": [1, 2.5, 4]}
+
+
 def sweep(name: str, engine: str = "vllm", gpu: str | list[str] = "cpu-all", **knobs: object) -> dict[str, object]:
     return {"name": name, "gpu": gpu, "engine": engine, "model": "llama-3.1-8b-instruct", "knobs": knobs}
 
@@ -37,6 +40,8 @@ TAKEN = [
     sweep("many", gpu="h200", max_num_seqs=8192),
     sweep("kv", gpu="h200", kv_cache_dtype=["fp8", "fp8_e4m3", "fp8_e5m2"], attention_backend="FLASHINFER"),
     sweep("ngram", gpu=["l40s", "cpu-all"], **NGRAM),
+    sweep("eagle", speculative_method=["eagle", "eagle3"], speculative_model="smollm-135m", **DRAFTED),
+    {**sweep("mtp", gpu="h200", speculative_method="mtp", **DRAFTED), "model": "deepseek-v3"},
     # Kernels refuse these, and what they refuse is an outcome.
     sweep("blocks", gpu=["h200", "cpu-all"], block_size=[4, 8, 64, 128]),
     # transformers says what it refuses when it starts.
