@@ -115,6 +115,11 @@ class Knobs(StrictRecord):
         """How the engine quantizes the weights; None if they stay as they are stored."""
         return getattr(self, "quantization", None)
 
+    @property
+    def states_in(self) -> str:
+        """The type of recurrent states; `auto` is that of the model."""
+        return getattr(self, "mamba_ssm_cache_dtype", None) or "auto"
+
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with the engine's own arguments among them, as columns of tables hold them.

@@ -8,7 +8,7 @@ A family without a reader is refused, because its memory and its work follow oth
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -301,6 +301,17 @@ class ModelFacts:
     def state_bytes(self, tensor: int = 1) -> int:
         """Bytes of one sequence's states on one of `tensor` ranks; 0 without state layers."""
         return sum(count * self.bytes_of_state(part, tensor) for part, count in self.of_kind(State))
+
+    @cache  # noqa: B019 - one object for all cells
+    def with_states_in(self, dtype: str) -> "ModelFacts":
+        """The model with recurrent states of a type; `auto` is its own."""
+
+        def changed(mixer: Mixer) -> Mixer:
+            return replace(mixer, recurrent_dtype=dtype) if isinstance(mixer, State) else mixer
+
+        if dtype == "auto" or not any(self.of_kind(State)):
+            return self
+        return replace(self, stack=tuple(replace(one, mixers=tuple(map(changed, one.mixers))) for one in self.stack))
 
     def bytes_of_state(self, state: State, tensor: int = 1, drafted: int = 0) -> int:
         """Bytes of one sequence in one state layer, on one of `tensor` ranks, with `drafted` tokens per step."""

@@ -35,7 +35,7 @@ def predict_study(cells: Iterable[Cell]) -> Iterator[Capacity]:
     @cache
     def predicted(engine: str, gpu: str, model: str, knobs: Knobs, environment: str) -> Capacity:
         try:
-            facts = facts_of(model, gpu, knobs.quantized_as)
+            facts = facts_of(model, gpu, knobs.quantized_as).with_states_in(knobs.states_in)
             capacity = capacity_of(get_engine(engine), knobs, gpus[gpu], facts, environment) or Capacity({})
             return replace(capacity, dtype=facts.dtype)
         except ModelFactsError as e:

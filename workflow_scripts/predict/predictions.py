@@ -216,7 +216,7 @@ class _Inputs:
         try:
             if knobs.why_unpredicted:
                 raise UnpredictableError(knobs.why_unpredicted)
-            facts = self.facts(cell.gpu, cell.model, knobs.quantized_as)
+            facts = self.facts(cell.gpu, cell.model, knobs.quantized_as).with_states_in(knobs.states_in)
             asked = (get_engine(cell.engine), knobs, gpu, facts, cell.environment)
             capacity = capacity_of(*asked) or Capacity({})
             blocks = capacity.value("num_blocks")

@@ -89,8 +89,9 @@ def kv_memory(cells: pd.DataFrame) -> pd.DataFrame:
         strict=True,
     )
     bytes_per_token = pd.Series([_bytes_of_token(*of_cell) for of_cell in settings], index=cells.index, dtype=float)
-    # Those of a model's own layers that draft are not known.
-    bytes_per_token = bytes_per_token.mask(drafted & (as_applied(cells, "speculative_method") == "mtp"))
+    # Those of a model's own layers that draft are not known, nor which rank keeps which tokens.
+    own_drafts = drafted & (as_applied(cells, "speculative_method") == "mtp")
+    bytes_per_token = bytes_per_token.mask(own_drafts | (as_applied(cells, "decode_context_parallel_size") > 1))
     counted = cells["num_gpu_blocks"].astype(float) * cells["block_size_effective"].astype(float) * bytes_per_token
     pool = cells["kv_pool_bytes"].astype(float).fillna(counted).where(cells["repeat"].notna())
     in_use = (cells["kv_cache_usage_mean"].astype(float) * pool).fillna(np.inf)

@@ -68,11 +68,12 @@ def read_back(parse, folder: Path, settings: ServeSettings, way: str):
 
 
 def test_every_value_of_a_knob_is_one_that_vllm_knows(parse):
-    from vllm.config.cache import CacheDType
+    from vllm.config.cache import CacheDType, MambaDType
     from vllm.config.speculative import SpeculativeMethod
     from vllm.model_executor.layers.quantization import QuantizationMethods
 
     known = {"kv_cache_dtype": CacheDType, "quantization": QuantizationMethods, "speculative_method": SpeculativeMethod}
+    known["mamba_ssm_cache_dtype"] = MambaDType
     for knob, theirs in known.items():
         assert ours(knob) <= values_of(theirs), knob
         assert len(ours(knob)) > 1, knob

@@ -41,6 +41,10 @@ OF_SGLANG = {
 }
 LOOKUP = {"speculative_method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
 SYNTHETIC = {"speculative_method": "mtp", "num_speculative_tokens": 4, "synthetic_acceptance_length": 2.5}
+SIZES = {
+    **{"kv_cache_memory_bytes": 2**32, "mamba_ssm_cache_dtype": "float32"},
+    **{"decode_context_parallel_size": 2, "tensor_parallel_size": 4},
+}
 SERVERS: list[tuple[str, dict[str, Any], str]] = [
     ("vllm-serve", {}, ""),
     ("sglang-serve", {}, ""),
@@ -51,6 +55,7 @@ OF_OTHERS = "bs16-watermark0.2-async_scheduling1"
 SLUGS: list[tuple[str, dict[str, Any], str]] = [
     ("vllm", {"tensor_parallel_size": 2, "data_parallel_size": 4, "enable_expert_parallel": True}, "tp2-dp4-ep1"),
     ("vllm", VLLM, OF_VLLM),
+    ("vllm", SIZES, "ssmfloat32-tp4-dcp2-kvbytes4294967296"),
     ("vllm", {"block_size": 16, "engine_args": {"watermark": 0.2, "async_scheduling": True}}, OF_OTHERS),
     ("vllm", {"engine_args": {"cudagraph_capture_sizes": [1, 2]}}, "cudagraph_capture_sizes3a316d6d"),
     ("vllm", LOOKUP, "specngram-draft4-lookup3-lookupmin2"),

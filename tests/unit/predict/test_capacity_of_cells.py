@@ -1,5 +1,7 @@
 """Predictions for every cell of a study, compared with hand-computed numbers and with `engines.vllm.capacity`."""
 
+import itertools
+import math
 import re
 from dataclasses import asdict, replace
 
@@ -15,7 +17,8 @@ from workflow_scripts.engines.vllm.capacity import predict_capacity
 from workflow_scripts.engines.vllm.knobs import VllmKnobs, VllmServeKnobs
 from workflow_scripts.engines.vllm.memory import GIB, EngineSettings
 from workflow_scripts.engines.vllm.predictions import engine_settings, vllm_capacity
-from workflow_scripts.physics.model_facts import read_model_facts
+from workflow_scripts.physics.layers import State
+from workflow_scripts.physics.model_facts import read_config, read_model_facts
 from workflow_scripts.predict import capacity_of_cells as predictions
 from workflow_scripts.predict.capacity_of_cells import predict_published, predict_study
 from workflow_scripts.study.grid import Cell, expand
@@ -50,6 +53,45 @@ def test_a_record_holds_the_terms_with_how_each_was_found_and_the_engines_own_de
     assert record["vllm_version"] == EngineSettings.vllm_version
     assert record["max_concurrency"] == pytest.approx(record["num_blocks"] / (131072 / 16), abs=1e-4)
     assert predict("cpu-all", TINY, cpu_kv_cache_gib=1)["block_size"] == 128
+
+
+def test_a_given_size_of_the_cache_and_shared_tokens_are_predicted_as_the_capacity_command_does():
+    given = predict(kv_cache_memory_bytes=2**30, max_model_len=4096)
+    assert (given["kv_cache_bytes"], given["gpu_memory_utilization"]) == (2**30, None)
+    assert given["num_blocks"] == 2**30 // given["bytes_per_block"]
+    assert "beyond the" in predict(kv_cache_memory_bytes=2**40)["infeasible"]
+    assert predict("cpu-all", TINY, kv_cache_memory_bytes=2**30)["kv_cache_bytes"] == 2**30
+    # A block of four ranks, two of which share the tokens of a request, holds twice the tokens.
+    alone, shared = (predict(tensor_parallel_size=4, decode_context_parallel_size=n) for n in (1, 2))
+    assert shared["num_blocks"] == alone["num_blocks"]
+    assert shared["kv_cache_tokens"] == pytest.approx(2 * alone["kv_cache_tokens"], rel=1e-3)
+    assert "must divide" in predict(decode_context_parallel_size=2)["infeasible"]
+
+
+def test_states_are_counted_in_their_own_type():
+    def records(gpu, *types):
+        knobs = {"block_size": 32, "kv_cache_memory_bytes": GIB, "mamba_ssm_cache_dtype": list(types)}
+        return predict_study(cells({"gpu": gpu, "model": "states-8b", "knobs": knobs}))
+
+    # 8192 x 3 inputs and 4096 x 128 elements of a state fill 9, or 17, steps of 32 tokens of 4096 bytes in 8 layers.
+    assert [record.value("bytes_per_block") for record in records("h200", "auto", "bfloat16", "float32")] == [
+        steps * 32 * 4096 * 8 for steps in (9, 9, 17)
+    ]
+    assert [record.value("num_blocks") for record in records("cpu-all", "float32")] == [None]
+
+
+def test_bytes_of_a_state_are_those_of_vllms_classes():
+    utils = pytest.importorskip("vllm.model_executor.layers.mamba.mamba_utils", reason="vLLM is not installed")
+    facts, config = (read(get_model("states-8b").config) for read in (read_model_facts, read_config))
+    sizes = [config[f"linear_{name}"] for name in ("num_key_heads", "num_value_heads", "key_head_dim")]
+    sizes += [config["linear_value_head_dim"], config["linear_conv_kernel_dim"]]
+    for tensor, dtype in itertools.product((1, 2), ("float32", "float16", "bfloat16")):
+        shapes = utils.MambaStateShapeCalculator.gated_delta_net_state_shape(tensor, *sizes)
+        types = utils.MambaStateDtypeCalculator.gated_delta_net_state_dtype("bfloat16", "auto", dtype)
+        own = sum(math.prod(shape) * of.itemsize for shape, of in zip(shapes, types, strict=True))
+        stored = facts.with_states_in(dtype)
+        (state,) = (part for part, _ in stored.of_kind(State))
+        assert stored.bytes_of_state(state, tensor) == own
 
 
 PASSED_ON = {"kv_cache_dtype": "fp8", "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "enforce_eager": True}

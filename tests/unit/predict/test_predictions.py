@@ -288,6 +288,7 @@ CPU = {"block_size": 32, "cpu_kv_cache_gib": 1}
         ),
         ({"model": "mixtral-8x7b", "engine": "vllm-serve"}, {"data_parallel_size": 8}, "share experts"),
         ({}, {"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
+        ({}, {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}, "decode_context_parallel_size"),
         ({}, {"speculative_method": "ngram", "num_speculative_tokens": 2}, "speculative decoding"),
         ({}, BY_SMALL | {"synthetic_acceptance_length": None}, "synthetic_acceptance_length sets it"),
         ({"model": "gpt-oss-20b"}, BY_SMALL, "several kinds"),

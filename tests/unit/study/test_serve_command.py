@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from tests.unit.engines.test_knobs import LOOKUP, VLLM
+from tests.unit.engines.test_knobs import LOOKUP, SIZES, VLLM
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.study.definition import ResolvedModel
 from workflow_scripts.study.promise import ServeSettings, serve_settings
@@ -13,7 +13,12 @@ FOLDER = Path("results/demo/prepared/models/tiny-1234")
 
 OF_NGRAMS = {name: value for name, value in VLLM.items() if name != "speculative_model"} | LOOKUP
 OTHERS = {"watermark": 0.2, "cudagraph_capture_sizes": [1, 2], "scheduling_policy": "priority"}
-MORE = {"engine_args": OTHERS, "data_parallel_size": 2, "enable_expert_parallel": True, "max_num_batched_tokens": 4096}
+MORE = SIZES | {
+    "engine_args": OTHERS,
+    "data_parallel_size": 2,
+    "enable_expert_parallel": True,
+    "max_num_batched_tokens": 4096,
+}
 ALL_KNOBS = VllmKnobs.model_validate(OF_NGRAMS | MORE)
 # What no other can be set together with n-grams.
 BY_DRAFT_MODEL = VllmKnobs(speculative_method="draft_model", num_speculative_tokens=2, speculative_model="tiny")

@@ -115,6 +115,10 @@ class VllmKnobs(Knobs):
         CacheDtype | None,
         Knob("kv", effect_in="kv_cache_tokens", neutral=("auto", "bfloat16", "float16"), kernels=True),
     ] = None
+    mamba_ssm_cache_dtype: Annotated[
+        Literal["auto", "float32", "float16", "bfloat16"] | None,
+        Knob("ssm", effect_in="kv_cache_tokens", neutral=("auto",), kernels=True, wording="recurrent states in {}"),
+    ] = None
     quantization: Annotated[
         Literal["awq", "awq_marlin", "gptq", "gptq_marlin", "fp8", "fp8_per_tensor", "compressed-tensors"] | None,
         Knob("quant", settles=("dtype",), neutral=(), kernels=True),
@@ -129,6 +133,10 @@ class VllmKnobs(Knobs):
         Annotated[int, Field(ge=1, description="engines of one server, each with devices and a KV cache of its own")]
         | None,
         Knob("dp", effect_in="kv_cache_tokens", neutral=(1,), wording="{} engines side by side"),
+    ] = None
+    decode_context_parallel_size: Annotated[
+        Annotated[int, Field(ge=1, description="tensor ranks that share the tokens of a request")] | None,
+        Knob("dcp", effect_in="kv_cache_tokens", neutral=(1,), wording="{} ranks that share a request's tokens"),
     ] = None
     enable_expert_parallel: Annotated[
         Annotated[bool, Field(description="each tensor rank has some whole experts, not a part of each")] | None,
@@ -150,6 +158,10 @@ class VllmKnobs(Knobs):
             variable="VLLM_CPU_KVCACHE_SPACE",
             wording="{} GiB of KV cache",
         ),
+    ] = None
+    kv_cache_memory_bytes: Annotated[
+        Positive | None,
+        Knob("kvbytes", effect_in="kv_cache_tokens", reserves="amount", wording="{} bytes of KV cache"),
     ] = None
     num_gpu_blocks_override: Annotated[
         Annotated[

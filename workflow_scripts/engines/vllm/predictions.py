@@ -21,7 +21,7 @@ from workflow_scripts.engines.vllm.memory import (
     sizes_of_graphs,
 )
 from workflow_scripts.physics.cache_types import CACHE_TYPES
-from workflow_scripts.physics.layers import Experts
+from workflow_scripts.physics.layers import Experts, State
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_config, read_model_facts
 
 _MORE_MEMORY = (0, 20)  # `gpu_memory_utilization` is 0.92 by default, and 0.9 before (vllm/config/cache.py)
@@ -50,8 +50,7 @@ def engine_settings(knobs: VllmKnobs, gpu: Gpu, version: str = "") -> EngineSett
         **{name: value for name, value in knobs.set_values().items() if name in EngineSettings.__dataclass_fields__},
     }
     settings = EngineSettings(
-        **values,
-        kv_cache_memory_bytes=given_gib * GIB if given_gib else None,
+        **values | ({"kv_cache_memory_bytes": given_gib * GIB} if given_gib else {}),
         usage="server" if isinstance(knobs, VllmServeKnobs) else "offline",
     )
     share = knobs.gpu_memory_utilization or (0.92 if settings.version >= _MORE_MEMORY else 0.9)
@@ -71,8 +70,11 @@ def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = 
     )
     terms: Mapping[str, Term] = {}
     unknown = None
-    if gpu.kind == "cpu" and knobs.cpu_kv_cache_gib is None and knobs.num_gpu_blocks_override is None:
+    given = settings.kv_cache_memory_bytes is not None or settings.num_gpu_blocks_override is not None
+    if gpu.kind == "cpu" and not given:
         unknown = "without cpu_kv_cache_gib the cache takes a share of the host's memory, which is not known beforehand"
+    elif gpu.kind == "cpu" and knobs.states_in != "auto" and any(facts.of_kind(State)):
+        unknown = "the processor decides which mamba_ssm_cache_dtype vLLM keeps"
     elif knobs.drafts and knobs.speculative_method == "mtp":
         unknown = "mtp: the layers that draft have weights and a KV cache of their own, which are not predicted"
     else:
@@ -89,7 +91,6 @@ def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = 
             refused, terms = refused or str(e), {}
         except ModelFactsError as e:
             unknown, terms = str(e), {}
-    given = settings.kv_cache_memory_bytes is not None or settings.num_gpu_blocks_override is not None
     return Capacity(
         terms,
         block_size=settings.block_size,
@@ -148,13 +149,21 @@ def why_gpu_is_refused(gpu: Gpu, knobs: VllmKnobs, facts: ModelFacts) -> str | N
 
 
 def _beyond_the_gpu(facts: ModelFacts, gpu: Gpu, settings: EngineSettings) -> str | None:
-    """Why the requested blocks do not fit; None if they do, or on a CPU, where nothing limits them but its memory."""
-    asked = settings.num_gpu_blocks_override
-    if asked is None or gpu.kind == "cpu":
+    """Why the requested size of the cache does not fit; None if it does, or on a CPU, where nothing limits it but its
+    memory."""
+    blocks, size = settings.num_gpu_blocks_override, settings.kv_cache_memory_bytes
+    if (blocks is None and size is None) or gpu.kind == "cpu":
         return None
-    terms = predict_capacity(facts, gpu, replace(settings, num_gpu_blocks_override=None, gpu_memory_utilization=1.0))
-    fit = max(0, int(terms["num_blocks"].value))
-    return None if asked <= fit else f"num_gpu_blocks_override {asked} is beyond the {fit} blocks that fit on the GPU"
+    profiled = replace(settings, num_gpu_blocks_override=None, kv_cache_memory_bytes=None, gpu_memory_utilization=1.0)
+    try:
+        terms = predict_capacity(facts, gpu, profiled)
+    except ModelFactsError:  # what weights take is not known
+        return None
+    if blocks is not None:
+        fit = max(0, int(terms["num_blocks"].value))
+        return None if blocks <= fit else f"num_gpu_blocks_override {blocks} is beyond the {fit} blocks that fit"
+    fit = max(0, int(terms["available_kv_cache"].value))
+    return None if size is None or size <= fit else f"kv_cache_memory_bytes {size} is beyond the {fit} bytes that fit"
 
 
 def _too_small(terms: Mapping[str, Term]) -> str | None:
@@ -190,6 +199,8 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "")
     drafts, tokens_per_step = _drafts(knobs, facts)
     if (knobs.pipeline_parallel_size or 1) > 1:
         raise UnpredictableError("pipeline_parallel_size above 1: batches that take turns are not modelled")
+    if (knobs.decode_context_parallel_size or 1) > 1:
+        raise UnpredictableError("decode_context_parallel_size above 1: ranks that share tokens are not modelled")
     if knobs.ranks > 1 and gpu.kind == "cpu":
         raise UnpredictableError(
             "tensor_parallel_size or data_parallel_size above 1: ranks that share a CPU are not modelled"

@@ -87,11 +87,11 @@ def limits_table(work: pd.DataFrame, devices: Path) -> tuple[pd.DataFrame, list[
     work = work.join(least_steps(work))
     parts: list[pd.DataFrame] = []
     reasons: list[str] = []
-    keys = ["gpu", "model", "dtype", "quantization", "kv_cache_dtype", "tensor_parallel_size"]
+    keys = ["gpu", "model", "dtype", "quantization", "kv_cache_dtype", "mamba_ssm_cache_dtype", "tensor_parallel_size"]
     for key, rows in work.groupby(keys):
-        gpu, model, dtype, quantization, kv_cache_dtype, _ = map(str, key)
+        gpu, model, dtype, quantization, kv_cache_dtype, states_in, _ = map(str, key)
         try:
-            facts = read_model_facts(get_model(model).config, dtype, quantization or None)
+            facts = read_model_facts(get_model(model).config, dtype, quantization or None).with_states_in(states_in)
         except ModelFactsError as e:
             reasons.append(f"no limits of {model}: {e}")
             continue
