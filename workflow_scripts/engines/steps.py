@@ -77,13 +77,13 @@ class StaticBatches:
 @dataclass(frozen=True)
 class Graphs:
     """Steps of up to `tokens` tokens are launched by `mode`, one of `MODES`; larger ones kernel by kernel. Of more than
-    `decode_seqs` sequences, drafted tokens counted too, steps without prompts are launched as those with prompts.
+    `decode_tokens`, drafted ones included, steps without prompts are launched as those with prompts.
     `sizes`: captured, in tokens."""
 
     tokens: int = 0
     mode: str = "FULL_AND_PIECEWISE"
     sizes: tuple[int, ...] = ()
-    decode_seqs: int | None = None
+    decode_tokens: int | None = None
 
     def as_shown(self, effective: Mapping[str, Any]) -> "Graphs":
         """The same, except for what a running engine shows of its settings."""
@@ -95,11 +95,11 @@ class Graphs:
         """Layers that are launched one by one in steps with these tokens and prompts, by kind of launch.
 
         >>> steps = np.array([4, 4, 600, 100]), np.array([0, 1, 1, 0])
-        >>> {kind: layers.tolist() for kind, layers in Graphs(512, decode_seqs=96).launched(*steps, 32).items()}
+        >>> {kind: layers.tolist() for kind, layers in Graphs(512, decode_tokens=96).launched(*steps, 32).items()}
         {'piecewise_layers': [0, 32, 0, 32], 'eager_layers': [0, 0, 32, 0]}
         """
         decode, mixed = MODES[self.mode]
-        whole = (prompts == 0) & (tokens <= (self.tokens if self.decode_seqs is None else self.decode_seqs))
+        whole = (prompts == 0) & (tokens <= (self.tokens if self.decode_tokens is None else self.decode_tokens))
         return {
             kind: layers * np.where(tokens > self.tokens, kind == EAGER, np.where(whole, kind == decode, kind == mixed))
             for kind in (PIECEWISE, EAGER)

@@ -187,7 +187,7 @@ def _with_counts(cell: CellTask, schedule: Schedule, segment_s: FloatArray, task
     shares: tuple[float | None, float | None] = (None, None)
     if graphs and graphs.sizes:
         tokens = segments.decode_seqs * (1 + (cell.steps.drafts.tokens if cell.steps.drafts else 0))
-        beyond = (segments.prefill_seqs == 0) & (tokens > (graphs.decode_seqs or 0))
+        beyond = (segments.prefill_seqs == 0) & (tokens > (graphs.decode_tokens or 0))
         of_steps, of_time = (float(each[beyond].sum() / each.sum()) for each in (segments.steps, segment_s))
         shares = of_steps, of_time if cell.speed else None
     return replace(

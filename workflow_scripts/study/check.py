@@ -125,8 +125,10 @@ def beyond_graphs(study: Study, cells: Sequence[Cell]) -> Iterator[str]:
         requests = study.workloads[cell.workload].prompts_for(knobs.max_concurrency)
         most, users = steps.decides.max_num_seqs, getattr(knobs, "users", None) or requests
         running = min(most, -(-min(requests, users) // steps.engines))
-        if steps.graphs and steps.graphs.sizes and (captured := steps.graphs.decode_seqs or 0) < running:
-            more = [f"{size} or " for size in steps.graphs.sizes if size > most]
+        per_sequence = 1 + (steps.drafts.tokens if steps.drafts else 0)
+        captured = ((steps.graphs and steps.graphs.decode_tokens) or 0) // per_sequence
+        if steps.graphs and steps.graphs.sizes and captured < running:
+            more = [f"{size // per_sequence} or " for size in steps.graphs.sizes if size >= (most + 1) * per_sequence]
             group = f"{cell.gpu}, {cell.engine_at}", most, captured + 1, running, f"{''.join(more[:1])}{captured}"
             found[group] = found.get(group, 0) + 1
     for (at, most, first, last, better), count in found.items():

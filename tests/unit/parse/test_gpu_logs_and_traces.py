@@ -64,7 +64,7 @@ def test_the_captured_sizes_are_those_that_predictions_assume(raw, sequences):
     steps = vllm_steps(VllmKnobs(max_num_seqs=sequences, max_model_len=4096), get_gpu("h200"), FACTS)
     shown = read_engine_log(raw("h200", 16, sequences) / "engine.log")
     assert (steps.graphs.tokens, steps.graphs.mode) == (shown.max_cudagraph_capture_size, shown.cudagraph_mode)
-    assert steps.graphs.decode_seqs == sequences
+    assert steps.graphs.decode_tokens == sequences
 
 
 def test_every_log_gives_the_blocks_that_the_engine_reported(starts):

@@ -37,11 +37,11 @@ def _ladder(largest: int) -> list[int]:
     return [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)) if size <= largest]
 
 
-def decodes_as_one_graph(sizes: list[int], max_num_seqs: int) -> int:
-    """The most sequences, without drafts, whose decode step is one graph: vLLM captures the whole model up to
-    `max_num_seqs` sequences only, and layers between attentions beyond.
+def decodes_as_one_graph(sizes: list[int], decoding: int) -> int:
+    """The most tokens whose decode step is one graph: vLLM captures the whole model only up to `decoding` tokens, those
+    of `max_num_seqs` sequences, and layers between attentions beyond.
 
     >>> decodes_as_one_graph([1, 2, 4, 8, 16, 24, 32], 18)
     16
     """
-    return max((size for size in sizes if size <= max_num_seqs), default=0)
+    return max((size for size in sizes if size <= decoding), default=0)

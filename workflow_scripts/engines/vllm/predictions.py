@@ -226,8 +226,8 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "")
         tokens_per_step=tokens_per_step,
     )
     sizes = sizes_of_graphs(engine, batch, gpu)
-    seqs = decodes_as_one_graph(sizes, batch.max_num_seqs * (1 + engine.num_speculative_tokens))
-    graphs = Graphs(max(sizes, default=0), sizes=tuple(sizes), decode_seqs=seqs) if gpu.kind != "cpu" else None
+    decoded = decodes_as_one_graph(sizes, batch.max_num_seqs * (1 + engine.num_speculative_tokens))
+    graphs = Graphs(max(sizes, default=0), sizes=tuple(sizes), decode_tokens=decoded) if gpu.kind != "cpu" else None
     return EngineSteps(
         scheduler,
         batch.max_model_len,
