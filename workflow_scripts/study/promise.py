@@ -87,7 +87,10 @@ def serve_settings(
 ) -> ServeSettings:
     """Settings that serve a model as a cell was measured. `model_dir` is served unless the model comes from the hub.
     `effective`: engine arguments that took effect and for which `vllm serve` has other defaults; the study's own
-    settings take precedence. `draft`: the model that drafts tokens, and its prepared folder."""
+    settings take precedence. `draft`: the model that drafts tokens, and its prepared folder. Raises PromiseError for
+    drafts that are accepted at random."""
+    if knobs.drafts and knobs.synthetic_acceptance_length:
+        raise PromiseError("synthetic_acceptance_length accepts drafts at random, so the answers are not the model's")
     name, arguments = _loaded(model, model_dir)
     if model.load_format not in ("hub", "auto"):
         arguments |= {"load-format": "dummy"}

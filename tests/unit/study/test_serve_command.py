@@ -1,9 +1,11 @@
 from pathlib import Path
 
-from tests.unit.engines.test_knobs import LOOKUP, SIZES, VLLM
+import pytest
+
+from tests.unit.engines.test_knobs import LOOKUP, SIZES, SYNTHETIC, VLLM
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.study.definition import ResolvedModel
-from workflow_scripts.study.promise import ServeSettings, serve_settings
+from workflow_scripts.study.promise import PromiseError, ServeSettings, serve_settings
 
 HUB = ResolvedModel(
     name="model", hub_repo="org/model", revision="0" * 40, dtype="bfloat16", load_format="hub", config_sha256=""
@@ -25,8 +27,7 @@ BY_DRAFT_MODEL = VllmKnobs(speculative_method="draft_model", num_speculative_tok
 
 
 def test_every_knob_is_among_those_that_vllms_parser_reads_back():
-    accepted = {"synthetic_acceptance_length"}  # exported by nothing
-    assert {*ALL_KNOBS.set_values(), *BY_DRAFT_MODEL.set_values()} | accepted == set(VllmKnobs.model_fields)
+    assert {*ALL_KNOBS.set_values(), *BY_DRAFT_MODEL.set_values(), *SYNTHETIC} == set(VllmKnobs.model_fields)
 
 
 def test_a_draft_model_is_named_by_its_repository_or_its_folder_and_no_draft_is_none():
@@ -40,6 +41,11 @@ def test_a_draft_model_is_named_by_its_repository_or_its_folder_and_no_draft_is_
     off = VllmKnobs(speculative_method="ngram", num_speculative_tokens=0, prompt_lookup_max=3)
     assert off.slug() == "specngram-draft0-lookup3"
     assert "--speculative-config" not in serve_settings(HUB, FOLDER, off, {}).command()
+
+
+def test_drafts_that_are_accepted_at_random_are_served_to_nobody():
+    with pytest.raises(PromiseError, match="synthetic_acceptance_length"):
+        serve_settings(HUB, FOLDER, VllmKnobs.model_validate(SYNTHETIC), {})
 
 
 def test_remote_code_and_random_weights_are_served_as_they_were_measured():
