@@ -115,7 +115,7 @@ def beyond_graphs(study: Study, cells: Sequence[Cell]) -> Iterator[str]:
 
     for cell in cells:
         knobs, gpu = cell.knobs, gpus[cell.gpu]
-        if gpu.kind == "cpu" or knobs.why_unpredicted or knobs.drafts:
+        if gpu.kind == "cpu" or knobs.why_unpredicted:
             continue
         try:
             facts = facts_of(cell.model, cell.gpu, knobs.quantized_as)

@@ -206,6 +206,15 @@ def test_the_command_tells_of_sequences_beyond_the_captured_sizes(gpu, requests,
     assert numbers == [["100", "97", "100", "104", "96", "1"]] * (gpu == "h200" and requests > 96)
 
 
+def test_the_sequences_beyond_the_captured_sizes_are_counted_with_their_drafts(tmp_path, capsys):
+    drafting = DRAFT | {"num_speculative_tokens": 4, "synthetic_acceptance_length": 2.0, "max_num_seqs": 200}
+    study = sweep(gpu="h200", model="llama-3.1-8b-instruct", knobs=drafting)
+    assert main([str(written(tmp_path, sweeps=study, workloads=fixed(num_prompts=200)))]) == 0
+    # 102 sequences of 5 tokens are 510 of the 512 that are captured.
+    (note,) = (line for line in capsys.readouterr().out.splitlines() if "graph" in line)
+    assert re.findall(r"\d+", note.split("max_num_seqs")[1]) == ["200", "103", "200", "102", "1"]
+
+
 def test_the_command_counts_cells_and_tells_of_gpus_that_cannot_be_measured(tmp_path, capsys):
     assert main([str(written(tmp_path))]) == 0
     assert "2 cells on cpu-all" in capsys.readouterr().out
