@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.questions.limits.ceilings import as_measured
@@ -97,9 +97,8 @@ def explanations(
     rows = rows.rename(columns={"cell_id_a": "a", "cell_id_b": "b"})
     rows["kv_tokens_ratio"] = numbers(rows["kv_cache_tokens_b"]) / numbers(rows["kv_cache_tokens_a"])
     facts_of = cache(known_facts)  # many rows are of few models
-    known, candidates = zip(
-        *(_with_candidates(row, rates, facts_of) for row in records(_with_expectation(rows, predictions))), strict=True
-    )
+    gpus, rows = load_gpus(), _with_expectation(rows, predictions)
+    known, candidates = zip(*(_with_candidates(row, gpus, rates, facts_of) for row in records(rows)), strict=True)
     p = p_near(found, pd.DataFrame(candidates).to_numpy(dtype=float))
     explained = [
         row | explain(row["ratio"], row["low"], row["high"], of, dict(zip(of, p_of, strict=True)))
@@ -124,14 +123,13 @@ def p_near(observed: Comparisons, candidates: FloatArray) -> FloatArray:
 
 
 def _with_candidates(
-    row: Row, rates: Mapping[str, DeviceRates], facts_of: Callable[..., ModelFacts | None]
+    row: Row, gpus: Mapping[str, Gpu], rates: Mapping[str, DeviceRates], facts_of: Callable[..., ModelFacts | None]
 ) -> tuple[Row, dict[str, float]]:
     """A pair with the ratios of what its devices can do, and those that may explain the observed one; NaN if one may
     not, or is not known."""
     a, b, method = row["gpu_b"], row["gpu_a"], row["quantization"] or None
     # Quantised weights may be multiplied in another type than the model's; then it is unknown which rate applies.
     dtype = None if method else row["dtype"]
-    gpus = load_gpus()
     measured = {name: as_measured(gpus[name], rates[name]) for name in (a, b) if name in rates}
     for prefix, of in (("", gpus), ("measured_", measured)):
         row[f"{prefix}bandwidth_ratio"], row[f"{prefix}flop_ratio"] = capability_ratios(of.get(a), of.get(b), dtype)

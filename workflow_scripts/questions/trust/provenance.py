@@ -54,7 +54,7 @@ def _logs(cell_id: str, start: int, paths: StudyPaths) -> Iterator[tuple[Any, ..
     elsewhere."""
     cell, folder = paths.cell(cell_id), paths.start(cell_id, start)
     logs = [path for path in (folder / RAW / ENGINE_LOG, folder / MEASURE_LOG) if path.exists()]
-    for path in within(folder, paths.root, logs):
+    for path in within(folder, paths.root, logs) if logs else ():
         if text := read_end(path, LOG_BYTES).strip():
             lines = "\n".join(text.splitlines()[-LOG_LINES:])
             yield cell_id, start, LOG, path.relative_to(cell).as_posix(), lines
