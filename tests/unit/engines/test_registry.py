@@ -82,7 +82,7 @@ def test_an_engine_of_ones_own_is_measured_from_study_file_to_tables(study_file,
     of_gpu = ["--cells", str(paths.root / "cells"), "--gpu", "cpu-1core", "--out", str(parsed / "cpu-1core")]
     assert cell_tables.main(of_gpu) == 0
     assert plan_command.main([*of_study, *results, "--quiet"]) == 0
-    made = ["cells", "intervals", "predictions", "comparisons"]
+    made = ["cells", "fragmentation", "intervals", "predictions", "comparisons"]
     assert make_tables([*of_study, *results, "--parsed", str(parsed), "--out", str(tables), "--only", *made]) == 0
 
     table = read_measurements(tables)

@@ -132,7 +132,7 @@ def test_a_device_under_load_is_measured_again_and_the_quietest_measurement_coun
     assert d.measure_undisturbed(get_gpu("cpu-1core")).load_pct == 0.0
 
 
-HOLD = "import time; block = bytearray(80_000_000); print('up', flush=True); time.sleep(60)"
+HOLD = "import time; block = bytearray(300_000_000); print('up', flush=True); time.sleep(60)"
 
 
 def test_memory_is_that_of_the_process_and_its_children():
@@ -143,7 +143,7 @@ def test_memory_is_that_of_the_process_and_its_children():
         child.stdout.readline()
         with_child = max(sample()["process_memory_bytes"] for _ in range(SAMPLES_PER_SCAN))
         child.kill()
-    assert with_child - alone > 70e6
+    assert with_child - alone > 200e6  # this process may give some back meanwhile
     assert sample()["memory_total_bytes"] == psutil.virtual_memory().total
 
 
