@@ -99,7 +99,7 @@ def step_work(
 
 def _with_drafting(work: StepWork, segments: Segments, steps: EngineSteps, drafts: Drafts, ranks: int) -> StepWork:
     """The work together with that of the model that drafts: a pass over all tokens of the step, then one over the last
-    token of each sequence for each further drafted token. Its passes need no scheduling."""
+    token of each sequence for each further drafted token. Each takes the fixed time of a step too, as on a CPU."""
     assert drafts.facts
     none, further = np.zeros_like(segments.steps), np.rint(segments.decode_seqs * drafts.further_kv_tokens).astype(int)
     later = replace(
@@ -113,7 +113,7 @@ def _with_drafting(work: StepWork, segments: Segments, steps: EngineSteps, draft
     )
     first = replace(drafts, facts=None, checked=False)
     passes = [(1, segments, first), (drafts.tokens - 1, later, None)]
-    kinds = [KIND[kind] for kind in KINDS if kind not in ("steps", "sequences", "prompts", "requests")]
+    kinds = [KIND[kind] for kind in KINDS if kind not in ("prompts", "requests")]
     for times, of, own in passes:
         more = step_work(of, drafts.facts, replace(steps, drafts=own, graphs=None), ranks)
         work.first[:, kinds] += times * more.first[:, kinds]
