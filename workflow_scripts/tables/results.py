@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sized
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -26,7 +26,6 @@ class MissingError(InputError):
 Rows = TypeVar("Rows", bound=Sized)
 # Rates of cells: over whole repeats, and while the engine is full.
 RATE, STEADY = summary.RATE, summary.STEADY
-records = summary.records
 # Number of the environment among those of the study, from 1; of a cell without one, that of others on its device and
 # engine. Cells of several are not compared.
 RAN_IN = "environment_number"
@@ -61,6 +60,10 @@ def under_load(cells: pd.DataFrame) -> "pd.Series[bool]":
     the server, and the output rate follows from it."""
     knobs = [f"knob_{name}" for name in Load.model_fields]
     return cells.reindex(columns=knobs).notna().any(axis=1)
+
+
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    return summary.records(table)
 
 
 def medians_by_cell(rows: pd.DataFrame, *keys: str) -> pd.DataFrame:
