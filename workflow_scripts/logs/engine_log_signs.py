@@ -158,7 +158,7 @@ ANNOUNCED = re.compile(
 ENGINES_ERROR = re.compile(r"\bERROR \S+ \S+ \[?(?:v1/engine/)?core\.py:\d+\]")
 # An exception that is part of another message: `future: <Task ... exception=ValueError('...')>`.
 REPR = re.compile(
-    r"\b(?P<name>(?:\w{1,100}\.){0,20}[A-Z]\w{0,100}(?:Error|Exception))\((?P<quote>['\"])(?P<words>.{0,2000}?)(?P=quote)[,)]"
+    r"\b(?P<name>(?:\w{1,100}\.){0,20}[A-Z]\w{0,100}(?:Error|Exception))\((?P<quote>['\"])(?P<words>.{0,600}?)(?P=quote)[,)]"
 )
 FRAME = re.compile(r"\s+File \".+\", line \d+|File \".+\", line \d+, in ")
 # What a traceback shows of the statement that raised: the name and the texts, over several lines.
