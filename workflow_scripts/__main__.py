@@ -25,7 +25,6 @@ GROUPS = {
     },
     "A study, before and after it is measured": {
         "init": "study.first_study",
-        "studies": "study.studies",
         "check": "study.check",
         "check-engines": "predict.check_study",
         "plan": "predict.plan",

@@ -12,7 +12,6 @@ from workflow_scripts.physics.layers import Attention, Experts, LatentAttention,
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.prepare.sharegpt_file import DATASET, REVISION
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.studies import main as list_studies
 from workflow_scripts.study.study import Study, Sweep
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.workloads.workload_kinds import ShareGptWorkload
@@ -120,12 +119,3 @@ def test_studies_of_each_kind_can_be_planned(name, tmp_path):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_every_study_is_listed_with_its_cells_and_its_cut(capsys):
-    assert list_studies([]) == 0
-    said = capsys.readouterr().out
-    for path in STUDIES.glob("*.yaml"):
-        (line,) = [line for line in said.splitlines() if f"studies/{path.name} (" in line]
-        assert ("cut for a CPU" in line) == (STUDIES / "tiny" / path.name).exists()
-    assert "demo.yaml (11 cells)" in said

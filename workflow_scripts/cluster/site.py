@@ -152,7 +152,7 @@ def site_files_for(gpus: Iterable[str]) -> list[str]:
 def what_fits(site: Site, file: str, gpus: Iterable[str]) -> str:
     """The devices of a study and of a site, and the command with the shipped site file that has the former, if any."""
     command = "".join(f" Type: snakemake --profile slurm --config site={other}" for other in site_files_for(gpus)[:1])
-    return f"{', '.join(gpus)}; {file} has {', '.join(site.gpus)}.{command} (`kvsweep studies` lists the studies)"
+    return f"{', '.join(gpus)}; {file} has {', '.join(site.gpus)}.{command}"
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,13 @@ import pandas as pd
 
 from workflow_scripts.workloads.random_prompts import generators
 from workflow_scripts.workloads.request import Request, RequestStream, Vocabulary, WorkloadError, checked_file
-from workflow_scripts.workloads.workload_kinds import MOST_TOKENS, TraceColumns, TraceWorkload
+from workflow_scripts.workloads.workload_kinds import MOST_TOKENS, TraceWorkload
 
+# The columns of arrivals, prompt tokens and output tokens.
 KNOWN_FORMATS = {
-    "Azure LLM inference trace": TraceColumns(
-        arrival="TIMESTAMP", prompt_tokens="ContextTokens", output_tokens="GeneratedTokens"
-    ),
-    "BurstGPT": TraceColumns(arrival="Timestamp", prompt_tokens="Request tokens", output_tokens="Response tokens"),
-    "plain": TraceColumns(arrival="arrival_s", prompt_tokens="prompt_tokens", output_tokens="output_tokens"),
+    "Azure LLM inference trace": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    "BurstGPT": ("Timestamp", "Request tokens", "Response tokens"),
+    "plain": ("arrival_s", "prompt_tokens", "output_tokens"),
 }
 
 
@@ -24,7 +23,7 @@ def trace(spec: TraceWorkload, vocabulary: Vocabulary) -> RequestStream:
     """Requests of a trace in order of arrival, the first at 0 s; their prompts are random tokens. Rows without prompt
     or output tokens are left out, because such requests failed. Raises WorkloadError if the file cannot be used."""
     path = checked_file(spec)
-    rows, source_format = read_trace(path, spec.columns)
+    rows, source_format = read_trace(path)
     usable = rows[(rows["prompt_tokens"] > 0) & (rows["output_tokens"] > 0)]
     arrival_s = (usable["arrival_s"] - usable["arrival_s"].min()) * spec.time_scale
     requests = (
@@ -39,33 +38,23 @@ def trace(spec: TraceWorkload, vocabulary: Vocabulary) -> RequestStream:
 
 
 @lru_cache(maxsize=1)  # called for each model and number of requests, on a file of millions of rows
-def read_trace(path: Path, columns: TraceColumns | None = None) -> tuple[pd.DataFrame, str]:
+def read_trace(path: Path) -> tuple[pd.DataFrame, str]:
     """Rows of a trace, sorted by `arrival_s` (seconds), with `prompt_tokens` and `output_tokens`; and its format.
     Raises WorkloadError if it is no CSV file of a known format, or a value is not a time or number."""
     try:
         table = pd.read_csv(path)
     except (ValueError, UnicodeDecodeError) as e:
         raise WorkloadError(f"{path}: not readable as CSV: {' '.join(str(e).split())}") from None
-    formats = {"columns of the study": columns} if columns else KNOWN_FORMATS
-    for name, names in formats.items():
-        if set(names.model_dump().values()) <= set(table.columns):
-            return _rows(table, names, path), name
-    wanted = "; ".join(f"{name}: {', '.join(names.model_dump().values())}" for name, names in formats.items())
+    for name, columns in KNOWN_FORMATS.items():
+        if {*columns} <= {*table.columns}:
+            numbers = [_numbers(table, column, path, are_times=column == columns[0]) for column in columns]
+            rows = pd.concat(numbers, axis="columns", keys=KNOWN_FORMATS["plain"])
+            return rows.sort_values("arrival_s", kind="stable", ignore_index=True), name
+    wanted = "; ".join(f"{name}: {', '.join(columns)}" for name, columns in KNOWN_FORMATS.items())
     raise WorkloadError(f"{path}: its columns are {', '.join(map(str, table.columns))}; a trace has {wanted}")
 
 
-def _rows(table: pd.DataFrame, names: TraceColumns, path: Path) -> pd.DataFrame:
-    rows = pd.DataFrame(
-        {
-            "arrival_s": _numbers(table, names.arrival, path, are_times=True),
-            "prompt_tokens": _numbers(table, names.prompt_tokens, path),
-            "output_tokens": _numbers(table, names.output_tokens, path),
-        }
-    )
-    return rows.sort_values("arrival_s", kind="stable", ignore_index=True)
-
-
-def _numbers(table: pd.DataFrame, column: str, path: Path, are_times: bool = False) -> pd.Series:
+def _numbers(table: pd.DataFrame, column: str, path: Path, are_times: bool) -> pd.Series:
     try:
         values = (_seconds(table[column]) if are_times else pd.to_numeric(table[column])).astype(float)
     except (ValueError, TypeError) as e:

@@ -389,28 +389,12 @@ class ShareGptWorkload(TextWorkload):
         return None if self.chat or self.path.is_file() else self.fallback
 
 
-class TraceColumns(StrictRecord):
-    """Columns of a trace: when requests arrive (seconds, or a date and time), and their lengths in tokens."""
-
-    arrival: str
-    prompt_tokens: str
-    output_tokens: str
-
-    @model_validator(mode="after")
-    def _three(self) -> Self:
-        if len({self.arrival, self.prompt_tokens, self.output_tokens}) < 3:
-            raise ValueError("arrival, prompt_tokens and output_tokens are three columns; one is named twice")
-        return self
-
-
 class TraceWorkload(FileWorkload):
     """Requests that arrive as in a CSV file, with its lengths and random tokens as prompts; or as in a JSON Lines file,
     whose hashes say which blocks of prompts are equal."""
 
     kind: Literal["trace"]
-    columns: TraceColumns | None = Field(
-        None, description="names of the columns, where they are not those of a known format"
-    )
+    columns: None = None  # earlier versions named them; definitions that have this field stay as they were
     time_scale: float = Field(
         1.0, gt=0, le=1e6, description="factor on arrival times: 0.5 makes requests arrive twice as fast"
     )
@@ -428,8 +412,6 @@ class TraceWorkload(FileWorkload):
 
     @model_validator(mode="after")
     def _fields_of_its_file(self) -> Self:
-        if self.is_hashed and self.columns:
-            raise ValueError("columns are those of a CSV file; a .jsonl file has the fields of docs/traffic.md")
         if self.hash_block_tokens and not self.is_hashed:
             raise ValueError("hash_block_tokens is for a .jsonl file, whose lines have hash_ids")
         return self

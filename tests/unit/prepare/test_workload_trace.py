@@ -7,13 +7,12 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.workloads.arrival_trace import read_trace
 from workflow_scripts.workloads.make_requests import make_requests
 from workflow_scripts.workloads.request import Vocabulary, WorkloadError
-from workflow_scripts.workloads.workload_kinds import TraceColumns, TraceWorkload
+from workflow_scripts.workloads.workload_kinds import TraceWorkload
 
 TRACES = Path(__file__).parents[2] / "fixtures" / "traces"
 VOCABULARY = Vocabulary(np.arange(2, 3000), list, list)
@@ -45,13 +44,8 @@ def test_requests_of_published_traces_are_sorted_scaled_and_left_out_where_they_
         make_requests(trace(TRACES / "burstgpt.csv"), VOCABULARY, 5)
 
 
-def test_columns_of_other_names_are_named_by_the_study(tmp_path):
-    file = tmp_path / "own.csv"
-    file.write_text("when,in,out\n3,5,6\n1,7,8\n")
-    names = TraceColumns(arrival="when", prompt_tokens="in", output_tokens="out")
-    requests, stream = make_requests(trace(file, columns=names), VOCABULARY, 2)
-    assert shape(requests) == [(0.0, 7, 8), (2.0, 5, 6)]
-    assert stream.details["format"] == "columns of the study"
+def test_a_file_with_other_columns_is_refused_with_those_of_each_format(tmp_path):
+    (file := tmp_path / "own.csv").write_text("when,in,out\n3,5,6\n1,7,8\n")
     with pytest.raises(WorkloadError) as error:
         make_requests(trace(file), VOCABULARY, 2)
     assert all(word in str(error.value) for word in ("when, in, out", "TIMESTAMP", "Request tokens"))
@@ -73,11 +67,6 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path, rows, words):
     file.write_text(f"arrival_s,prompt_tokens,output_tokens\n{rows}\n")
     with pytest.raises(WorkloadError, match=f"^{file}: {words}.*$"):
         make_requests(trace(file), VOCABULARY, 1)
-
-
-def test_a_column_named_twice_is_refused():
-    with pytest.raises(ValidationError, match="three columns"):
-        TraceColumns(arrival="t", prompt_tokens="tokens", output_tokens="tokens")
 
 
 # To a microsecond: pandas does not read the last digits of longer numbers.
