@@ -137,7 +137,8 @@ def agreement(study: Path, first: Path, second: Path, pause_s: float) -> tuple[C
                 time.sleep(left)
         measure(study, second)
     runs = [StudyPaths(results, name) for results in (first, second)]
-    return comparison(*(read_digest(paths.root) for paths in runs)), pairs_of(runs)
+    first_run, second_run = (read_digest(paths.root) for paths in runs)
+    return comparison([first_run], second_run), pairs_of(runs)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

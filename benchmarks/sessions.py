@@ -65,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"bench-sessions: {e}", file=sys.stderr)
             return BAD_INPUT
         alone_s, shared_s = map(device_s, runs)
-        found = comparison(*(read_digest(paths.root) for paths in runs))
+        a, b = (read_digest(paths.root) for paths in runs)
+        found = comparison([a], b)
         ratios = [cell.ratio for cell in found.cells if cell.ratio]
         contradictions = int(pairs_of(runs)["contradicts"].notna().sum())
         reached &= shared_s <= GOAL_RATIO * alone_s and not contradictions

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from workflow_scripts.common.command import RESULTS, STUDY, command, option
 from workflow_scripts.questions.all_tables import TABLES, makers
-from workflow_scripts.questions.compare.study_digest import digest_of
+from workflow_scripts.questions.compare.digest import digest_of
 from workflow_scripts.study.paths import DIGEST, StudyPaths
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.summary import Summaries

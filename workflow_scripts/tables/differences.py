@@ -62,22 +62,6 @@ class Different(Record):
     others: int
 
 
-def by_itself(settings: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> list[Different]:
-    """What differs between the settings that took effect in pairs of cells which ask for the same, by setting.
-
-    A setting that one of two cells does not report is ignored.
-
-    >>> [tuple(d.model_dump().values()) for d in by_itself([({"a": 1, "b": 2}, {"a": 3}), ({"a": 1}, {"a": 4})])]
-    [('a', 1, 3, 2, 1)]
-    """
-    return counted(
-        difference
-        for a, b in settings
-        for difference in differences(a, b)
-        if difference.a is not None and difference.b is not None
-    )
-
-
 def counted(all_differences: Iterable[Difference]) -> list[Different]:
     """What differs in any of several pairs of records, by its path."""
     values = defaultdict(list)

@@ -15,7 +15,7 @@ import yaml
 from tests.unit.made_studies import fixed, study_content
 from tests.unit.questions.synthetic_cells import plan_of, write_measurements
 from workflow_scripts.present import figures, page
-from workflow_scripts.questions.compare.study_digest import digest_of
+from workflow_scripts.questions.compare.digest import digest_of
 from workflow_scripts.questions.comparisons.table import comparison_tables
 from workflow_scripts.questions.predictions.table import QUANTITIES, predictions_table
 from workflow_scripts.questions.recommendations.table import recommendations

@@ -30,7 +30,7 @@ def test_the_page_has_every_row_that_the_command_prints(page_of):
     chance = random.Random(2)
     a, b = random_digest(chance), random_digest(chance)
     page = page_of(a, b, "--occasions-vary", "1")
-    found = comparison(a, b, 1)
+    found = comparison([a], b, 1)
     tables = compare.sections(found)
     assert {table.part for table in tables} == {"Cells", "What differs", "Not compared"}
     assert sorted(table["aria-label"] for table in page.all("table")) == sorted(table.title for table in tables)
@@ -59,7 +59,7 @@ def test_a_comparison_of_nothing_has_a_page_that_says_why(page_of):
 
 def test_the_picture_shows_the_cells_that_differ_most():
     cells = [(cell(f"bs{i}", mean(100)), cell(f"bs{i}", mean(60 + 2 * i))) for i in range(MOST_ROWS + 5)]
-    found = comparison(digest(*(a for a, _ in cells)), digest(*(b for _, b in cells)), 1)
+    found = comparison([digest(*(a for a, _ in cells))], digest(*(b for _, b in cells)), 1)
     content = {
         "comparison": json.loads(found.model_dump_json()),
         "names": found.compared_in_words[1],

@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 
 from tests.unit.present.synthetic import SCRIPT, STUDY, cells_table, write_study
-from workflow_scripts.questions.compare.digest import read_digest
-from workflow_scripts.questions.compare.study_digest import digest_of
+from workflow_scripts.questions.compare.digest import digest_of, read_digest
 from workflow_scripts.statistics.variation import known_elsewhere
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study

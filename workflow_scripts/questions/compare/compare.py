@@ -15,45 +15,30 @@ Exit codes: 0: nothing changed; 1: a cell changed or has another outcome;
 2: bad input, or no cell can be compared; 3: a fault of the infrastructure.
 """
 
-import math
 import tempfile
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.table import Table
 
 from workflow_scripts.__main__ import main as kvsweep
-from workflow_scripts.common.columns import COLUMNS, column, heading
-from workflow_scripts.common.command import command, option
+from workflow_scripts.common.columns import COLUMNS, column
+from workflow_scripts.common.command import above_zero, command, option
 from workflow_scripts.common.files import write_json, write_text
 from workflow_scripts.common.markdown import cell, rows_of
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.common.wording import listed, number, plural
-from workflow_scripts.questions.compare.comparison import (
-    Comparison,
-    comparison,
-    in_order,
-    in_words,
-    on_cpu,
-    ratio_text,
-)
+from workflow_scripts.questions.compare.comparison import Comparison, comparison, in_order, in_words, ratio_text
 from workflow_scripts.questions.compare.digest import Digest, DigestError, read_digest
-from workflow_scripts.questions.compare.worse import (
-    against_all,
-    judged,
-    regressions,
-    undecided,
-    verdict_in_words,
-)
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
-from workflow_scripts.statistics.variation import known_elsewhere
 from workflow_scripts.study.setting_words import knob_name
 from workflow_scripts.tables.differences import Different, value_text
 
 CHANGED = 1
+PASSED, REGRESSED = "passed", "regressed"
 # Parts of the comparison, which are sections of its page.
 CELLS, DIFFERENT, NOT_COMPARED = "Cells", "What differs", "Not compared"
 # What may change a cell's result besides the settings of the study.
@@ -65,12 +50,6 @@ ENVIRONMENT = {
     "engine_version": "version of the engine",
     "lock_sha256": "set of installed packages",
     "git_commit": "commit of kvsweep",
-}
-_SETTINGS = {
-    "cell_time_limit_s": heading("cell_time_limit_s", "time limit of a cell"),
-    "equivalence_margin_pct": heading("equivalence_margin_pct", "margin of verdicts"),
-    "starts.at_least": "fewest starts of a cell",
-    "starts.at_most": "most starts of a cell",
 }
 # Maximum number of rows of a table in the terminal and in Markdown; JSON has all.
 MOST_ROWS = 40
@@ -98,20 +77,13 @@ def summary(result: Comparison) -> Iterator[str]:
         f"{counts[CHANGES]} changed, {counts[FLAT]} flat within {result.margin_pct:g} %, "
         f"{counts[NOT_DECIDED]} not decided."
     )
-    if result.open_without_1:
-        yield (
-            f"{result.open_without_1} of those not decided have an interval that excludes 1. An interval is of one "
-            "measure; a verdict requires a change beyond the margin and allows for the number of measures tested."
-        )
     if shared := result.compared_in_words[0]:
         yield f"All compared cells are of {shared}."
     if result.cells:
-        kinds = {on_cpu(c.cell): "CPUs" if on_cpu(c.cell) else "GPUs" for c in result.cells}
-        usual = listed(f"{100 * known_elsewhere(is_cpu).new_hosts:g} % on {kind}" for is_cpu, kind in kinds.items())
-        vary = usual if result.occasions_vary_pct is None else f"{result.occasions_vary_pct:g} %"
+        vary = "of config/variation.yaml" if (pct := result.occasions_vary_pct) is None else f"of {pct:g} %"
         yield (
             "Starts of one occasion do not show how much a cell varies from one day or machine to another. So the "
-            f"intervals also allow for a standard deviation of {vary} between occasions."
+            f"intervals also allow for the standard deviation {vary} between occasions."
         )
     if result.refused:
         yield f"{plural(len(result.refused), 'cell')} cannot be compared; the reasons are below."
@@ -163,13 +135,12 @@ def _differing(differences: Sequence[Different]) -> list[tuple[str, ...]]:
 def _in_words(what: str) -> str:
     """A setting or a part of the environment that differs, by its key.
 
-    >>> _in_words("study: starts.at_most"), _in_words("lock_sha256"), _in_words("num_gpu_blocks")
-    ('study: most starts of a cell', 'set of installed packages', 'KV blocks')
+    >>> _in_words("study: repeats"), _in_words("lock_sha256"), _in_words("num_gpu_blocks")
+    ('study: repeats', 'set of installed packages', 'KV blocks')
     """
-    key = what.removeprefix("study: ")
-    label = column(key).in_words if key in COLUMNS else knob_name(key).replace(".", " ")
-    words = (ENVIRONMENT | _SETTINGS).get(key, label)
-    return f"study: {words}" if what != key else words
+    if what in ENVIRONMENT:
+        return ENVIRONMENT[what]
+    return column(what).in_words if what in COLUMNS else knob_name(what).replace(".", " ")
 
 
 def wide_terminal() -> Terminal:
@@ -177,11 +148,35 @@ def wide_terminal() -> Terminal:
     return Terminal(width=1000, soft_wrap=True)
 
 
-def print_comparison(result: Comparison) -> None:
+def guarded(result: Comparison) -> Iterator[str]:
+    """The verdict of `--fail-if-worse`, with what it rests on."""
+    within = f"by more than {result.margin_pct:g} % in {plural(len({c.cell for c in result.cells}), 'compared cell')}"
+    words = f"{PASSED}: nothing became worse {within}."
+    if result.worse:
+        words = f"{REGRESSED}: {plural(len(result.worse), 'measure')} became worse {within}."
+    elif result.undecided:
+        unknown = plural(len(result.undecided), "cell")
+        words = f"{NOT_DECIDED}: nothing is shown to be worse {within}, but {unknown} may be, or cannot be compared."
+    yield f"{result.study_b}: {words}"
+    yield "A is the mean of the earlier runs, B the present one."
+
+
+def shown(result: Comparison, guard: bool = False) -> tuple[list[str], list[Section]]:
+    """The sentences and the tables of a comparison, or of what became worse."""
+    tables = sections(result)
+    if not guard:
+        return list(summary(result)), tables
+    rows = [(w.cell, w.measure, w.a, w.b, w.ratio) for w in result.worse]
+    worse = Section(CELLS, "Worse", ("cell", "measure", "earlier", "now", "now / earlier (95 % interval)"), rows)
+    return list(guarded(result)), [worse] * bool(rows) + [of for of in tables if of.part in (CELLS, DIFFERENT)]
+
+
+def print_comparison(result: Comparison, guard: bool = False) -> None:
     terminal = wide_terminal()
-    for sentence in summary(result):
+    sentences, tables = shown(result, guard)
+    for sentence in sentences:
         terminal.print(sentence)
-    for section in sections(result):
+    for section in tables:
         table = Table(*section.headings, title=section.title, title_justify="left", box=None, pad_edge=False)
         for row in section.rows[:MOST_ROWS]:
             table.add_row(*row)
@@ -191,16 +186,14 @@ def print_comparison(result: Comparison) -> None:
             terminal.print(f"{MOST_ROWS} of {len(section.rows)} rows; --json writes all")
 
 
-def markdown(result: Comparison) -> str:
-    lines = [f"# {cell(result.study_a)} (A) and {cell(result.study_b)} (B)", "", *map(cell, summary(result))]
-    return "\n".join([*lines, *in_markdown(sections(result))]) + "\n"
-
-
-def in_markdown(tables: Iterable[Section]) -> Iterator[str]:
+def markdown(result: Comparison, guard: bool = False) -> str:
+    sentences, tables = shown(result, guard)
+    lines = [f"# {cell(result.study_a)} (A) and {cell(result.study_b)} (B)", "", *map(cell, sentences)]
     for section in tables:
-        yield from ("", f"## {section.title}", "", *rows_of(section.headings, section.rows[:MOST_ROWS]))
+        lines += ["", f"## {section.title}", "", *rows_of(section.headings, section.rows[:MOST_ROWS])]
         if len(section.rows) > MOST_ROWS:
-            yield from ("", f"{MOST_ROWS} of {len(section.rows)} rows; the JSON of `kvsweep compare` has all.")
+            lines += ["", f"{MOST_ROWS} of {len(section.rows)} rows; the JSON of `kvsweep compare` has all."]
+    return "\n".join(lines) + "\n"
 
 
 def draw(result: Comparison, out: Path) -> None:
@@ -218,40 +211,16 @@ def draw(result: Comparison, out: Path) -> None:
             raise DigestError(f"{out}: the page was not drawn")
 
 
-def per_cent(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < 100:
-        raise ArgumentTypeError(f"{text!r} is not a percentage from 0 to below 100")
-    return value
-
-
-def what_is_worse(places: Sequence[Path], now: Digest, vary_pct: float | None) -> tuple[Comparison, list[str], bool]:
-    """The present run beside the mean of earlier ones, what became worse in Markdown, and whether something did."""
-    now = judged(now)
-    earlier = {place: judged(read_digest(place)) for place in places}
+def against(places: Sequence[Path], now: Digest, vary_pct: float | None) -> Comparison:
+    """The present run beside the mean of earlier ones, each cell by its rate or latencies."""
+    earlier = {place: read_digest(place).judged() for place in places}
+    now = now.judged()
     for place, run in earlier.items():
         if run.study != now.study:
             raise DigestError(f"{place}: of study {run.study!r}; allowed: earlier runs of {now.study!r}")
         if run == now:
             raise DigestError(f"{place}: the present run twice; allowed: an earlier run")
-    baselines = sorted(earlier.values(), key=lambda run: run.began or "")
-    results = [comparison(run, now, vary_pct) for run in baselines]
-    if not any(each.cells or each.outcomes for each in results):
-        raise DigestError(f"{', '.join(map(str, places))}: no cell can be compared; allowed: runs with cells in common")
-    ratios = against_all(baselines, now, results)
-    worse = regressions(baselines, now, results, ratios)
-    verdict = verdict_in_words(results[-1].margin_pct, ratios, worse, undecided(baselines[-1], ratios, worse))
-    lines = [cell(f"{now.study}: {verdict}")]
-    if worse:
-        headings = ("cell", "measure", "earlier", "now", "now / earlier (95 % interval)")
-        lines += ["", *rows_of(headings, worse[:MOST_ROWS])]
-    latest = results[-1].model_copy(update={"cells": ratios})
-    shown = [section for section in sections(latest) if section.part in (CELLS, DIFFERENT)]
-    lines += ["", "A is the mean of the earlier runs, B the present one.", *in_markdown(shown)]
-    return latest, lines, bool(worse)
+    return comparison(list(earlier.values()), now, vary_pct)
 
 
 @command(
@@ -262,7 +231,7 @@ def what_is_worse(places: Sequence[Path], now: Digest, vary_pct: float | None) -
     option("--fail-if-worse", action="store_true", help="fail only if the last run is worse than those before it"),
     option(
         "--occasions-vary",
-        type=per_cent,
+        type=above_zero(99.9),
         metavar="PCT",
         help="standard deviation of a cell's rate between occasions, in per cent (default: that of "
         "config/variation.yaml, by kind of device)",
@@ -278,24 +247,23 @@ def main(args: Namespace) -> int:
         raise DigestError(f"{len(args.runs)} runs; allowed: two, or with --fail-if-worse several")
     now = read_digest(last)
     if args.fail_if_worse:
-        result, lines, failed = what_is_worse(earlier, now, args.occasions_vary)
-        text = "\n".join(lines) + "\n"
+        result = against(earlier, now, args.occasions_vary)
+        failed = bool(result.worse)
     else:
         a, b = in_order(read_digest(earlier[0]), now)
         if a == b:
             raise DigestError(f"{earlier[0]}, {last}: the same run twice; allowed: two runs")
-        result = comparison(a, b, args.occasions_vary)
-        text, failed = markdown(result), result.changed
+        result = comparison([a], b, args.occasions_vary)
+        failed = result.changed
     if args.markdown:
-        write_text(args.markdown, text)
+        write_text(args.markdown, markdown(result, args.fail_if_worse))
     if args.json:
         result.write(args.json)
     if args.html:
         draw(result, args.html)
-    if args.fail_if_worse:
-        wide_terminal().print(text.rstrip("\n"))
-    else:
-        print_comparison(result)
-    if not failed and not args.fail_if_worse and not result.cells:
-        raise DigestError(f"{earlier[0]}, {last}: no cell can be compared; allowed: studies that have cells in common")
+    print_comparison(result, args.fail_if_worse)
+    if not failed and not result.cells and not result.outcomes:
+        raise DigestError(
+            f"{', '.join(map(str, earlier))}: no cell can be compared; allowed: runs with cells in common"
+        )
     return CHANGED if failed else 0

@@ -1,10 +1,12 @@
-"""Compare two studies by their digests, cell by cell.
+"""Compare a run of a study with an earlier one, or with the mean of several, by their digests, cell by cell.
 
-docs/report.md explains the result.
+docs/report.md explains the result. What became worse is a rate that is shown to be lower, or a latency that is shown
+to be higher, by more than the study's margin, by one-sided tests; a cell with fewer KV tokens by more than the margin;
+or a cell that ended `ok` earlier and now has another outcome but `invalid`.
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -17,10 +19,11 @@ from workflow_scripts.questions.compare.digest import Digest, DigestCell, Mean
 from workflow_scripts.statistics.comparisons import CHANGES, NOT_DECIDED, verdicts
 from workflow_scripts.statistics.errors import Error, added
 from workflow_scripts.statistics.occasions import Means, compare_occasions, worse
-from workflow_scripts.tables.differences import Difference, Different, by_itself, counted, differences, value_text
+from workflow_scripts.tables.differences import Different, counted, differences, value_text
 from workflow_scripts.tables.measurements import SIMULATED
 
-MISSING = "missing"
+OK, MISSING, INVALID = "ok", "missing", "invalid"
+KV_TOKENS, OUTCOME = "kv_cache_tokens", "outcome"
 # Maximum number of differing weights or requests that a sentence names.
 MOST_NAMED = 3
 
@@ -64,11 +67,24 @@ class OutcomeChange(Record):
     reason: str | None
 
 
+class Worse(Record):
+    """What became worse in B, as text: a measure of a cell, its values, and their ratio with its 95 % interval. KV
+    tokens are counted, so they have no interval; outcomes have no ratio either."""
+
+    cell: str
+    measure: str
+    a: str
+    b: str
+    ratio: str = ""
+
+
 class Comparison(Record):
-    """What two studies have in common, and how they differ.
+    """What run B and earlier ones, A, have in common, and how they differ. Of several earlier runs the ratios are over
+    their mean, and what else differs is what differs from the latest one.
 
     `began_a` and `began_b`: when the first repeat of each began, None if not known; `by_itself`: settings that took
-    effect and differ, although a cell asks for the same in both; `labels`: each cell's settings in words, by its id.
+    effect and differ, although a cell asks for the same in both; `labels`: each cell's settings in words, by its id;
+    `undecided`: cells that ended `ok` in the latest earlier run and are not compared, or have a measure not decided.
     """
 
     study_a: str
@@ -78,6 +94,8 @@ class Comparison(Record):
     margin_pct: float
     occasions_vary_pct: float | None
     cells: list[CellRatio]
+    worse: list[Worse]
+    undecided: list[str]
     refused: list[Refused]
     outcomes: list[OutcomeChange]
     only_a: list[str]
@@ -85,12 +103,6 @@ class Comparison(Record):
     by_itself: list[Different]
     differences: list[Different]
     labels: dict[str, str]
-
-    @property
-    def open_without_1(self) -> int:
-        """How many measures are not decided although their intervals exclude 1."""
-        open_ones = (c for c in self.cells if c.verdict == NOT_DECIDED)
-        return sum(c.low is not None and c.high is not None and not c.low <= 1 <= c.high for c in open_ones)
 
     @property
     def compared_in_words(self) -> tuple[str, dict[str, str]]:
@@ -167,59 +179,112 @@ def _content(a: DigestCell, b: DigestCell) -> str | None:
     return f"weights or requests differ: {'; '.join(clauses[:MOST_NAMED] + more)}" if clauses else None
 
 
-def comparison(a: Digest, b: Digest, occasions_vary_pct: float | None = None) -> Comparison:
-    """Compare study B with study A, by A's margin; `occasions_vary_pct` is the standard deviation between occasions, or
-    None for that of each kind of device.
+def comparison(earlier: Sequence[Digest], now: Digest, occasions_vary_pct: float | None = None) -> Comparison:
+    """Compare a run with the mean of earlier ones in which a cell may be compared with it, by the margin of the latest
+    of them; `occasions_vary_pct` is the standard deviation between occasions, or None for that of each kind of device.
     """
-    of_a, of_b = ({cell.id: cell for cell in digest.cells} for digest in (a, b))
-    common = [(cell, of_b[name], why_not(cell, of_b[name])) for name, cell in of_a.items() if name in of_b]
-    ended = [(x, y, why) for x, y, why in common if MISSING not in (x.outcome, y.outcome)]
-    alike = [(x, y, why) for x, y, why in ended if x.outcome == y.outcome == "ok"]
-    otherwise = [(x, y, why) for x, y, why in ended if x.outcome != y.outcome]
-    compared = [(x, y) for x, y, why in alike if not why]
-    measured = [
-        ((x.id, mean.measure), [mean], [other])
-        for x, y in compared
-        for mean in x.means
-        for other in y.means
-        if mean.measure == other.measure
-    ]
-    of_study = differences(a.settings, b.settings)
+    runs = sorted(earlier, key=lambda run: run.began or "")
+    pairs = [list(_ended_pairs(run, now)) for run in runs]
+    latest, ended = runs[-1], pairs[-1]
+    measured: dict[tuple[str, str], list[tuple[Mean, Mean]]] = defaultdict(list)
+    for x, y, why in (pair for of_run in pairs for pair in of_run):
+        if x.outcome == y.outcome == OK and not why:
+            of_now = {mean.measure: mean for mean in y.means}
+            for mean in x.means:
+                if mean.measure in of_now:
+                    measured[x.id, mean.measure].append((mean, of_now[mean.measure]))
+    cells = _cell_ratios(measured, latest.margin_pct, occasions_vary_pct)
+    worse_ones = list(_worse(cells, reversed(pairs), latest.margin_pct))
+    decided = {c.cell for c in cells} - {c.cell for c in cells if c.verdict == NOT_DECIDED} | {
+        w.cell for w in worse_ones
+    }
+    names, names_now = ([cell.id for cell in run.cells] for run in (latest, now))
+    of_study = differences(latest.settings, now.settings)
     return Comparison(
-        study_a=a.study,
-        study_b=b.study,
-        began_a=a.began,
-        began_b=b.began,
-        margin_pct=a.margin_pct,
+        study_a=latest.study,
+        study_b=now.study,
+        began_a=latest.began,
+        began_b=now.began,
+        margin_pct=latest.margin_pct,
         occasions_vary_pct=occasions_vary_pct,
-        cells=cell_ratios(measured, a.margin_pct, occasions_vary_pct),
-        refused=[Refused(cell=x.id, why=why) for x, _, why in [*alike, *otherwise] if why],
-        outcomes=[
-            OutcomeChange(cell=x.id, a=x.outcome, b=y.outcome, reason=y.reason or x.reason)
-            for x, y, why in otherwise
-            if not why
+        cells=cells,
+        worse=worse_ones,
+        undecided=[cell.id for cell in latest.cells if cell.outcome == OK and cell.id not in decided],
+        refused=[
+            Refused(cell=x.id, why=why) for x, y, why in ended if why and (x.outcome != y.outcome or x.outcome == OK)
         ],
-        only_a=[name for name in of_a if name not in of_b],
-        only_b=[name for name in of_b if name not in of_a],
-        by_itself=by_itself((x.effective, y.effective) for x, y, _ in ended),
+        outcomes=list(_otherwise(ended)),
+        only_a=[name for name in names if name not in names_now],
+        only_b=[name for name in names_now if name not in names],
+        by_itself=counted(
+            d for x, y, _ in ended for d in differences(x.effective, y.effective) if None not in (d.a, d.b)
+        ),
         differences=[
             *(Different(what=f"study: {d.path}", a=d.a, b=d.b, cells=0, others=0) for d in of_study),
-            *counted(difference for x, y, _ in ended for difference in _of_cell(x, y)),
+            *counted(d for x, y, _ in ended for d in differences(_environment(x), _environment(y))),
         ],
-        labels={name: cell.label or name.split("/", 4)[-1] for name, cell in (of_b | of_a).items()},
+        labels={cell.id: cell.label or cell.id.split("/", 4)[-1] for cell in (*now.cells, *latest.cells)},
     )
 
 
-# A cell and its measure, with the means of each occasion of A and of B, each of which counts as much.
-Measured = tuple[tuple[str, str], Sequence[Mean], Sequence[Mean]]
+# A cell of an earlier run, the same cell of the present one, and why they may not be compared.
+Pair = tuple[DigestCell, DigestCell, list[str]]
 
 
-def cell_ratios(measured: Sequence[Measured], margin_pct: float, vary_pct: float | None) -> list[CellRatio]:
-    """The ratios of B over A; the error of the verdicts is that of all of them together."""
+def _ended_pairs(run: Digest, now: Digest) -> Iterator[Pair]:
+    of_now = {cell.id: cell for cell in now.cells}
+    for x in run.cells:
+        if (y := of_now.get(x.id)) is not None and MISSING not in (x.outcome, y.outcome):
+            yield x, y, why_not(x, y)
+
+
+def _otherwise(pairs: Iterable[Pair]) -> Iterator[OutcomeChange]:
+    for x, y, why in pairs:
+        if x.outcome != y.outcome and not why:
+            yield OutcomeChange(cell=x.id, a=x.outcome, b=y.outcome, reason=y.reason or x.reason)
+
+
+def _worse(cells: Iterable[CellRatio], pairs: Iterable[Sequence[Pair]], margin_pct: float) -> Iterator[Worse]:
+    """Everything that became worse, the largest change of a measure first. KV tokens and outcomes are compared with
+    every earlier run, the latest first."""
+    for c in sorted(cells, key=lambda c: -c.size):
+        if c.worse:
+            a, b = (column(c.measure).text(value) for value in (c.a, c.b))
+            yield Worse(cell=c.cell, measure=c.measure, a=a, b=b, ratio=ratio_text(c))
+    others: dict[tuple[str, str], Worse] = {}
+    for of_run in pairs:
+        found = [Worse(cell=o.cell, measure=OUTCOME, a=o.a, b=o.b) for o in _otherwise(of_run)]
+        for one in (*_fewer_tokens(of_run, margin_pct), *(o for o in found if o.a == OK and o.b != INVALID)):
+            others.setdefault((one.cell, one.measure), one)
+    yield from others.values()
+
+
+def _fewer_tokens(pairs: Iterable[Pair], margin_pct: float) -> Iterator[Worse]:
+    for x, y, why in pairs:
+        a, b = map(_kv_tokens, (x, y))
+        if x.outcome == y.outcome == OK and not why and a and b and b < a / (1 + margin_pct / 100):
+            yield Worse(cell=x.id, measure=KV_TOKENS, a=number(a), b=number(b), ratio=number(b / a))
+
+
+def _kv_tokens(cell: DigestCell) -> float | None:
+    blocks, size = cell.effective.get("num_gpu_blocks"), cell.effective.get("block_size")
+    return float(blocks) * size if isinstance(blocks, int | float) and isinstance(size, int | float) else None
+
+
+def _environment(cell: DigestCell) -> dict[str, str]:
+    return {name: ", ".join(values) for name, values in cell.environment.items()}
+
+
+def _cell_ratios(
+    measured: Mapping[tuple[str, str], Sequence[tuple[Mean, Mean]]], margin_pct: float, vary_pct: float | None
+) -> list[CellRatio]:
+    """The ratios of B over A of each cell and measure, from its means in each earlier run and now; the error of the
+    verdicts is that of all of them together."""
     if not measured:
         return []
-    names, *sides = zip(*measured, strict=True)
-    a, b = map(_means, sides)
+    a = _mean_of([[earlier for earlier, _ in means] for means in measured.values()])
+    b = _mean_of([[means[0][1]] for means in measured.values()])
+    names = list(measured)
     comparisons = compare_occasions(a, b, vary_pct, np.array([on_cpu(cell) for cell, _ in names]))
     ratio, low, high = comparisons.interval()
     verdict = verdicts(comparisons, margin_pct)
@@ -252,15 +317,10 @@ def on_cpu(cell: str) -> bool:
     return device is None or device.kind == "cpu"
 
 
-def _means(parts: Iterable[Sequence[Mean]]) -> Means:
+def _mean_of(parts: Iterable[Sequence[Mean]]) -> Means:
     rows = []
     for part in parts:
         log, squared, df = np.array([(mean.log_mean, mean.squared_error, mean.df) for mean in part], dtype=float).T
         rows.append((log.mean(), *added(*map(Error, squared / len(part) ** 2, df)), len(part)))
     mean, variance, df, occasions = (np.array(column) for column in zip(*rows, strict=True))
     return Means(mean, Error(variance, df), occasions)
-
-
-def _of_cell(x: DigestCell, y: DigestCell) -> Iterator[Difference]:
-    fields_a, fields_b = ({name: ", ".join(values) for name, values in of.environment.items()} for of in (x, y))
-    return differences(fields_a, fields_b)

@@ -1,3 +1,4 @@
+import json
 import math
 import re
 from pathlib import Path
@@ -7,11 +8,10 @@ import numpy as np
 import pytest
 
 from tests.unit.questions.digests import CONTENT, ENVIRONMENT, cell, digest, mean
-from workflow_scripts.common.columns import column
 from workflow_scripts.questions.compare import compare
-from workflow_scripts.questions.compare.comparison import Comparison, comparison, in_order
+from workflow_scripts.questions.compare.comparison import KV_TOKENS, OUTCOME, Comparison, comparison, in_order
 from workflow_scripts.questions.compare.digest import Digest, DigestCell
-from workflow_scripts.statistics.comparisons import verdicts
+from workflow_scripts.statistics.comparisons import NOT_DECIDED, verdicts
 from workflow_scripts.statistics.errors import Error
 from workflow_scripts.statistics.occasions import Means, compare_occasions
 
@@ -26,7 +26,7 @@ def changed(of: DigestCell, **fields: Any) -> DigestCell:
 
 
 def test_a_ratio_is_of_b_over_a_with_its_interval_and_what_it_covers():
-    (found,) = comparison(digest(A), digest(cell("bs32", mean(110)))).cells
+    (found,) = comparison([digest(A)], digest(cell("bs32", mean(110)))).cells
     assert (found.cell, found.measure) == (A.id, "output_tokens_per_s")
     assert (found.a, found.b, found.ratio) == pytest.approx((100, 110, 1.1))
     # Two standard errors of 1 % and 15 % for each occasion, together 21.3 %.
@@ -38,13 +38,13 @@ def test_a_ratio_is_of_b_over_a_with_its_interval_and_what_it_covers():
 def test_one_occasion_promises_nothing_unless_it_is_known_what_occasions_vary():
     """10 % more is within what occasions vary on a shared machine, and a change where they vary by 1 %."""
     a, b = digest(A), digest(cell("bs32", mean(112)))
-    assert [comparison(a, b, vary).cells[0].verdict for vary in (15, 1)] == ["not decided", "changes"]
+    assert [comparison([a], b, vary).cells[0].verdict for vary in (15, 1)] == ["not decided", "changes"]
     same = digest(cell("bs32", mean(100, 0.1)))
-    assert comparison(same, same, 0.1).cells[0].verdict == "flat"
-    assert comparison(same, same).cells[0].verdict == "not decided"
+    assert comparison([same], same, 0.1).cells[0].verdict == "flat"
+    assert comparison([same], same).cells[0].verdict == "not decided"
     # Three times as fast is more than any two occasions differed by.
-    assert comparison(a, digest(cell("bs32", mean(300)))).cells[0].verdict == "changes"
-    (without_error,) = comparison(a, digest(cell("bs32", mean(900, None)))).cells
+    assert comparison([a], digest(cell("bs32", mean(300)))).cells[0].verdict == "changes"
+    (without_error,) = comparison([a], digest(cell("bs32", mean(900, None)))).cells
     assert (without_error.low, without_error.high, without_error.verdict) == (None, None, "not decided")
 
 
@@ -79,7 +79,7 @@ def test_a_change_is_false_in_at_most_5_percent_of_comparisons_of_equal_cells():
 def test_two_cells_that_must_not_be_compared_are_refused_with_a_reason(of_b, why):
     base = {"content": CONTENT, "environment": ENVIRONMENT}
     fields = {name: base[name] | value if name in base else value for name, value in of_b.items()}
-    found = comparison(digest(A), digest(changed(B, **fields)))
+    found = comparison([digest(A)], digest(changed(B, **fields)))
     assert found.cells == []
     ((refused, (told,)),) = [(one.cell, one.why) for one in found.refused]
     assert (refused, why in told) == (A.id, True)
@@ -90,7 +90,7 @@ def test_what_a_comparison_is_for_is_listed_and_refuses_nothing():
     a = digest(changed(A, effective={"max_num_batched_tokens": 2048}))
     now = {"effective": {"max_num_batched_tokens": 8192}, "environment": elsewhere}
     b = digest(changed(B, **now), settings={"repeats": 5, "equivalence_margin_pct": 2.0})
-    found = comparison(a, b)
+    found = comparison([a], b)
     assert len(found.cells) == 1
     assert [(d.what, d.a, d.b, d.cells) for d in found.differences] == [
         ("study: repeats", 3, 5, 0),
@@ -98,24 +98,6 @@ def test_what_a_comparison_is_for_is_listed_and_refuses_nothing():
         ("host", "node-1", "node-2", 1),
         ("lock_sha256", "a" * 64, "b" * 64, 1),
     ]
-    told = list(compare.summary(found))[1]
-    named = {name for name, words in compare.ENVIRONMENT.items() if words in told}
-    assert named == {"host", "engine_version", "lock_sha256"}
-
-
-def test_the_summary_counts_open_measures_whose_interval_excludes_1_and_tells_only_what_was_compared():
-    rates = {"bs1": 107, "bs2": 100, "bs3": 60}
-    of_a, of_b = (
-        [cell(name, mean(rate), id=f"h200/vllm/tiny/chat/{name}", label=f"{name}, context of 8") for name, rate in of]
-        for of in (dict.fromkeys(rates, 100).items(), rates.items())
-    )
-    found = comparison(digest(*of_a), digest(*of_b))
-    apart = [c.verdict for c in found.cells if not c.low <= 1 <= c.high]
-    assert (sorted(apart), found.open_without_1) == (["changes", "not decided"], 1)
-    shared, names = found.compared_in_words
-    assert (shared, list(names.values())) == ("h200, vllm, tiny, chat, context of 8", list(rates))
-    text = " ".join(compare.summary(found))
-    assert ("1.7 % on GPUs" in text, "CPU" in text, "than A" in text) == (True, False, False)
 
 
 def test_what_took_effect_otherwise_is_one_line_for_each_setting_and_comes_first():
@@ -125,23 +107,20 @@ def test_what_took_effect_otherwise_is_one_line_for_each_setting_and_comes_first
         digest(*(cell(f"seqs{i}", mean(100), effective=of) for i, of in enumerate(effective)))
         for effective in (settings, now)
     )
-    found = comparison(a, b)
+    found = comparison([a], b)
     assert [tuple(d.model_dump().values()) for d in found.by_itself] == [
         ("block_size", 16, 32, 2, 0),
         ("num_gpu_blocks", 100, 50, 2, 1),
     ]
     assert found.differences == []
     first, *_ = compare.sections(found)
-    assert (first.title, first.rows[1]) == (
-        "What changed by itself",
-        ("KV blocks", "100", "50, and 1 other pair", "2"),
-    )
+    assert first.rows[1] == ("KV blocks", "100", "50, and 1 other pair", "2")
 
 
 def test_cells_that_ended_otherwise_or_are_in_one_study_only_are_told():
     missing = changed(cell("bs64"), outcome="missing")
     found = comparison(
-        digest(A, cell("bs8"), missing),
+        [digest(A, cell("bs8"), missing)],
         digest(changed(B, outcome="infeasible", reason="refused"), missing, cell("bs1")),
     )
     assert [(o.cell, o.a, o.b, o.reason) for o in found.outcomes] == [(A.id, "ok", "infeasible", "refused")]
@@ -152,7 +131,7 @@ def test_cells_that_ended_otherwise_or_are_in_one_study_only_are_told():
 @pytest.mark.parametrize("of_b", [{"source": "simulated"}, {"content": CONTENT | {"num_prompts": 640}}])
 def test_a_cell_that_was_asked_for_something_else_has_not_ended_otherwise(of_b):
     b = changed(B, outcome="timeout", comparable=False, means=[], **of_b)
-    found = comparison(digest(A), digest(b))
+    found = comparison([digest(A)], digest(b))
     assert (found.outcomes, found.changed) == ([], False)
     assert [refused.cell for refused in found.refused] == [A.id]
 
@@ -160,10 +139,10 @@ def test_a_cell_that_was_asked_for_something_else_has_not_ended_otherwise(of_b):
 def test_a_terminal_obeys_no_name(capsys):
     named = "bs32\x1b]0;owned\x07\x9b2J"
     a, b = digest(cell(named, mean(100))), digest(cell(named, mean(900)))
-    compare.print_comparison(comparison(a, b))
+    compare.print_comparison(comparison([a], b))
     printed = capsys.readouterr().out
     assert "bs32\\x1b]0;owned\\x07\\x9b2J" in printed
-    assert not {"\x1b", "\x07", "\x9b"} & {*printed, *compare.markdown(comparison(a, b))}
+    assert not {"\x1b", "\x07", "\x9b"} & {*printed, *compare.markdown(comparison([a], b))}
 
 
 def written(folder: Path, of: Digest) -> str:
@@ -195,12 +174,10 @@ def test_markdown_and_json_are_written_whatever_the_exit_code(tmp_path):
     folders = [written(tmp_path / name, of) for name, of in (("a", a), ("b", b))]
     out = tmp_path / "of.md", tmp_path / "of.json"
     compare.main([*folders, "--markdown", str(out[0]), "--json", str(out[1]), "--occasions-vary", "5"])
-    assert Comparison.model_validate_json(out[1].read_text()) == comparison(a, b, 5)
+    assert Comparison.model_validate_json(out[1].read_text()) == comparison([a], b, 5)
     text = out[0].read_text()
     assert "<script>" not in text
     assert "\n# y" not in text
-    tables = [line for line in text.splitlines() if line.startswith("|")]
-    assert {"| cell | B/A (95 % interval) | verdict | A | B | interval covers |"} <= set(tables)
     assert "## Not compared" in text
 
 
@@ -235,19 +212,173 @@ def test_dates_decide_which_run_is_a(tmp_path, capsys):
     assert in_order(digest(undated), digest(first)) == (digest(undated), digest(first))
 
 
-def test_every_measure_of_a_cell_is_compared_in_a_table_of_its_own_in_the_units_of_the_page():
-    means = [mean(100), mean(0.25, measure="ttft_s_p50"), mean(3, measure="energy_j_per_output_token")]
-    a, b = (digest(changed(of, means=means)) for of in (A, B))
-    tables = [section for section in compare.sections(comparison(a, b)) if section.headings[0] == "cell"]
-    assert [(table.title.split(",")[0], table.rows[0][3]) for table in tables] == [
-        (column("output_tokens_per_s").axis, "100"),
-        (column("ttft_s_p50").axis, "250"),
-        (column("energy_j_per_output_token").axis, "3"),
-    ]
-
-
 @pytest.mark.parametrize("text", ["-1", "100", "much", "nan"])
-def test_what_occasions_vary_is_a_number_of_per_cent(text, capsys):
+def test_what_occasions_vary_is_a_number_of_per_cent(text):
     with pytest.raises(SystemExit):
         compare.main(["a", "b", "--occasions-vary", text])
-    assert "not a percentage" in capsys.readouterr().err
+
+
+# --- what became worse in the last of several runs
+
+
+def guarded(*runs: Digest, vary_pct: float | None = None) -> tuple[list[tuple[str, ...]], str]:
+    """What became worse in the last run, and the verdict."""
+    *earlier, now = (run.judged() for run in runs)
+    found = comparison(earlier, now, vary_pct)
+    verdict = next(compare.guarded(found)).removeprefix(f"{now.study}: ").partition(":")[0]
+    return [(w.cell, w.measure, w.a, w.b, w.ratio) for w in found.worse], verdict
+
+
+KV = [{"num_gpu_blocks": 1000, "block_size": 16}, {"num_gpu_blocks": 990, "block_size": 16}]
+KV += [{"num_gpu_blocks": 480, "block_size": 32}]
+
+
+@pytest.mark.parametrize(
+    ("measure", "ratio", "error_pct", "said"),
+    [
+        ("output_tokens_per_s", 0.8, 0.2, compare.REGRESSED),
+        ("output_tokens_per_s", 1.25, 0.2, compare.PASSED),
+        ("output_tokens_per_s", 1.0, 0.2, compare.PASSED),
+        ("output_tokens_per_s", 0.9, 20, NOT_DECIDED),
+        ("ttft_s_p50", 1.25, 0.2, compare.REGRESSED),
+        ("ttft_s_p50", 0.8, 0.2, compare.PASSED),
+    ],
+)
+def test_only_what_is_shown_to_be_worse_is_a_regression(measure, ratio, error_pct, said):
+    before, now = (digest(cell("bs32", mean(r, error_pct, measure=measure, starts=6))) for r in (100, 100 * ratio))
+    worse, told = guarded(before, now, vary_pct=0.1)
+    assert (told, [measure for _, measure, *_ in worse]) == (said, [measure] if said == compare.REGRESSED else [])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "said"), [("h200", compare.REGRESSED), ("cpu-all", NOT_DECIDED), ("unknown", NOT_DECIDED)]
+)
+def test_what_occasions_vary_is_by_kind_of_device(gpu, said):
+    """Among 16 cells of two starts, one on a GPU that became 20 % slower is seen."""
+    names = [f"{gpu}/vllm/tiny/chat/bs{n}" for n in range(16)]
+    before = digest(*(cell("bs32", mean(100, 2, starts=2), id=name) for name in names))
+    now = digest(*(cell("bs32", mean(80 if n == 3 else 100, 2, starts=2), id=name) for n, name in enumerate(names)))
+    worse, told = guarded(before, now)
+    assert (told, [name for name, *_ in worse]) == (said, [names[3]] if said == compare.REGRESSED else [])
+
+
+def test_several_earlier_runs_show_a_smaller_change_than_one(tmp_path):
+    nights = [digest(cell("bs32", mean(rate, 0.2, starts=6))) for rate in (100, 103, 97, 100, 102, 98)]
+    now = digest(cell("bs32", mean(93.2, 0.2, starts=6)))
+    assert guarded(nights[0], now, vary_pct=3)[1] == NOT_DECIDED
+    worse, told = guarded(*nights, now, vary_pct=3)
+    assert told == compare.REGRESSED
+    rate = np.exp(np.mean(np.log([100, 103, 97, 100, 102, 98])))
+    assert worse[0][-1].startswith(f"{93.2 / rate:.3g} (")
+    # A night in which the cell was not comparable does not count.
+    other = cell("bs32", mean(1, 0.2, starts=6), comparable=False)
+    assert guarded(digest(other), *nights, now, vary_pct=3)[0] == worse
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "worse", "said"),
+    [
+        (cell("bs16", mean(100), effective=KV[0]), cell("bs16", mean(100), effective=KV[0]), [], NOT_DECIDED),
+        (cell("bs16", mean(100), effective=KV[0]), cell("bs16", mean(100), effective=KV[1]), [], NOT_DECIDED),
+        (
+            *(cell("bs16", mean(100), effective=of) for of in (KV[0], KV[2])),
+            [(KV_TOKENS, "16,000", "15,400", "0.96")],
+            compare.REGRESSED,
+        ),
+        (
+            *(cell("bs32", mean(100)), cell("bs32", outcome="infeasible", reason="too small")),
+            [(OUTCOME, "ok", "infeasible", "")],
+            compare.REGRESSED,
+        ),
+        (cell("bs32", outcome="infeasible", reason="too small"), cell("bs32", mean(100)), [], compare.PASSED),
+        *(
+            (cell("bs32", mean(100)), cell("bs32", mean(100), outcome=of), [], NOT_DECIDED)
+            for of in ("missing", "invalid")
+        ),
+        (cell("bs32", mean(100)), cell("bs32", mean(100), comparable=False), [], NOT_DECIDED),
+    ],
+)
+def test_kv_tokens_and_outcomes_count_and_what_is_not_compared_is_not_decided(before, now, worse, said):
+    for earlier in ([digest(before)], [digest(before), digest(before)]):
+        regressed, told = guarded(*earlier, digest(now))
+        assert ([each[1:] for each in regressed], told) == (worse, said)
+
+
+def test_a_run_is_judged_by_the_rate_of_a_cell_or_by_its_latencies_if_requests_arrive_at_a_rate():
+    rate, ttft, energy = mean(100), mean(1, measure="ttft_s_p50"), mean(1, measure="energy_j_per_output_token")
+    run = digest(cell("bs16", rate, ttft, energy), cell("served", ttft, energy)).judged()
+    assert [of.means for of in run.cells] == [[rate], [ttft]]
+
+
+@pytest.mark.parametrize(
+    ("now", "code"),
+    [
+        (digest(cell("bs32", mean(900))), 0),
+        (digest(cell("bs32", mean(10))), 1),
+        (digest(cell("bs1", mean(100))), 2),
+        (digest(cell("bs32", mean(100)), study="other"), 2),
+        (digest(cell("bs32", mean(100))), 2),
+    ],
+)
+def test_the_exit_code_and_the_markdown_say_what_became_worse(tmp_path, capsys, now, code):
+    for name, of in (("before", digest(cell("bs32", mean(100)))), ("now", now)):
+        of.write(tmp_path / f"{name}.json")
+    out = tmp_path / "regression.md"
+    assert guard(tmp_path / "before.json", tmp_path / "now.json", "--markdown", out) == code
+    assert out.exists() or code == 2
+    if code == 1:
+        assert "bs32 | output_tokens_per_s | 100 tokens/s | 10 tokens/s | 0.1 (" in out.read_text()
+    if code == 2:
+        assert "before.json" in capsys.readouterr().err
+
+
+def test_one_run_and_three_without_the_guard_are_bad_input(tmp_path):
+    for name in "abc":
+        digest(cell("bs32", mean(100 + ord(name)))).write(tmp_path / name)
+    runs = [str(tmp_path / name) for name in "abc"]
+    assert [compare.main(runs[:1]), compare.main(runs), guard(runs[0])] == [2, 2, 2]
+
+
+def guard(*words: object) -> int:
+    return compare.main(["--fail-if-worse", *map(str, words)])
+
+
+NOW = digest(cell("bs32", mean(100)))
+
+
+def raw(**cell_fields):
+    content = json.loads(NOW.model_dump_json())
+    content["cells"][0] |= cell_fields
+    return json.dumps(content).encode()
+
+
+MEAN = {"measure": "output_tokens_per_s", "log_mean": 4.6, "squared_error": 0.1, "df": 3.0}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        NOW.model_dump_json().encode("utf-16"),
+        b"[" * 10**6,
+        b"\0" * 10**8,
+        b"{}",
+        b'{"cells": [' + b"{}," * 10**6 + b"{}]}",
+        raw(means=[MEAN | {"log_mean": 1e300}]),
+        raw(means=[MEAN | {"squared_error": -1.0}]),
+        raw(means=[MEAN, MEAN]),
+        raw(means=[MEAN] * 10_000),
+        raw(effective={"num_gpu_blocks": 10**300, "block_size": 1}),
+        raw(effective={"num_gpu_blocks": 2**63, "block_size": 1}),
+        raw(environment={f"{i}": [] for i in range(10_000)}),
+        NOW.model_copy(update={"settings": {"equivalence_margin_pct": -200}}).model_dump_json().encode(),
+        NOW.model_copy(update={"settings": {"equivalence_margin_pct": "2"}}).model_dump_json().encode(),
+    ],
+)
+def test_hostile_runs_are_bad_input_and_no_regression(tmp_path, capsys, content):
+    before = tmp_path / "before.json"
+    before.write_text(NOW.model_dump_json())
+    (tmp_path / "now.json").write_bytes(content)
+    assert guard(before, tmp_path / "now.json") == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"kvsweep compare: {tmp_path}/now.")
+    assert len(said.splitlines()) == 1
