@@ -111,7 +111,10 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 
 def read_text(path: Path, most: int = MOST_BYTES) -> str:
     """Text in UTF-8, with or without a byte order mark."""
-    return _decoded(read_bytes(path, most).removeprefix(codecs.BOM_UTF8), str(path))
+    try:
+        return read_bytes(path, most).removeprefix(codecs.BOM_UTF8).decode()
+    except UnicodeDecodeError as e:
+        raise InputError(f"{path}: not UTF-8 text: {e.reason} at byte {e.start}") from None
 
 
 def read_json(path: Path, infinite: bool = False) -> Any:
@@ -150,7 +153,9 @@ def parse_json(content: bytes, where: str, infinite: bool = False) -> Any:
     try:
         values = from_json(content, allow_inf_nan=infinite)
         if _PERHAPS_EXTREME.search(content):
-            values = json.loads(content, parse_float=_bounded_float, parse_int=_bounded_integer)
+            values = json.loads(
+                content, parse_float=lambda text: bounded(float(text)), parse_int=lambda text: bounded(int(text[:300]))
+            )
     except ValueError as e:
         raise InputError(f"{where}: not JSON: {e}") from None
     return values
@@ -165,14 +170,6 @@ def is_json_object(text: str) -> bool:
         return isinstance(parse_json(text.encode(), ""), dict)
     except InputError:
         return False
-
-
-def _bounded_float(text: str) -> float:
-    return bounded(float(text))
-
-
-def _bounded_integer(text: str) -> int:
-    return bounded(int(text[:300]))
 
 
 def unpack_zip(archive: Path, pattern: str, folder: Path) -> int:
@@ -217,13 +214,6 @@ def _at_most(content: bytes, most: int, where: str) -> bytes:
     if len(content) > most:
         raise InputError(f"{where}: larger than {most / MIB:g} MiB, the largest that is read")
     return content
-
-
-def _decoded(content: bytes, where: str) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError as e:
-        raise InputError(f"{where}: not UTF-8 text: {e.reason} at byte {e.start}") from None
 
 
 def last_line(path: Path) -> str:

@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, NotRequired, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
-from pydantic import BaseModel, ConfigDict, GetPydanticSchema, TypeAdapter, ValidationError, with_config
+from pydantic import BaseModel, ConfigDict, Field, GetPydanticSchema, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # that of `typing` does not do for pydantic before Python 3.12
 from yaml.composer import Composer
 
@@ -57,6 +57,12 @@ class Record(BaseModel):
 
     def write(self, path: Path, indent: int | None = 2) -> None:
         write_text(path, self.model_dump_json(indent=indent) + "\n")
+
+
+def added(default: Any, description: str | None = None, **limits: Any) -> Any:
+    """A field that was added later: it is not written while it has its default, so that the records of before, and
+    their hashes, stay as they were."""
+    return Field(default, description=description, exclude_if=lambda value: value == default, **limits)
 
 
 class StrictRecord(Record):

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pandas as pd
 
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, out
-from workflow_scripts.common.csv_text import with_texts
+from workflow_scripts.common.csv_rows import with_texts
 from workflow_scripts.common.files import write_text
 from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.predict.kv_pool import BlockEvent

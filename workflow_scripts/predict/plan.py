@@ -18,7 +18,7 @@ from rich.table import Table
 from workflow_scripts.catalog.any_gpu import GPU_NUMBERS, own_gpu
 from workflow_scripts.catalog.published import PUBLISHED, Published
 from workflow_scripts.common.command import RESULTS, STUDY, command, option
-from workflow_scripts.common.csv_text import with_texts
+from workflow_scripts.common.csv_rows import with_texts
 from workflow_scripts.common.files import write_bytes, write_jsonl, write_text
 from workflow_scripts.common.parquet import read_parquet, to_parquet
 from workflow_scripts.common.terminal import Terminal

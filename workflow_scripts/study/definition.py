@@ -5,12 +5,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, JsonValue, model_serializer, model_validator
+from pydantic import JsonValue, model_serializer, model_validator
 
 from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.catalog.gpus_and_models import Model, ModelDtype, load_models
 from workflow_scripts.common.files import sha256_of
-from workflow_scripts.common.records import Record
+from workflow_scripts.common.records import Record, added
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.study.grid import Cell, endpoints_of, expand
@@ -33,9 +33,8 @@ class ResolvedModel(Record):
     dtype: ModelDtype
     load_format: Literal["hub", "auto", "dummy"]
     config_sha256: str
-    # Left out if there are none, or if it is off, so that the definitions of such cells stay as they were.
-    files_sha256: str = Field("", exclude_if=lambda sha256: not sha256)
-    trust_remote_code: bool = Field(False, exclude_if=lambda is_trusted: not is_trusted)
+    files_sha256: str = added("")
+    trust_remote_code: bool = added(False)
 
 
 class Definition(Record):

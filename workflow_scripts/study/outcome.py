@@ -7,10 +7,9 @@ from typing import Annotated, Literal, Self, TypedDict
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.records import AsRecorded, Record
+from workflow_scripts.common.records import AsRecorded, Record, added
 from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.engines.engine import Effective
-from workflow_scripts.workloads.sampling import is_unset
 
 OutcomeKind = Literal["ok", "infeasible", "timeout", "engine_error", "invalid"]
 # Outcomes that the next call tries again; the others are results.
@@ -128,7 +127,7 @@ class Observed(Record):
     phases_s: dict[str, float] = {}
     warmup: WarmUp | None = None
     repeats: list[Repeat] = Field([], max_length=MOST_REPEATS)
-    search: LoadSearch | None = Field(None, exclude_if=is_unset)
+    search: LoadSearch | None = added(None)
     device: Annotated[Device, AsRecorded] = {}
     host_load: Annotated[LoadByOthers, AsRecorded] = {}
 

@@ -12,7 +12,7 @@ from pydantic_core import CoreSchema
 from workflow_scripts.catalog.any_gpu import GpuNumbers
 from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.records import StrictRecord, validated
+from workflow_scripts.common.records import StrictRecord, added, validated
 from workflow_scripts.common.wording import allowed_names
 from workflow_scripts.engines.knobs import ENGINE_ARGS
 from workflow_scripts.engines.registry import get_engine, load_engines
@@ -187,10 +187,8 @@ class Study(StrictRecord):
         ONE_START,
         description="starts of the engine per cell, each in another round; more repeat nothing that was measured",
     )
-    share_starts: bool = Field(
-        True,
-        description="one start of an engine per round serves all cells that differ only in their workload or load",
-        exclude_if=bool,
+    share_starts: bool = added(
+        True, "one start of an engine per round serves all cells that differ only in their workload or load"
     )
     cell_time_limit_s: float = Field(1800, gt=0, description="a cell that runs longer ends as `timeout`")
     equivalence_margin_pct: float = Field(2.0, gt=0, le=50, description="within this margin, a knob is `flat`")
@@ -201,9 +199,7 @@ class Study(StrictRecord):
     claims: list[Name] = Field([], description="published claims to re-test: ids in config/published/claims.yaml")
     workloads: dict[Name, Workload] = Field(min_length=1)
     models: dict[Name, ModelOverride] = {}
-    gpus: dict[Name, GpuNumbers] = Field(
-        {}, description="GPUs to plan for that are not in config/gpus.yaml", exclude_if=operator.not_
-    )
+    gpus: dict[Name, GpuNumbers] = added({}, "GPUs to plan for that are not in config/gpus.yaml")
     endpoints: dict[Name, Endpoint] = Field(
         {}, description="servers of this study, beside those of config/endpoints.yaml"
     )

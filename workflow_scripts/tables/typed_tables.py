@@ -15,7 +15,7 @@ from pandera.errors import SchemaErrors
 from pyarrow import csv
 
 from workflow_scripts.common.columns import COLUMNS
-from workflow_scripts.common.csv_text import with_texts
+from workflow_scripts.common.csv_rows import with_texts
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import is_json_object, write_bytes
 from workflow_scripts.common.parquet import read_parquet, to_parquet

@@ -4,11 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from workflow_scripts.common.records import StrictRecord
-
-
-def is_unset(value: object) -> bool:
-    return value is None or value is False
+from workflow_scripts.common.records import StrictRecord, added
 
 
 class Sampling(StrictRecord):
@@ -16,24 +12,15 @@ class Sampling(StrictRecord):
     fixed: end tokens are ignored in any case."""
 
     temperature: float = Field(0.0, ge=0, le=100, description="0: greedy, the most probable token")
-    top_p: float | None = Field(
-        None, gt=0, le=1, description="only the most probable tokens that have this probability", exclude_if=is_unset
+    top_p: float | None = added(None, "only the most probable tokens that have this probability", gt=0, le=1)
+    repetition_penalty: float | None = added(
+        None, "above 1: tokens that occurred before become less probable", gt=0, le=100
     )
-    repetition_penalty: float | None = Field(
-        None, gt=0, le=100, description="above 1: tokens that occurred before become less probable", exclude_if=is_unset
+    seed: int | None = added(
+        None, "seed of the first request, each further one has the next; without it, engines choose", ge=0, lt=2**31
     )
-    seed: int | None = Field(
-        None,
-        ge=0,
-        lt=2**31,
-        description="seed of the first request, each further one has the next; without it, engines choose",
-        exclude_if=is_unset,
-    )
-    thinking_token_budget: int | None = Field(
-        None,
-        ge=0,
-        description="after so many tokens of reasoning, a server with a reasoning parser ends it",
-        exclude_if=is_unset,
+    thinking_token_budget: int | None = added(
+        None, "after so many tokens of reasoning, a server with a reasoning parser ends it", ge=0
     )
 
     @model_validator(mode="after")

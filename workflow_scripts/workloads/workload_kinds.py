@@ -12,8 +12,8 @@ from pydantic import Field, model_validator
 
 from workflow_scripts.common.checkout import own_or_of_checkout
 from workflow_scripts.common.files import sha256_of
-from workflow_scripts.common.records import StrictRecord
-from workflow_scripts.workloads.sampling import Sampling, is_unset
+from workflow_scripts.common.records import StrictRecord, added
+from workflow_scripts.workloads.sampling import Sampling
 
 # Far above every context and benchmark; a typing error should not fill the memory.
 MOST_TOKENS = MOST_PROMPTS = 10_000_000
@@ -59,20 +59,12 @@ class _Workload(StrictRecord):
     prompts_per_seq: int | None = Field(
         None, ge=1, le=100_000, description="at least this many requests for each sequence that may run at once"
     )
-    # A field added later is left out if it is not set, so that earlier measurements stay valid.
-    max_total_tokens: int | None = Field(
-        None,
-        ge=2,
-        description="requests with more prompt and output tokens together are left out",
-        exclude_if=is_unset,
+    max_total_tokens: int | None = added(
+        None, "requests with more prompt and output tokens together are left out", ge=2
     )
     seed: int = Field(0, ge=0)
-    sampling: Sampling | None = Field(
-        None, description="how tokens are chosen; if left out, greedily", exclude_if=is_unset
-    )
-    keep_answers: bool = Field(
-        False, description="keep each request's tokens and text, to compare them between cells", exclude_if=is_unset
-    )
+    sampling: Sampling | None = added(None, "how tokens are chosen; if left out, greedily")
+    keep_answers: bool = added(False, "keep each request's tokens and text, to compare them between cells")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -162,7 +154,7 @@ class SharedTextWorkload(_Workload):
 
 def _samples(unset: str) -> Any:
     of = "answers to each prompt, like `n` of the OpenAI API"
-    return Field(None, ge=1, description=f"{of}; if left out, {unset}", exclude_if=is_unset)
+    return added(None, f"{of}; if left out, {unset}", ge=1)
 
 
 class IdenticalWorkload(SharedTextWorkload):
@@ -187,12 +179,7 @@ class SharedPrefixWorkload(SharedTextWorkload):
     prefix_tokens: int = Field(ge=1, description="length of the shared system prompt")
     prompt_tokens: int = Field(ge=1, description="unique tokens of each request after the prefix")
     share: float = Field(1.0, ge=0, le=1, description="share of the requests that begin with a prefix")
-    users: int = Field(
-        1,
-        ge=1,
-        description="users who take turns, each with their own system prompt",
-        exclude_if=lambda users: users == 1,
-    )
+    users: int = added(1, "users who take turns, each with their own system prompt", ge=1)
 
     def tokens_of_prompt(self, index: int) -> int:
         """The same length for all, with or without the prefix."""
@@ -257,18 +244,12 @@ class MultiTurnWorkload(SharedTextWorkload):
     prompt_tokens: int = Field(ge=1, description="tokens that the user adds in a turn")
     output_tokens: int = Field(ge=1, description="tokens of an answer")
     users: int = Field(1, ge=1, description="conversations at once; their turns alternate")
-    answers: Literal["random", "real"] = Field(
-        "random",
-        description="what prompts hold as earlier answers; `real`: those of the server, in a closed loop",
-        exclude_if=lambda answers: answers == "random",
+    answers: Literal["random", "real"] = added(
+        "random", "what prompts hold as earlier answers; `real`: those of the server, in a closed loop"
     )
-    think_s: float = Field(
-        0.0, ge=0, le=86_400, description="mean pause before a turn, drawn exponentially", exclude_if=lambda s: s == 0
-    )
-    sub_agents: int = Field(
-        0, ge=0, le=100, description="agents that work at once on each answer but the last", exclude_if=lambda n: n == 0
-    )
-    sub_agent_turns: int = Field(1, ge=1, le=100, description="requests of each of them", exclude_if=lambda n: n == 1)
+    think_s: float = added(0.0, "mean pause before a turn, drawn exponentially", ge=0, le=86_400)
+    sub_agents: int = added(0, "agents that work at once on each answer but the last", ge=0, le=100)
+    sub_agent_turns: int = added(1, "requests of each of them", ge=1, le=100)
 
     @model_validator(mode="after")
     def _a_closed_loop(self) -> Self:
@@ -362,11 +343,7 @@ class FileWorkload(_Workload):
 class TextWorkload(FileWorkload):
     """Texts of a file, as prompts or as chats."""
 
-    chat: bool = Field(
-        False,
-        description="texts are messages of a user; they go through the model's chat template",
-        exclude_if=is_unset,
-    )
+    chat: bool = added(False, "texts are messages of a user; they go through the model's chat template")
 
 
 class ShareGptWorkload(TextWorkload):
@@ -375,9 +352,7 @@ class ShareGptWorkload(TextWorkload):
 
     kind: Literal["sharegpt"]
     output_tokens: int | None = Field(None, ge=1, description="instead of the answer's own length")
-    fallback: SyntheticWorkload | None = Field(
-        None, description="what stands in for a missing file", exclude_if=is_unset
-    )
+    fallback: SyntheticWorkload | None = added(None, "what stands in for a missing file")
 
     def file_fault(self) -> str | None:
         """Another content; and a missing file for which nothing stands in, as for the texts of a chat."""
@@ -398,12 +373,8 @@ class TraceWorkload(FileWorkload):
     time_scale: float = Field(
         1.0, gt=0, le=1e6, description="factor on arrival times: 0.5 makes requests arrive twice as fast"
     )
-    hash_block_tokens: int | None = Field(
-        None,
-        ge=2,
-        le=MOST_TOKENS,
-        description="tokens of a block with a hash, where they are not those of a known format",
-        exclude_if=is_unset,
+    hash_block_tokens: int | None = added(
+        None, "tokens of a block with a hash, where they are not those of a known format", ge=2, le=MOST_TOKENS
     )
 
     @property

@@ -36,8 +36,7 @@ from workflow_scripts.catalog.any_gpu import GPU_NUMBERS, own_gpu
 from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
 from workflow_scripts.common.checkout import own_or_of_checkout
 from workflow_scripts.common.command import command, option, positive, share
-from workflow_scripts.common.csv_rows import Fields, Value, read_rows
-from workflow_scripts.common.csv_text import as_text
+from workflow_scripts.common.csv_rows import Fields, Value, as_text, read_rows
 from workflow_scripts.common.files import write_text
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.physics.rate_ceiling import JudgedRate, MeanLengths, RateVerdict, judge_rate
