@@ -13,7 +13,7 @@ from workflow_scripts.study.study import Study
 from workflow_scripts.tables.derived import derived, kv_memory, not_as_asked, predicted_hit_rate, without_drafts
 from workflow_scripts.tables.imported_cells import with_imported
 from workflow_scripts.tables.measurements import FRAME_COLUMNS, MEASURED, SIMULATED
-from workflow_scripts.tables.parsed_facts import REPEAT, START, read_parsed
+from workflow_scripts.tables.parsed_facts import REPEAT, START, of_repeats, read_parsed
 from workflow_scripts.tables.request_lives import Texts, request_lives, shared_texts, tokens_held
 from workflow_scripts.tables.summary import knob_columns, numbers
 from workflow_scripts.tables.timeline import (
@@ -89,21 +89,24 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame, texts: Texts) -> pd.Data
     start["not_as_asked"] = not_as_asked(asked, start["effective"]).where(start["outcome"] == "ok")
     # A start that did not end ok has no measured values: those of an earlier repeat are evidence, not a result.
     ok = start.index[start["outcome"].eq("ok").fillna(False)]
-    repeat = _of_starts(read_parsed(parsed, gpu, "repeats"), ok).set_index(REPEAT)
-    requests = _of_starts(read_parsed(parsed, gpu, "requests"), ok)
+    repeat = read_parsed(parsed, gpu, "repeats")
+    repeat = repeat[pd.MultiIndex.from_frame(repeat[START]).isin(ok)].reset_index(drop=True)
+    requests, steps, trace = (
+        of_repeats(read_parsed(parsed, gpu, name), repeat) for name in ("requests", "steps", "trace")
+    )
     drafts = grid.index[grid.reindex(columns=["knob_num_speculative_tokens"]).gt(0).any(axis="columns")]
-    steps = with_sequences(_of_starts(read_parsed(parsed, gpu, "steps"), ok), drafts)
-    # Without blocks, tokens of a prefix are shared one by one.
-    blocks = asked[["workload"]].join(start["block_size_effective"])
-    lives = request_lives(requests.join(blocks, on=START), texts, steps)
+    steps = with_sequences(steps, drafts)
+    of_start = repeat[START].join(asked.join(start[["block_size_effective", "device_cores"]]), on=START)
+    lives = request_lives(requests.join(of_start[["workload", "block_size_effective"]], on="number"), texts, steps)
     parts: list[pd.DataFrame | pd.Series] = [
         request_facts(requests),
         running_over_time(requests),
+        # Without blocks, tokens of a prefix are shared one by one.
         tokens_held(lives, numbers(lives["block_size_effective"].fillna(1))),
         # Requests that arrive at a rate may never fill the engine.
-        steady_rate(requests[requests["sent_s"].isna()], steps, grid["max_concurrency_allowed"]),
-        step_facts(steps, requests.groupby(REPEAT)["scheduled_s"].min()),
-        trace_facts(_of_starts(read_parsed(parsed, gpu, "trace"), ok), start["device_cores"]),
+        steady_rate(requests[requests["sent_s"].isna()], steps, of_start["max_concurrency_allowed"]),
+        step_facts(steps, requests.groupby("number")["scheduled_s"].min()),
+        trace_facts(trace, of_start["device_cores"]),
     ]
     repeat = repeat.join(parts)
     # An engine behind a server reports its queues from time to time, but not when a request leaves the queue.
@@ -114,8 +117,4 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame, texts: Texts) -> pd.Data
     missed = repeat["running_peak"].eq(0)
     names = ["running_peak", "running_mean", "waiting_peak", "kv_cache_usage_peak", "kv_cache_usage_mean"]
     repeat[names] = repeat[names].mask(missed)
-    return derived(start.reset_index().merge(repeat.reset_index(), on=START, how="left"))
-
-
-def _of_starts(table: pd.DataFrame, starts: pd.Index) -> pd.DataFrame:
-    return table[pd.MultiIndex.from_frame(table[START]).isin(starts)]
+    return derived(start.reset_index().merge(repeat, on=START, how="left"))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model
@@ -37,13 +38,10 @@ def read_parsed(
     return rows
 
 
-def numbered(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.Index]:
-    """The rows with the `number` of their repeat, and the repeats (by `REPEAT`) in this order.
-
-    Grouping by one number is several times as fast as by three columns. A row of no repeat has none.
-    """
-    groups = table.groupby(REPEAT)
-    return table.assign(number=groups.ngroup()), groups.size().index
+def of_repeats(table: pd.DataFrame, repeats: pd.DataFrame) -> pd.DataFrame:
+    """The rows of these repeats, each with the `number` of its repeat, which is its place in `repeats`. Grouping by one
+    number is several times as fast as by the three columns `REPEAT`."""
+    return table.merge(repeats[REPEAT].assign(number=np.arange(len(repeats))), on=REPEAT)
 
 
 def known_facts(model: str, dtype: str | None = None, quantization: str | None = None) -> ModelFacts | None:

@@ -12,7 +12,6 @@ import pandas as pd
 from workflow_scripts.physics import formulas
 from workflow_scripts.statistics.errors import FloatArray
 from workflow_scripts.study.study import Study
-from workflow_scripts.tables.parsed_facts import REPEAT
 from workflow_scripts.tables.summary import numbers
 from workflow_scripts.workloads.workload_kinds import SharedText, SharedTextWorkload, Workload
 
@@ -29,18 +28,17 @@ def shared_texts(study: Study) -> Texts:
 def request_lives(requests: pd.DataFrame, texts: Texts, steps: pd.DataFrame | None = None) -> pd.DataFrame:
     """One row per request, in the order of the workload; repeats in which a time is missing are left out.
 
-    `requests` have the `workload` of each.
+    `requests` have the `workload` of each; they and `steps` have the `number` of their repeat.
 
     Returns:
         The columns of `requests`, and
-        `row`: number of the request's repeat;
         `prefill_s`, `decode_s`, `live_s`: from scheduled to first to last token, and from scheduled to last;
         `token_s`: tokens that it holds, integrated over its life: token-seconds;
         `shared_tokens`: tokens at the beginning of its prompt that are in blocks of other requests too;
         `text`: the number of the text that these tokens are from, -1 for none.
     """
-    t = requests.assign(row=requests.groupby(REPEAT, sort=False).ngroup())
-    t = t[~t["row"].isin(t.loc[t[list(TIMES)].isna().any(axis=1), "row"])]
+    timeless = requests[list(TIMES)].isna().any(axis=1)
+    t = requests[~requests["number"].isin(requests.loc[timeless, "number"])]
     t = _with_shared(t, texts).assign(
         prefill_s=t["first_token_s"] - t["scheduled_s"],
         decode_s=t["last_token_s"] - t["first_token_s"],
@@ -52,18 +50,17 @@ def request_lives(requests: pd.DataFrame, texts: Texts, steps: pd.DataFrame | No
 
 def _at_steps(t: pd.DataFrame, steps: pd.DataFrame) -> pd.Series:
     """Token-seconds of each request whose tokens came one by one at recorded steps; null for the others."""
-    ended = steps.loc[steps["generation_tokens"] > 0, [*REPEAT, "time_s"]]
-    ended = ended.merge(t[[*REPEAT, "row"]].drop_duplicates("row"), on=REPEAT)[["row", "time_s"]]
-    ended = ended.drop_duplicates().sort_values(["row", "time_s"])
-    of_repeat = ended.groupby("row")["time_s"]
-    ended = ended.assign(number=of_repeat.cumcount(), before_s=of_repeat.cumsum() - ended["time_s"])
+    ended = steps.loc[steps["generation_tokens"] > 0, ["number", "time_s"]]
+    ended = ended.drop_duplicates().sort_values(["number", "time_s"])
+    of_repeat = ended.groupby("number")["time_s"]
+    ended = ended.assign(place=of_repeat.cumcount(), before_s=of_repeat.cumsum() - ended["time_s"])
     first, last = (
-        t[["row"]].assign(time_s=t[name]).merge(ended, on=["row", "time_s"], how="left").set_axis(t.index)
+        t[["number"]].assign(time_s=t[name]).merge(ended, on=["number", "time_s"], how="left").set_axis(t.index)
         for name in ("first_token_s", "last_token_s")
     )
     later = t["output_tokens"] - 1
     held = t["prompt_tokens"] * t["live_s"] + later * t["last_token_s"] - (last["before_s"] - first["before_s"])
-    return held.where(last["number"] - first["number"] == later).astype(float)
+    return held.where(last["place"] - first["place"] == later).astype(float)
 
 
 def _with_shared(t: pd.DataFrame, texts: Texts) -> pd.DataFrame:
@@ -82,22 +79,21 @@ def _with_shared(t: pd.DataFrame, texts: Texts) -> pd.DataFrame:
     t = t.assign(text=text)
     says = (of_text > 0) & (of_text < numbers(t["prompt_tokens"]))
     shared = pd.Series(np.where(says, of_text, cached), index=t.index).where(cached > 0, 0.0)
-    longest = shared.groupby([t["row"], t["text"]]).transform("max")
+    longest = shared.groupby([t["number"], t["text"]]).transform("max")
     may_own = t[(longest > 0) & (shared == 0) & (text >= 0) & (t["prompt_tokens"] >= longest)]
-    owners = may_own.sort_values("scheduled_s", kind="stable").drop_duplicates(["row", "text"]).index
+    owners = may_own.sort_values("scheduled_s", kind="stable").drop_duplicates(["number", "text"]).index
     return t.assign(shared_tokens=shared.mask(shared.index.isin(owners), longest))
 
 
 def tokens_held(lives: pd.DataFrame, block_size: FloatArray) -> pd.Series:
     """Tokens that live requests hold in the KV cache, mean over the time in which any is live; by repeat."""
-    rows = lives.groupby("row")
+    rows = lives.groupby("number")
     span_s = rows["last_token_s"].max() - rows["scheduled_s"].min()
-    mean = paged(lives, block_size)["token_s"] / span_s.where(span_s > 0)
-    return mean.set_axis(pd.MultiIndex.from_frame(rows[REPEAT].first())).rename("kv_tokens_held_mean")
+    return (paged(lives, block_size)["token_s"] / span_s.where(span_s > 0)).rename("kv_tokens_held_mean")
 
 
 def paged(t: pd.DataFrame, block_size: FloatArray) -> pd.DataFrame:
-    """Token-seconds and slot-seconds of each repeat (`row`) in blocks of `block_size` tokens.
+    """Token-seconds and slot-seconds of each repeat in blocks of `block_size` tokens.
 
     Whole blocks of a shared prefix are held once. Empty slots are computed as if a request's steps were equally long.
     """
@@ -106,16 +102,16 @@ def paged(t: pd.DataFrame, block_size: FloatArray) -> pd.DataFrame:
     token_s = numbers(t["token_s"])
     empty_s = formulas.block_seconds(*lengths(t), block_size) * block_size - formulas.token_seconds(*lengths(t))
     sharing = t.assign(shared=shared)[t["shared_tokens"] > 0]
-    of_text = sharing.groupby(["row", "text"])["shared"].max()
-    prefix_s = (of_text * _sharing_s(sharing)).groupby("row").sum()
+    of_text = sharing.groupby(["number", "text"])["shared"].max()
+    prefix_s = (of_text * _sharing_s(sharing)).groupby("number").sum()
     own = by_repeat(t, token_s - held_once, token_s + empty_s - held_once)
     return own.add(prefix_s.reindex(own.index, fill_value=0.0), axis="index")
 
 
 def _sharing_s(sharing: pd.DataFrame) -> pd.Series:
     """Time in which at least one of these requests, which share texts, is live; by repeat and text."""
-    sharing = sharing.sort_values(["row", "text", "scheduled_s"], kind="stable")
-    place = [sharing["row"], sharing["text"]]
+    sharing = sharing.sort_values(["number", "text", "scheduled_s"], kind="stable")
+    place = [sharing["number"], sharing["text"]]
     latest_s = sharing["last_token_s"].groupby(place).cummax()
     earlier_s = latest_s.groupby(place).shift().fillna(-np.inf)
     alone_s = (sharing["last_token_s"] - np.maximum(sharing["scheduled_s"], earlier_s)).clip(lower=0)
@@ -129,4 +125,4 @@ def lengths(t: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray, FloatA
 
 
 def by_repeat(t: pd.DataFrame, token_s: FloatArray, slot_s: FloatArray) -> pd.DataFrame:
-    return pd.DataFrame({"token_s": token_s, "slot_s": slot_s}).groupby(numbers(t["row"])).sum(min_count=1)
+    return pd.DataFrame({"token_s": token_s, "slot_s": slot_s}).groupby(t["number"].to_numpy()).sum(min_count=1)

@@ -1,6 +1,7 @@
 """Results from a repeat's requests, steps and samples: rates, latencies, concurrency, memory, energy.
 
-All functions take a parsed table with the columns `REPEAT` and return one row for each repeat of each start of a cell.
+All functions take a parsed table with the `number` of each row's repeat (`parsed_facts.of_repeats`), and return one row
+for each repeat, by its number.
 """
 
 from collections.abc import Collection
@@ -8,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-
-from workflow_scripts.tables.parsed_facts import REPEAT, START, numbered
 
 _PERCENTS = {"ttft_s": (50, 90, 99), "queue_s": (50,), "prefill_s": (50,), "tpot_s": (50, 99), "e2e_s": (50, 99)}
 POWER_CAP = "SwPowerCap"  # NVML's name for clocks lowered to stay within the power limit
@@ -32,7 +31,6 @@ def request_facts(requests: pd.DataFrame) -> pd.DataFrame:
         decode_s=decode_s,
         found=(requests["cached_prompt_tokens"] > 0).astype("Int64"),
     )
-    r, repeats = numbered(r)
     groups = r.groupby("number")
     return pd.DataFrame(
         {
@@ -51,12 +49,12 @@ def request_facts(requests: pd.DataFrame) -> pd.DataFrame:
                 for percent in percents
             },
         }
-    ).set_axis(repeats)
+    )
 
 
 def running_over_time(requests: pd.DataFrame) -> pd.DataFrame:
     """Peak and time-weighted mean of the sequences that run at once, from the times of the requests."""
-    r, repeats = numbered(requests.dropna(subset=["scheduled_s", "last_token_s"]))
+    r = requests.dropna(subset=["scheduled_s", "last_token_s"])
     changes = {"scheduled_s": 1, "last_token_s": -1}
     events = pd.concat(r[["number"]].assign(time_s=r[name], change=change) for name, change in changes.items())
     events = events.sort_values(["number", "time_s", "change"])  # at one instant an end comes before a start
@@ -66,35 +64,35 @@ def running_over_time(requests: pd.DataFrame) -> pd.DataFrame:
     span_s = groups["time_s"].max() - groups["time_s"].min()
     return pd.DataFrame(
         {"running_peak": groups["running"].max(), "running_mean": groups["weighted"].sum() / span_s.where(span_s > 0)}
-    ).set_axis(repeats)
+    )
 
 
 def steady_rate(requests: pd.DataFrame, steps: pd.DataFrame, allowed: pd.Series) -> pd.DataFrame:
     """Output tokens/s while the engine is full, with the window's length and end; no row if the engine is never full.
 
     The window is that of ML.ENERGY: from the first token of the S-th request to the completion after which fewer
-    than S requests remain. S is the number of sequences allowed at once (`allowed`, by cell_id), or the highest number
+    than S requests remain. S is the number of sequences allowed at once (`allowed`, by repeat), or the highest number
     that ran if KV blocks allow fewer. If the steps have all tokens of the repeat, those of the steps in the window
     count. Otherwise a request counts with the decode tokens that fall inside the window, assumed to be evenly spaced.
     """
-    ran = steps.groupby(REPEAT)["in_step"].max().rename("ran")
-    r = requests.join(ran, on=REPEAT)
-    r["allowed"] = r[["ran"]].assign(allowed=r["cell_id"].map(allowed)).astype(float).min(axis="columns")
+    ran = steps.groupby("number")["in_step"].max()
+    limits = {"ran": requests["number"].map(ran), "allowed": requests["number"].map(allowed)}
+    r = requests.assign(allowed=pd.DataFrame(limits).astype(float).min(axis="columns"))
     r = r[r["first_token_s"].notna() & r["last_token_s"].notna()]
-    count = r.groupby(REPEAT)["request_id"].transform("size")
+    count = r.groupby("number")["number"].transform("size")
     r = r[count >= 2 * r["allowed"]]  # with fewer requests the window is empty or consists only of ramps
-    groups = r.groupby(REPEAT)
+    groups = r.groupby("number")
     first_rank = groups["first_token_s"].rank(method="first")
     last_rank = groups["last_token_s"].rank(method="first", ascending=False)
-    start_s = r[first_rank == r["allowed"]].set_index(REPEAT)["first_token_s"].rename("start_s")
-    end_s = r[last_rank == r["allowed"]].set_index(REPEAT)["last_token_s"].rename("end_s")
+    start_s = r[first_rank == r["allowed"]].set_index("number")["first_token_s"].rename("start_s")
+    end_s = r[last_rank == r["allowed"]].set_index("number")["last_token_s"].rename("end_s")
     window = start_s.to_frame().join(end_s).astype(float)
-    r = r.join(window, on=REPEAT)
+    r = r.join(window, on="number")
     r["inside"] = tokens_inside(r, r["start_s"], r["end_s"])
-    estimated = r.groupby(REPEAT)[["inside", "output_tokens"]].sum().astype(float)
-    s = steps.merge(window.reset_index(), on=REPEAT)
+    estimated = r.groupby("number")[["inside", "output_tokens"]].sum().astype(float)
+    s = steps.merge(window.reset_index(), on="number")
     s["inside"] = s["generation_tokens"].where((s["time_s"] > s["start_s"]) & (s["time_s"] <= s["end_s"]))
-    counted = s.groupby(REPEAT)[["inside", "generation_tokens"]].sum().reindex(window.index).astype(float)
+    counted = s.groupby("number")[["inside", "generation_tokens"]].sum().reindex(window.index).astype(float)
     complete = counted["generation_tokens"].eq(estimated["output_tokens"])
     tokens = counted["inside"].where(complete, estimated["inside"])
     steady_s = window["end_s"] - window["start_s"]
@@ -132,10 +130,9 @@ def step_facts(steps: pd.DataFrame, began_s: pd.Series) -> pd.DataFrame:
     A step lasts from the end of the previous step to its own end. The first step, which reads prompts, begins at
     `began_s`, when the first request of the repeat was scheduled; if that is not known, it has no duration.
     """
-    s, repeats = numbered(steps)
-    s = s.sort_values(["number", "time_s"], kind="stable")
+    s = steps.sort_values(["number", "time_s"], kind="stable")
     groups = s.groupby("number")
-    before_s = groups["time_s"].shift().fillna(s["number"].map(began_s.reindex(repeats).reset_index(drop=True)))
+    before_s = groups["time_s"].shift().fillna(s["number"].map(began_s))
     lasts_s = (s["time_s"] - before_s).clip(lower=0).fillna(0.0).astype(float)
 
     def mean_over_time(column: str, weights_s: pd.Series = lasts_s) -> pd.Series:
@@ -155,27 +152,26 @@ def step_facts(steps: pd.DataFrame, began_s: pd.Series) -> pd.DataFrame:
             "kv_bytes_reserved_mean": mean_over_time("kv_bytes_reserved"),
             "kv_bytes_reserved_peak": groups["kv_bytes_reserved"].max(),
         }
-    ).set_axis(repeats)
+    )
 
 
 def running_reported(steps: pd.DataFrame) -> pd.DataFrame:
     """Peak and mean of the sequences that run at once, from the readings that servers report from time to time."""
-    groups = steps[steps["running"].notna()].groupby(REPEAT)["running"]
+    groups = steps[steps["running"].notna()].groupby("number")["running"]
     return pd.DataFrame({"running_peak": groups.max().astype(float), "running_mean": groups.mean()})
 
 
 def trace_facts(trace: pd.DataFrame, cores: pd.Series) -> pd.DataFrame:
     """Memory, utilisation, power, energy and clocks over each repeat's samples, and the longest gap between samples.
 
-    `cores` is the number of cores of a CPU device by `START`; other devices report their use themselves.
+    `cores` is the number of cores of a CPU device by repeat; other devices report their use themselves.
 
     Energy is power integrated over the samples with the trapezoid rule, in `sampled_s`, the time that these cover.
     """
-    t, repeats = numbered(trace.join(cores.rename("cores"), on=START))
-    t = t.sort_values(["number", "time_s"], kind="stable")
+    t = trace.sort_values(["number", "time_s"], kind="stable")
     t = t.assign(
         memory=t["memory_used_bytes"].fillna(t["process_memory_bytes"]),
-        use=t["utilization_pct"].fillna(t["process_cpu_pct"] / t["cores"]),
+        use=t["utilization_pct"].fillna(t["process_cpu_pct"] / t["number"].map(cores)),
         gap_s=t.groupby("number")["time_s"].diff(),
         capped=t["throttle_reasons"].str.contains(POWER_CAP, regex=False).astype("Float64"),
     )
@@ -196,7 +192,7 @@ def trace_facts(trace: pd.DataFrame, cores: pd.Series) -> pd.DataFrame:
             "throttle_reasons": _reasons(t),
             "power_cap_share": groups["capped"].mean(),
         }
-    ).set_axis(repeats)
+    )
 
 
 def _reasons(trace: pd.DataFrame) -> pd.Series:

@@ -87,13 +87,13 @@ def test_draft_models_and_copied_heads_take_bytes_too(columns, times):
 
 
 def held(table: pd.DataFrame) -> pd.Series:
-    return tokens_held(request_lives(table.assign(workload="w"), {}), np.full(len(table), 32.0))
+    return tokens_held(request_lives(table.assign(workload="w", number=0), {}), np.full(len(table), 32.0))
 
 
 def test_tokens_held_over_the_lives_of_requests():
     # The first holds 10 tokens for 2 s, 11 for 0.5 s and 12 for 0.5 s; the second 8 tokens for 1 s.
     table = requests("c", (10, 3, 0, 0.0, 2.0, 3.0), (8, 1, 0, 3.0, 4.0, 4.0))
-    assert held(table).loc["c", 1, 0] == pytest.approx((31.5 + 8) / 4)
+    assert held(table)[0] == pytest.approx((31.5 + 8) / 4)
     assert held(requests("c", (8, 1, 0, 3.0, 3.0, 3.0))).isna().all()
     assert held(table.head(0)).empty
 

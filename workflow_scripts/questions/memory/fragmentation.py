@@ -13,7 +13,7 @@ from workflow_scripts.engines.vllm.kv_groups import kept_tokens, layers_with_mem
 from workflow_scripts.physics import formulas
 from workflow_scripts.statistics.errors import FloatArray
 from workflow_scripts.tables.measurements import MEASURED
-from workflow_scripts.tables.parsed_facts import REPEAT, known_facts, read_parsed
+from workflow_scripts.tables.parsed_facts import REPEAT, known_facts, of_repeats, read_parsed
 from workflow_scripts.tables.request_lives import TIMES, Texts, by_repeat, paged, request_lives, shared_texts
 from workflow_scripts.tables.summary import as_applied, dtypes, numbers, usable_blocks
 from workflow_scripts.tables.table_maker import TableInputs, makes
@@ -77,8 +77,9 @@ def timeline(
         engine_slots_held_mean=cells["kv_cache_usage_mean"] * tokens,
         dtype=dtypes(cells),
         kv_cache_dtype=as_applied(cells, "kv_cache_dtype"),
-    )[[*REPEAT, *OF_REPEAT]]
-    return request_lives(requests.merge(of_repeat, on=REPEAT), texts, steps)
+    ).reset_index(drop=True)
+    requests = of_repeats(requests, of_repeat).join(of_repeat[list(OF_REPEAT)], on="number")
+    return request_lives(requests, texts, None if steps is None else of_repeats(steps, of_repeat))
 
 
 # --- layouts: tokens held and slots reserved, integrated over time, by repeat -----------------------------------------
@@ -94,14 +95,14 @@ def padded_batches(t: pd.DataFrame) -> pd.DataFrame:
 
     The duration of such a step is not known, so time is counted in steps; the prefill is one step.
     """
-    batches = t.assign(batch=t.groupby("row").cumcount() // t["batch_size"], rows=1).groupby(["row", "batch"])
+    batches = t.assign(batch=t.groupby("number").cumcount() // t["batch_size"], rows=1).groupby(["number", "batch"])
     longest = batches[["prompt_tokens", "output_tokens"]].max()
     slots = numbers(batches["rows"].sum()) * _held_over_steps(longest)
     held = by_repeat(t, _held_over_steps(t), np.zeros(len(t)))
     return held.assign(
-        slot_s=pd.Series(slots, index=longest.index).groupby("row").sum(),
-        live_s=t["output_tokens"].groupby(t["row"]).sum(),
-        span_s=longest["output_tokens"].groupby("row").sum(),
+        slot_s=pd.Series(slots, index=longest.index).groupby("number").sum(),
+        live_s=t["output_tokens"].groupby(t["number"]).sum(),
+        span_s=longest["output_tokens"].groupby("number").sum(),
     )
 
 
@@ -124,7 +125,7 @@ def layouts(t: pd.DataFrame) -> Iterator[pd.DataFrame]:
 
 def _repeats(t: pd.DataFrame) -> pd.DataFrame:
     """One row per repeat, with the lives of its requests (`live_s`) and the time from first to last (`span_s`)."""
-    by_row = t.groupby("row")
+    by_row = t.groupby("number")
     rows = by_row[[*REPEAT, "block_size_effective", "engine_slots_held_mean"]].first()
     rows["live_s"] = by_row["live_s"].sum()
     rows["span_s"] = by_row["last_token_s"].max() - by_row["scheduled_s"].min()
