@@ -9,7 +9,11 @@ docs/tables.md documents every column. A table that the study does not need has 
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from workflow_scripts.common.command import RESULTS, STUDY, command, option
 from workflow_scripts.questions.all_tables import TABLES, makers
@@ -17,7 +21,7 @@ from workflow_scripts.questions.compare.digest import digest_of
 from workflow_scripts.study.paths import DIGEST, StudyPaths
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.summary import Summaries
-from workflow_scripts.tables.table_maker import TableInputs
+from workflow_scripts.tables.table_maker import TableInputs, TableMaker
 
 
 @command(
@@ -31,11 +35,42 @@ from workflow_scripts.tables.table_maker import TableInputs
 def main(args: Namespace) -> None:
     study = load_study(args.study)
     inputs = TableInputs(study, StudyPaths(args.results, study.name), args.parsed, args.out)
-    for maker in makers(args.only):
-        began = time.process_time()
-        maker(inputs)
-        names = ", ".join(str(schema.name) for schema in maker.schemas)
-        print(f"{names}: {time.process_time() - began:.2f} s of CPU time", file=sys.stderr)
+    chosen = makers(args.only)
+    if args.only == TABLES:
+        _make(chosen.pop(0), inputs)
+    with ProcessPoolExecutor(1, get_context("fork"), _share, (chosen, inputs)) as other:
+        if others := [maker for maker in chosen if maker.beside]:
+            inputs.cells  # noqa: B018  read once, for both processes
+        for maker in others:
+            made = other.submit(_make_shared, chosen.index(maker))
+            inputs.elsewhere |= {str(schema.name): made for schema in maker.schemas}
+        for maker in chosen:
+            if not maker.beside:
+                _make(maker, inputs)
+        for made in inputs.elsewhere.values():
+            made.result()
     if args.only == TABLES:
         summed = inputs.summed if inputs.cells is inputs.rows else Summaries(inputs.rows)
         digest_of(study, inputs.grid, summed).write(inputs.folder / DIGEST, indent=None)
+
+
+def _make(maker: TableMaker, inputs: TableInputs) -> None:
+    began = time.process_time()
+    maker(inputs)
+    names = ", ".join(str(schema.name) for schema in maker.schemas)
+    print(f"{names}: {time.process_time() - began:.2f} s of CPU time", file=sys.stderr)
+
+
+# --- of the process that makes the tables beside ----------------------------------------------------------------------
+
+_shared: tuple[Sequence[TableMaker], TableInputs]
+
+
+def _share(*shared: Any) -> None:
+    global _shared
+    _shared = shared
+
+
+def _make_shared(number: int) -> None:
+    chosen, inputs = _shared
+    _make(chosen[number], inputs)

@@ -96,9 +96,9 @@ def _of_mean(summed: Summaries, column: Column) -> pd.DataFrame:
         at_a_rate, _ = summarise(comparable_rows(cells[cells[RATE_OF_ARRIVALS].notna()]), IDENTITY, measure)
         at_a_rate = at_a_rate[at_a_rate["repeats"] > 0]
         rows = pd.concat([rows, at_a_rate.assign(value=np.exp(at_a_rate["log_mean"]))])
-    if measure.endswith("_s_p50") and "low" in rows:
+    if measure.endswith("_s_p50") and "low" in rows and (served := is_served(rows)).any():
         # Near saturation latencies vary many times as much as elsewhere, so other cells do not tell how much.
-        served, own = is_served(rows), interval_of_load(comparable_rows(cells), IDENTITY, measure)
+        own = interval_of_load(comparable_rows(cells), IDENTITY, measure)
         ends = {"low": own.low, "high": own.high}
         rows = rows.assign(**{end: rows[end].mask(served, of[rows["sample"]]) for end, of in ends.items()})
         rows["scope"] = rows["scope"].mask(served, THIS_LOAD)

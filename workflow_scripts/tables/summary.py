@@ -120,7 +120,7 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
     logs = rows[by].assign(log=np.log(values.where(values > 0)), **of_start)
     groups = logs.groupby(by, dropna=False, sort=False)
     summary = groups.agg(repeats=("log", "count")).reset_index()
-    columns_of_group = rows.drop_duplicates(by).reindex(columns=list(POOLED))
+    columns_of_group = rows.reindex(columns=list(POOLED))[~rows.duplicated(by)]
     is_cpu = np.isin(columns_of_group["gpu"], [name for name, gpu in load_gpus().items() if gpu.kind == "cpu"])
     columns_of_group["is_cpu"] = is_cpu
 

@@ -1,6 +1,7 @@
 """What makes the tables of a study: one function per module, which gets the study and the tables made before."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
 
@@ -37,9 +38,14 @@ class TableInputs:
         self.parsed, self.folder = parsed or paths.root / "parsed", folder or paths.tables
         self.devices = paths.device("any").parent
         self._tables: dict[str, pd.DataFrame] = {}
+        # Tables that another process makes, by name.
+        self.elsewhere: dict[str, Future[None]] = {}
 
     def table(self, name: str) -> pd.DataFrame:
-        """A table that was made before. Raises TableError if there is none, or it does not fit its schema."""
+        """A table that was made before, or is made by now in another process. Raises TableError if there is none, or it
+        does not fit its schema."""
+        if name in self.elsewhere:
+            self.elsewhere.pop(name).result()
         if name not in self._tables:
             self._tables[name] = read_table(self.folder / f"{name}.parquet")
         return self._tables[name]
@@ -71,12 +77,13 @@ class TableInputs:
 
 class TableMaker:
     """What makes one table or several: `make` returns them in the order of `schemas`, and is called only for a study
-    that needs them. Others have them without rows."""
+    that needs them. Others have them without rows. Those with `beside` read the tables of cells, starts and repeats
+    alone, so another process can make them."""
 
     def __init__(
-        self, schemas: Sequence[pa.DataFrameSchema], needed: Callable[[TableInputs], bool], make: Make
+        self, schemas: Sequence[pa.DataFrameSchema], needed: Callable[[TableInputs], bool], beside: bool, make: Make
     ) -> None:
-        self.schemas, self.needed, self.make = schemas, needed, make
+        self.schemas, self.needed, self.beside, self.make = schemas, needed, beside, make
 
     def __call__(self, inputs: TableInputs) -> None:
         """Write the tables."""
@@ -90,7 +97,7 @@ class TableMaker:
 
 
 def makes(
-    *schemas: pa.DataFrameSchema, needed: Callable[[TableInputs], bool] = lambda inputs: True
+    *schemas: pa.DataFrameSchema, needed: Callable[[TableInputs], bool] = lambda inputs: True, beside: bool = False
 ) -> Callable[[Make], TableMaker]:
     """Declare that a function makes the tables with these schemas, for studies for which `needed` is true."""
-    return lambda make: TableMaker(schemas, needed, make)
+    return lambda make: TableMaker(schemas, needed, beside, make)

@@ -186,7 +186,7 @@ def caches_as_measured(cells: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-@makes(SCHEMA)
+@makes(SCHEMA, beside=True)
 def make_tables(inputs: TableInputs) -> pd.DataFrame:
     study, cells = inputs.study, inputs.cells
     own = cells[cells["study"].eq(study.name) & cells["source"].eq(MEASURED)]
