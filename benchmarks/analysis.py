@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import checked
-from tests.generated_study import write_generated_study
+from benchmarks.generated_study import write_generated_study
 from workflow_scripts.common.command import run_command
 
 GOAL_S, GOAL_GB = 60, 1

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.analysis import Cost, run
-from tests.generated_study import write_study_file
+from benchmarks.generated_study import write_study_file
 from workflow_scripts.common.command import run_command
 from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.predict.schedule import RequestLengths

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks.analysis import commands, run
 from tests.browser import Tab, browser
-from tests.generated_study import write_generated_study, write_outcomes
+from benchmarks.generated_study import write_generated_study, write_outcomes
 from workflow_scripts.common.command import run_command
 
 DEMO = Path("results/demo/report.html")

@@ -1,4 +1,4 @@
-"""A study of any size with made-up results, to time analysis and drawing and to test them at scale.
+"""A study of any size with made-up results, to time analysis and drawing.
 
 Nothing in it was measured: the rates follow a simple law with seeded noise, and the study's name and question say so.
 """
