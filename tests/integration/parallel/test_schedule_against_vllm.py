@@ -19,8 +19,6 @@ import pytest
 from workflow_scripts.engines.capacity import KvGroup, KvPool
 from workflow_scripts.engines.engine import CacheHeldError, forget_prefixes
 from workflow_scripts.engines.steps import SchedulerSettings
-from workflow_scripts.predict.block_trace import trace_blocks
-from workflow_scripts.predict.kv_pool import Block, Blocks, Content
 from workflow_scripts.predict.prefix_hits import OF_PREEMPTED, OF_PROMPT, prefix_hits
 from workflow_scripts.predict.schedule import WORK, FloatArray, RequestLengths, Schedule, Segments, StepRun, StepTime
 from workflow_scripts.predict.scheduler import make_schedule
@@ -31,7 +29,6 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 MODEL = Path(__file__).resolve().parents[3] / "config" / "models" / "tiny-llama-57m"
 CASES = 400
 CASES_OF_LAYERS = 200
-CASES_OF_EVENTS = 60
 CASES_OF_HITS = 400
 # Of each kind of case at least so many.
 ENOUGH = 30
@@ -422,59 +419,6 @@ def test_every_step_of_other_layers_is_vllms(engine_config, kind):
         assert seen["with_cache_hits"] >= FEW, seen
     wanted = ("with_preemptions", "with_arrivals", "synchronous", "short_of_blocks")
     assert min(seen[name] for name in wanted) >= FEW, seen
-
-
-def stored_and_removed(engine: Engine) -> list[tuple[int, int]]:
-    """Blocks that vLLM's KV events call stored and removed, for each step that computes something.
-
-    vLLM publishes events when the results of a step arrive. With asynchronous scheduling blocks are also stored then.
-    """
-    from vllm.distributed.kv_events import BlockRemoved, BlockStored
-
-    published: list[Any] = []
-    engine.scheduler.kv_event_publisher.publish = lambda batch: published.extend(batch.events)
-    counts = []
-    for _ in engine.run():
-        events = published + engine.scheduler.kv_cache_manager.take_events()
-        published.clear()
-        kinds = Counter(type(event) for event in events for _ in event.block_hashes)
-        counts.append((kinds[BlockStored], kinds[BlockRemoved]))
-    return counts
-
-
-def kept_and_evicted(
-    requests: RequestLengths, settings: SchedulerSettings, steps: int, monkeypatch: pytest.MonkeyPatch
-) -> list[tuple[int, int]]:
-    """The same of a block trace: blocks that begin to keep their content, and those that lose it."""
-    kept: Counter[int] = Counter()
-    keep = Blocks.keep
-
-    def counted(blocks: Blocks, block: Block, content: Content) -> None:
-        kept[blocks.step] += block.content is None
-        keep(blocks, block, content)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Blocks, "keep", counted)
-        evicted = Counter(event.step for event in trace_blocks(requests, settings) if event.event == "evicted")
-    return [(kept[step], evicted[step]) for step in range(steps)]
-
-
-def test_a_block_trace_keeps_and_evicts_what_vllms_kv_events_tell(engine_config, monkeypatch):
-    from vllm.config.kv_events import KVEventsConfig
-
-    events = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
-    monkeypatch.setattr(engine_config, "kv_events_config", events)
-    seen: Counter[str] = Counter()
-    for requests, drawn, _ in map(draw, range(CASES_OF_EVENTS)):
-        if requests.arrival_s is None:
-            settings = replace(drawn, enable_prefix_caching=True)
-            told = stored_and_removed(Engine(engine_config, requests, settings, None))
-            assert told == kept_and_evicted(requests, settings, len(told), monkeypatch), settings
-            stored, removed = (sum(counts) for counts in zip(*told, strict=True))
-            kind = "asynchronous" if settings.async_scheduling else "synchronous"
-            seen += Counter({kind: 1, f"{kind}, stored": stored > 0, f"{kind}, removed": removed > 0})
-    assert len(seen) == 6, seen
-    assert min(seen.values()) >= FEW, seen
 
 
 class Explained:

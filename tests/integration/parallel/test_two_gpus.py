@@ -1,15 +1,7 @@
 """The report of one H200 and one H100, drawn from their evidence."""
 
-import re
-from dataclasses import replace
-from pathlib import Path
-
 import pandas as pd
 import pytest
-
-from workflow_scripts.predict.capacity_of_cells import predict_study
-from workflow_scripts.study.grid import expand
-from workflow_scripts.study.study_file import load_study
 
 
 def test_every_cell_has_its_outcome_and_nothing_is_measured(two_gpus, two_gpus_evidence):
@@ -66,12 +58,6 @@ def test_claims_that_these_cells_decide(two_gpus):
         "speedup-of-a-shared-system-prompt": "not testable here",  # the source states no lengths
         "computation-saved-by-prefix-caching": "not testable here",
     }
-    flat = claims.loc["throughput-flat-over-max-num-seqs"]
-    assert {"197", "11,939", "97.3", "1.63"} <= set(re.findall(r"[\d.,]*\d", flat["evidence"]))
-    assert "measured here" in flat["evidence_sources"]
-    blocks = claims.loc["throughput-flat-over-block-size", "evidence_ids"]
-    assert "bs16-seqs256" in blocks
-    assert "bs32-seqs256" in blocks
 
 
 def test_blocks_are_predicted_within_one_per_cent(two_gpus):
@@ -81,9 +67,4 @@ def test_blocks_are_predicted_within_one_per_cent(two_gpus):
     assert len(errors_pct) == 21
     assert errors_pct.max() < 1.25
     assert errors_pct.median() < 0.5
-    # These are of 0.25.1, and its own rules are as close as those of the default version.
     assert set(known["engine_version"]) == {"vllm 0.25.1"}
-    cells = [cell for cell in expand(load_study(Path("config/studies/two_gpus.yaml"))) if cell.id in known.index]
-    of_version = [replace(cell, environment="vllm-0.25.1") for cell in cells]
-    blocks = [one.value("num_blocks") for one in predict_study(of_version)]
-    assert blocks == pytest.approx([known.loc[cell.id, "observed_num_blocks"] for cell in cells], rel=0.0125)

@@ -39,17 +39,8 @@ def test_linters_of_manifests_find_nothing_else(tmp_path):
         made = replace(deployment(tmp_path, of), named_image=IMAGE)
         for file in ("kubernetes.yaml", "compose.yaml"):
             write_text(tmp_path / name / file, written(file, made))
-    words = [
-        "checkov",
-        "--directory",
-        str(tmp_path),
-        "--framework",
-        "kubernetes",
-        "--skip-download",
-        "--output",
-        "json",
-    ]
-    results = json.loads(said(*words))["results"]
+    words = ["checkov", "--framework", "kubernetes", "--skip-download", "--output", "json", "--directory"]
+    results = json.loads(said(*words, str(tmp_path)))["results"]
     found = {one["check_id"] for one in results["failed_checks"]}
     words = ["compose-lint", "check", "--no-env", "--format", "json", *map(str, tmp_path.glob("*/compose.yaml"))]
     findings = json.loads(said(*words))["findings"]
@@ -65,13 +56,7 @@ def test_an_image_has_a_digest_or_cannot_start(tmp_path):
     for of, starts in ((made, False), (replace(made, named_image=IMAGE), True)):
         images = re.findall(r'image: "?([^\s"]+)', written("compose.yaml", of) + written("kubernetes.yaml", of))
         digests = [bool(re.fullmatch(r"[^@]+@sha256:[0-9a-f]{64}", image)) for image in images]
-        assert digests == [
-            starts,
-            True,
-            True,
-            starts,
-            starts,
-        ]
+        assert digests == [starts, True, True, starts, starts]
 
 
 def exported(folder: Path, content: dict[str, Any], *words: str) -> int:
