@@ -103,9 +103,10 @@ def variation(log: FloatArray, group: IntArray, kind: IntArray, known: Known, re
         own = np.divide(np.nansum(left**2, axis=-1), df, out=np.zeros(df.shape), where=df > 0)
         moments = _of_starts(own, df, kind, known, repeats)
         weigh = 1 / (moments[0] * moments[2]).sum(axis=-1) if last else weigh
-    squares, df = around_mean(effects)
-    of_rounds = posterior(known.rounds, known.others_differ, squares, df, error)
-    return Variation(*moments, of_rounds, effects, error)
+    _, first, of_group = np.unique(group, return_index=True, return_inverse=True)  # which share all of this
+    squares, df = around_mean(effects[..., first, :])
+    of_rounds = posterior(known.rounds[first], known.others_differ[first], squares, df, error[..., first])
+    return Variation(*moments, of_rounds.of(of_group), effects, error)
 
 
 def posterior(
