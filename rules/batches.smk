@@ -36,7 +36,7 @@ def decision(number):
 def rounds():
     """The numbers of all rounds; Snakemake asks again after each decision."""
     yield from range(1, STUDY.starts.at_least + 1)
-    for number in count(STUDY.starts.at_least + 1) if STUDY.is_adaptive and HERE else ():
+    for number in count(STUDY.starts.at_least + 1) if STUDY.starts.is_adaptive and HERE else ():
         checkpoints.decide.get(gpus=GPUS_HERE, round=number)
         if RoundPlan.read(decision(number)).ended:
             break
@@ -131,7 +131,7 @@ def all_measured(wildcards):
     tell_what_is_measured()
     numbers = list(rounds())
     decided = [PATHS.round_plan(GPUS_HERE, n) for n in range(STUDY.starts.at_least + 1, numbers[-1] + 2)]
-    return [*(one for n in numbers for one in manifests(n)), *(decided if STUDY.is_adaptive and HERE else [])]
+    return [*(one for n in numbers for one in manifests(n)), *(decided if STUDY.starts.is_adaptive and HERE else [])]
 
 
 def device_records():

@@ -131,16 +131,13 @@ PER_REQUEST = (
 )
 
 
-def _quantile(of: Column, quantile: str, words: str) -> Column:
+def _quantile(of: Column, quantile: str = "p50") -> Column:
+    words = {"p50": "Median"}.get(quantile, quantile.upper())
     summary: Summary = "interval" if quantile == "p50" and of.name != "itl_s" else "mean"
     return replace(of, name=f"{of.name}_{quantile}", label=f"{words} {of.in_words}", more=False, summary=summary)
 
 
-LATENCIES = tuple(
-    _quantile(of, quantile, words)
-    for of in PER_REQUEST
-    for quantile, words in {"p50": "Median", "p90": "P90", "p99": "P99"}.items()
-)
+LATENCIES = tuple(_quantile(of, quantile) for of in PER_REQUEST for quantile in ("p50", "p90", "p99"))
 _RATE = "over `wall_s`; total includes prompts"
 _OF_ALL_GPUS = "all GPUs of the cell, by the energy counter, else by sampled power"
 COLUMNS = {
@@ -162,12 +159,8 @@ COLUMNS = {
         Column("slo_attainment", "Requests within the SLO", "share of requests within all bounds", more=True),
         *PER_REQUEST,
         *LATENCIES,
-        _quantile(
-            Column("queue_s", "Wait until scheduled", "from being queued to being scheduled first"), "p50", "Median"
-        ),
-        _quantile(
-            Column("prefill_s", "Time from there to the first token", "from then to the first token"), "p50", "Median"
-        ),
+        _quantile(Column("queue_s", "Wait until scheduled", "from being queued to being scheduled first")),
+        _quantile(Column("prefill_s", "Time from there to the first token", "from then to the first token")),
         Column(
             "energy_j_per_output_token",
             "Energy per output token",

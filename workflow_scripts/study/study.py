@@ -208,11 +208,6 @@ class Study(StrictRecord):
     )
     sweeps: list[Sweep] = Field(min_length=1)
 
-    @property
-    def is_adaptive(self) -> bool:
-        """Whether what is measured depends on what was measured before."""
-        return self.starts.is_adaptive
-
     @model_validator(mode="after")
     def _fits_together(self) -> "Study":
         seen: dict[str, str] = {}

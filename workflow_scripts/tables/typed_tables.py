@@ -85,17 +85,17 @@ def table_schema(
     return TABLE_SCHEMAS[table]
 
 
-def write_table(frame: pd.DataFrame, path: Path, table: str | None = None) -> pd.DataFrame:
+def write_table(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
     """Write a table as Parquet to `path` and as CSV beside it, and return it as `read_table` would.
 
     Each file is written completely or not at all.
 
-    The schema is that of `table`, or of the file's name. Types are converted if no value is lost.
+    The schema is that of the file's name. Types are converted if no value is lost.
 
     Raises:
         TableError: the frame does not fit the schema.
     """
-    checked = _checked(frame, table or path.stem, path)
+    checked = _checked(frame, path)
     write_bytes(path.with_suffix(".csv"), _in_csv(with_texts(checked)))
     write_bytes(path, to_parquet(checked))
     return checked
@@ -111,7 +111,7 @@ def _in_csv(table: pd.DataFrame) -> Iterator[memoryview]:
         yield memoryview(buffer.getvalue())
 
 
-def read_table(path: Path, table: str | None = None) -> pd.DataFrame:
+def read_table(path: Path) -> pd.DataFrame:
     """Read a table that `write_table` wrote, and check it with its schema.
 
     Raises:
@@ -123,17 +123,16 @@ def read_table(path: Path, table: str | None = None) -> pd.DataFrame:
         raise TableError(f"{path}: there is no such table") from None
     except InputError as e:
         raise TableError(str(e)) from None
-    return _checked(frame, table or path.stem, path)
+    return _checked(frame, path)
 
 
-def _checked(frame: pd.DataFrame, table: str, path: Path) -> pd.DataFrame:
-    if table not in TABLE_SCHEMAS:
-        raise TableError(f"{path}: no schema of a table {table!r}; allowed: {', '.join(sorted(TABLE_SCHEMAS))}")
+def _checked(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
+    schema = TABLE_SCHEMAS[path.stem]
     try:
-        checked: pd.DataFrame = TABLE_SCHEMAS[table].validate(frame.reset_index(drop=True), lazy=True)
+        checked: pd.DataFrame = schema.validate(frame.reset_index(drop=True), lazy=True)
     except SchemaErrors as e:
-        raise TableError(f"{path}: not a table {table!r}: {_faults(e.failure_cases)}") from None
-    order = {name: place for place, name in enumerate(TABLE_SCHEMAS[table].columns)}
+        raise TableError(f"{path}: not a table {path.stem!r}: {_faults(e.failure_cases)}") from None
+    order = {name: place for place, name in enumerate(schema.columns)}
     return checked[sorted(checked, key=lambda name: order.get(name, len(order)))]
 
 

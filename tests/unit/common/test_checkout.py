@@ -40,11 +40,6 @@ def test_without_a_repository_of_its_own_the_environment_tells(repository, monke
     assert commit_of(repository / "copy") == (commit, None)  # not that of the repository around it
 
 
-def test_a_repository_that_git_cannot_read_is_not_clean(tmp_path):
-    (tmp_path / ".git").write_text("nothing")
-    assert commit_of(tmp_path) == (None, None)
-
-
 def test_what_installs_an_environment_names_a_file_that_is_there(monkeypatch, tmp_path):
     assert "make" in how_to_install("cpu")
     monkeypatch.setattr(checkout, "CHECKOUT", package := tmp_path / "kvsweep")

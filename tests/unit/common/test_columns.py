@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from workflow_scripts.common.checkout import CHECKOUT
-from workflow_scripts.common.columns import COLUMNS, column, heading, unit_of
+from workflow_scripts.common.columns import COLUMNS, heading, unit_of
 
 DRAWS = [
     *(path for part in ("page", "present") for path in (CHECKOUT / "workflow_scripts" / part).glob("*.py")),
@@ -55,8 +55,3 @@ def test_no_label_and_no_unit_is_written_a_second_time(path):
 def test_the_unit_follows_from_the_name(name, unit, factor):
     assert unit_of(name) == (unit, factor)
     assert heading(name, "It") == (f"It ({unit})" if unit else "It")
-
-
-def test_a_range_has_its_unit_once():
-    assert column("ttft_s_p50").text(0.0123, 2.5) == "12.3 to 2,500 ms"
-    assert column("preemptions").text(1234) == "1,234"

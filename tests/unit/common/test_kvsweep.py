@@ -92,23 +92,9 @@ def test_a_small_call_that_needs_no_engine_imports_little(name, tmp_path):
     assert (NOT_IN_THE_LOCK | SLOW_TO_IMPORT) & set(done.stderr.split()) == set()
 
 
-@pytest.mark.parametrize(("option", "groups"), [("--help", GROUPS), ("--help-steps", STEPS)])
-def test_steps_of_the_workflow_are_listed_apart_from_what_people_call(option, groups, capsys):
-    assert main([option]) == 0
-    listed = re.findall(r"^  ([a-z-]+) ", capsys.readouterr().out, re.MULTILINE)
-    assert listed == [name for group in groups.values() for name in group]
-
-
 def test_a_command_that_does_not_exist_ends_with_2(capsys):
     assert main(["statsu"]) == 2
     assert re.fullmatch(r"kvsweep: no command 'statsu'; .*; did you mean 'status'\?\n", capsys.readouterr().err)
-
-
-@pytest.mark.needs_tool("kvsweep")
-def test_the_installed_command_runs_a_command():
-    done = subprocess.run(["kvsweep", "check", "config/studies/demo.yaml"], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("config/studies/demo.yaml: ")
 
 
 @pytest.mark.parametrize(

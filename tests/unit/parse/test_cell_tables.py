@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from workflow_scripts.common.files import write_json, write_jsonl
-from workflow_scripts.parse.cell_tables import CellFacts, main, parse_cell, parse_cells, start_row
+from workflow_scripts.parse.cell_tables import CellFacts, parse_cell, parse_cells, start_row
 from workflow_scripts.parse.engine_log import EngineLogFacts
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.parsed_columns import table_columns
@@ -236,8 +236,3 @@ def test_a_gpu_without_cells_gives_empty_tables_of_the_same_types(cells, tmp_pat
         full, empty = (pd.read_parquet(tmp_path / side / f"{name}.parquet") for side in ("full", "empty"))
         assert empty.empty
         assert empty.dtypes.to_dict() == full.dtypes.to_dict()
-
-
-def test_the_command_refuses_a_folder_that_is_not_there(tmp_path, capsys):
-    assert main(["--cells", str(tmp_path / "no"), "--gpu", "h200", "--out", str(tmp_path)]) == 2
-    assert "there is no such folder of cells" in capsys.readouterr().err

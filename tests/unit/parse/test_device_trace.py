@@ -154,14 +154,6 @@ def test_the_pipelines_own_trace_and_its_bad_lines():
     assert (len(trace.samples), trace.reason) == (2, "4 lines without a readable sample")
 
 
-@pytest.mark.parametrize("text", ["", "Dear Sir,\nthank you.\n", "sizes:\n512, 504\n", "\x00\x01\x02", "{", "{}\n"])
-def test_what_is_no_trace_says_so(text):
-    facts = summary(text)
-    assert facts["rows"] == 0
-    assert {value for name, value in facts.items() if name not in ("rows", "reason")} == {None}
-    assert facts["reason"]
-
-
 CELLS = st.sampled_from(
     ["1 MiB", "2 %", "3 W", "[N/A]", "ERR!", "", "4", "2024/05/01 12:00:00", "memory.used [MiB]", "x"]
 )

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.logs.engine_log_text import MOST_LINE, read_lines, read_log_text
-from workflow_scripts.parse.device_trace import parse_trace
-from workflow_scripts.parse.engine_log import EngineLogFacts, main, parse_engine_log, read_engine_log
+from workflow_scripts.parse.engine_log import EngineLogFacts, parse_engine_log, read_engine_log
 
 LOGS = Path(__file__).parents[2] / "fixtures" / "logs"
 EXPECTED = json.loads((LOGS / "expected.json").read_text())
@@ -217,14 +216,6 @@ def test_of_data_parallel_engines_each_says_once_that_it_starts():
     assert (restarted.starts, restarted.kv_cache_tokens) == (2, None)
 
 
-@pytest.mark.parametrize("text", ["", "\n \n", "\x00\x01\x7fELF", "Dear Sir or Madam,\nthank you for your letter.\n"])
-def test_what_is_no_log_says_so(text):
-    facts = parse_engine_log(text)
-    assert facts.status is None
-    assert facts.error in ("the log is empty", "nothing of an inference engine was recognised in this log")
-    assert stated(facts) == {"error": facts.error}
-
-
 def test_lines_of_docker_and_of_loggers_that_write_json():
     lines = ["[32mINFO[0m 05-30 16:23:28 a.py:1] # GPU blocks: 7, # CPU blocks: 2\n", "ValueError: \ud800 broke\n"]
     text = "".join(json.dumps({"log": line, "stream": "stderr", "time": "2024-05-30"}) + "\n" for line in lines)
@@ -240,23 +231,6 @@ def test_lines_of_docker_and_of_loggers_that_write_json():
     assert (facts.num_gpu_blocks, facts.status) == (7, "kv_too_small")
     assert facts.error == "ValueError: No available memory for the cache blocks. Try increasing it."
     assert parse_engine_log(json.dumps(records[1])).status is None
-
-
-def test_command_prints_one_object_with_all_keys(capsys):
-    assert main([str(LOGS / "vllm-0.32-cpu-ok.log")]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert list(printed) == list(EngineLogFacts.model_fields)
-    assert printed["num_gpu_blocks"] is None
-    assert printed["kv_cache_tokens"] == 262144
-
-
-@pytest.mark.parametrize("name", ["missing.log", "."])
-def test_a_file_that_cannot_be_read_is_one_message(tmp_path, capsys, name):
-    assert main([str(tmp_path / name)]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert str(tmp_path / name) in err
 
 
 @pytest.mark.parametrize("width", range(30, 100))
@@ -311,19 +285,3 @@ def test_a_log_of_too_many_lines_is_refused(tmp_path: Path):
     (tmp_path / "a.log").write_bytes(b"\r" * (2**20 + 1))
     with pytest.raises(InputError, match=r"a\.log: more than 1,048,576 lines"):
         read_log_text(tmp_path / "a.log")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "timestamp, power.draw [W]\n" + "1," * 500_000,
-        "power.draw [W]\n" + "9" * 500_000 + " W\n",
-        "[" * 100_000,
-        '{"power_w": ' + "[" * 100_000,
-        '{"power_w": 1e999}\n{"power_w": ' + "9" * 5000 + "}\n",
-        '{"throttle_reasons": [1, [2]], "power_w": 3}',
-    ],
-)
-def test_a_trace_without_samples_is_read_too(text):
-    table = parse_trace(text).table()
-    assert table.reindex(columns=["power_w"])["power_w"].dropna().tolist() == ([3.0] if "throttle" in text else [])

@@ -1,12 +1,10 @@
 """Logs of vLLM 0.25.1 and NVML's samples as one H200 and one H100 gave them."""
 
-import numpy as np
 import pytest
 
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.engines.vllm.predictions import vllm_steps
-from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import read_engine_log
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.study.outcome import Outcome
@@ -82,18 +80,3 @@ def test_every_log_gives_the_blocks_that_the_engine_reported(starts):
 
 
 # --- samples of the GPU ----------------------------------------------------------------------------------------------
-
-
-def test_every_trace_is_whole_and_its_power_is_that_of_the_energy_counter(starts):
-    for folder, outcome in starts:
-        trace = read_trace(folder / "device_trace.jsonl")
-        assert trace.reason is None
-        samples = trace.table()
-        times_s = samples["time_monotonic_s"].to_numpy()
-        assert np.median(np.diff(times_s)) == pytest.approx(0.1, abs=0.01)
-        assert (samples["energy_j"].diff().dropna() >= 0).all()
-        assert (samples["sm_clock_mhz"] <= outcome.device["sm_clock_max_mhz"]).all()
-        assert (samples["memory_used_bytes"] <= samples["memory_total_bytes"]).all()
-        if times_s[-1] - times_s[0] > 30:
-            counted_j = samples["energy_j"].iloc[-1] - samples["energy_j"].iloc[0]
-            assert np.trapezoid(samples["power_w"], times_s) == pytest.approx(counted_j, rel=0.01)

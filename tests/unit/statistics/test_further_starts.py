@@ -37,17 +37,3 @@ def test_no_plan_on_the_margin_itself_or_for_what_occasions_move_as_much():
     assert 0 < found.least[0] < MOST_FURTHER_STARTS  # it may lie beside it
     close = samples([NOISE + log_margin(5.0) + 0.02, np.zeros(3)], **SURE)
     assert np.isnan(decide(close, [0], [1], 5.0).needed).all()
-
-
-def test_the_plan_for_a_single_start_beside_others():
-    log = np.random.default_rng(3).normal(0, 0.03, (8, 4))
-    log[0, 1:] = np.nan
-    log[0, 0] = log[1, 0] + 0.12
-    assert 1 <= decide(samples(log, **SURE), [0], [1], 5.0).needed[0] <= 5
-
-
-def test_more_looks_and_more_comparisons_take_more_starts():
-    cells = samples([NOISE, np.zeros(3)], **SURE)
-    once = decide(cells, [0], [1], 2.0).needed[0]
-    assert decide(cells, [0], [1], 2.0, Looks(2, 40)).needed[0] > once
-    assert decide(cells, [0] * 30, [1] * 30, 2.0).needed[0] > once

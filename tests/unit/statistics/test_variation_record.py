@@ -3,9 +3,6 @@ import pandas as pd
 import pytest
 
 from benchmarks.variance import of_studies
-from workflow_scripts.statistics.comparisons import CHANGES, NOT_DECIDED
-from workflow_scripts.statistics.further_starts import decide
-from workflow_scripts.tables.summary import summarise
 
 
 @pytest.mark.filterwarnings("ignore")  # statsmodels warns that an estimate may lie on the boundary
@@ -28,19 +25,3 @@ def test_the_variation_of_gpus_is_that_of_a_mixed_model_over_studies():
     assert (found["starts_pct"], found["rounds_pct"]) == (pytest.approx(2, rel=0.1), pytest.approx(5, rel=0.5))
     assert (found["starts_df"], found["rounds_df"]) == (20 * 12 - 20 - 11, 11)
     assert of_studies(cells.assign(output_tokens_per_s=1.0).drop_duplicates("cell_id")) == {}
-
-
-@pytest.mark.parametrize(
-    ("gpu", "ratio", "starts", "verdict"),
-    [
-        *[("h200", 1.5, 1, CHANGES), ("h200", 1.2, 3, CHANGES), ("h200", 1.05, 3, NOT_DECIDED)],
-        *[("cpu-all", 1.5, 1, NOT_DECIDED), ("cpu-all", 2.0, 3, CHANGES)],
-    ],
-)
-def test_what_few_starts_decide_beside_what_other_studies_vary(gpu, ratio, starts, verdict):
-    """From rows of the cells table, by the shipped record."""
-    off = np.array([0.004, -0.004, 0.0])[:starts]
-    rows = pd.DataFrame({"gpu": gpu, "cell": np.repeat(["a", "b"], starts), "start": [*range(starts)] * 2})
-    rows = rows.assign(round=rows["start"], rate=100 * np.exp(np.concatenate([off + np.log(ratio), -off])))
-    _, samples = summarise(rows, ["gpu", "cell"], "rate")
-    assert decide(samples, [0], [1], 2.0).verdict.tolist() == [verdict]

@@ -104,9 +104,3 @@ def test_one_of_several_jobs_installs_an_environment_and_the_others_wait_for_it(
     with ThreadPoolExecutor(3) as jobs:
         assert list(jobs.map(lambda _: install(OLD, "cpu"), range(3))) == [None] * 3
     assert len((tmp_path / "calls").read_text().splitlines()) == 1
-
-
-def test_a_folder_that_cannot_be_written_is_a_reason(monkeypatch, tmp_path):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("KVSWEEP_ENVIRONMENTS", str(tmp_path / "file"))
-    assert "Not a directory" in str(install(OLD, "cpu"))

@@ -22,13 +22,6 @@ def cell(gpu: str, engine: str = "vllm", **knobs: object) -> Cell:
 
 
 NO_DRIVER = "class NVMLError(Exception): pass\ndef nvmlInit(): raise NVMLError('no driver')\n"
-ONE_H200 = f"""
-class NVMLError(Exception): pass
-nvmlInit = nvmlShutdown = lambda: None
-nvmlDeviceGetCount = lambda: 1
-nvmlDeviceGetHandleByIndex = lambda index: index
-nvmlDeviceGetName = lambda handle: {H200!r}
-"""
 
 
 class Mixed(MadeStudy):
@@ -107,19 +100,3 @@ def test_a_study_with_a_gpu_that_no_machine_can_measure_is_planned_only(tmp_path
     assert "rule measure:" not in planned
     # A server elsewhere may run on any device.
     assert unmeasurable(mixed.study, [cell("mi300x", "openai", endpoint="there", users=1)]) is None
-
-
-def test_the_devices_here_are_calibrated(tmp_path):
-    mixed = Mixed(tmp_path, tensor_parallel_size=[1, 2])
-    # A pair is missing, but a calibration needs one GPU.
-    planned = mixed.dry_run("calibrate", nvml=ONE_H200)
-    assert "calibrations/h200.json" in planned
-    assert "calibrations/cpu-1core.json" in planned
-    # All cells of the missing GPU were measured elsewhere, so none is left out.
-    for one in mixed.cells.values():
-        mixed.end(one)
-    planned = mixed.dry_run("calibrate")
-    assert "calibrations/h200.json" not in planned
-    assert "calibrations/cpu-1core.json" in planned
-    # Devices that are this machine's CPU are calibrated in turns by one job.
-    assert "calibrations/cpu-1core+cpu-all.json" in Mixed(tmp_path, gpu=("cpu-1core", "cpu-all")).dry_run("calibrate")

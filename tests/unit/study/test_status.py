@@ -10,9 +10,8 @@ from tests.unit.made_studies import MadeStudy, fixed, round_plan
 from workflow_scripts.common.files import write_text
 from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.outcome import WHAT_TO_DO
-from workflow_scripts.study.progress import Progress, progress, status_of_starts
 from workflow_scripts.study.rounds import OpenComparison
-from workflow_scripts.study.status import main
+from workflow_scripts.study.status import Progress, main, progress, status_of_starts
 
 # The present.
 NOW = 1_800_000_000.0

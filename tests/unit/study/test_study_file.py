@@ -15,7 +15,6 @@ from tests.unit.made_studies import study_content
 from workflow_scripts.catalog import hub
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model, study_models
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.parse.imported_runs import read_runs
 from workflow_scripts.predict.predictions import predict_cells
 from workflow_scripts.prepare.model import main as prepare_model
 from workflow_scripts.prepare.tokenizer import build_tokenizer
@@ -339,16 +338,6 @@ def test_a_repository_needs_the_hub_once(write_own, tmp_path, monkeypatch):
     assert resolved_models(load_study(path, tmp_path / "results"))["mine"] == model
     with pytest.raises(InputError, match=f"org/model at {COMMIT}: the hub cannot be reached"):
         load_study(path, tmp_path / "elsewhere")
-
-
-def test_an_imported_run_may_name_a_model_of_the_study(write_own, folder, tmp_path):
-    mapping = tmp_path / "runs.yaml"
-    run = {"gpu": "h100-sxm", "engine": "vllm", "model": "mine", "rates": {"output_tokens_per_s": 10.0}}
-    mapping.write_text(yaml.safe_dump({"schema_version": 1, "runs": [run]}))
-    with pytest.raises(InputError, match=r"runs.0: unknown model 'mine'; allowed: "):
-        read_runs(mapping)
-    load_study(write_own({"folder": str(folder)}))
-    assert len(list(read_runs(mapping))) == 1
 
 
 @pytest.mark.parametrize(("given", "meant"), [("studdy", "study"), ("resutls", "results"), ("occasion_vary", None)])

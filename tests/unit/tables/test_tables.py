@@ -4,12 +4,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.unit.questions.synthetic_cells import cell, table
 from workflow_scripts.common.csv_rows import read_rows
 from workflow_scripts.questions.table_docs import index, schemas
 from workflow_scripts.questions.table_docs import main as columns
 from workflow_scripts.tables import typed_tables as tables
-from workflow_scripts.tables.measurements import split
 from workflow_scripts.tables.typed_tables import (
     FLAG,
     INTEGER,
@@ -57,15 +55,6 @@ def test_a_spreadsheet_reads_no_text_as_a_formula_and_a_number_as_a_number(tmp_p
         assert [row["name"] for row in csv.DictReader(lines)] == [f"'{text}", "-2"]
     _, rows = read_rows(tmp_path / "try.csv")
     assert (rows[0]["name"].strip(), rows[0]["rate"]) == (text.strip(), -0.5)
-
-
-def test_the_schema_is_chosen_by_file_name_unless_it_is_named(tmp_path):
-    write_table(frame(), tmp_path / "other.parquet", "try")
-    assert len(read_table(tmp_path / "other.parquet", "try")) == 2
-    with pytest.raises(TableError, match=r"no schema of a table 'other'; allowed: .*cells, .*try"):
-        read_table(tmp_path / "other.parquet")
-    with pytest.raises(TableError, match="no schema of a table 'new'"):
-        write_table(frame(), tmp_path / "new.parquet")
 
 
 @pytest.mark.parametrize(
@@ -122,15 +111,6 @@ def test_a_file_that_is_no_table_is_named(tmp_path):
     frame(extra=1).to_parquet(tmp_path / "try.parquet")
     with pytest.raises(TableError, match=r"not a table 'try': column 'extra' is"):
         read_table(tmp_path / "try.parquet")
-
-
-def test_the_cells_that_other_tests_make_up_are_as_the_schema_has_them():
-    made_up = table(
-        cell({"max_num_seqs": 4, "enable_prefix_caching": True}, [1.0, 2.0], preemptions=3, attention_backend="A"),
-        cell({"batch_size": 1}, engine="hf-static", outcome="missing", repeat=None, comparable=None),
-    )
-    for name, part in split(made_up).items():
-        pd.testing.assert_frame_equal(part, tables.TABLE_SCHEMAS[name].validate(part))
 
 
 def test_every_table_and_column_is_documented_with_what_its_schema_says():

@@ -161,7 +161,7 @@ def _further(pair: Row, at_least: int) -> float:
 )
 def main(args: Namespace) -> None:
     study = load_study(args.study)
-    if not study.is_adaptive:
+    if not study.starts.is_adaptive:
         raise InputError(f"{args.study}: starts: every cell gets {study.starts.at_least}; there is nothing to decide")
     paths = StudyPaths(args.results, study.name)
     listed = (read_json(path).items() for path in args.measured)

@@ -97,7 +97,7 @@ def provenance(report: Report) -> Iterator[Block]:
 
 def rounds(report: Report) -> Iterator[Block]:
     plan = last_plan(StudyPaths(report.cells.parent.parent, report.study.name), report.study.starts.at_least)
-    if plan is None or not report.study.is_adaptive:
+    if plan is None or not report.study.starts.is_adaptive:
         return
     yield Text(f"{plan.in_words()}.")
 

@@ -40,7 +40,7 @@ def study(results):
 
 @pytest.fixture
 def tables(results):
-    found = {name: read_table(results / f"tables/{name}.parquet", name) for name in TABLES}
+    found = {name: read_table(results / f"tables/{name}.parquet") for name in TABLES}
     found["cells"] = read_measurements(results / "tables").assign(
         start_s=12.5, max_num_seqs_effective=64, engine_version="vllm 0.32.0"
     )
