@@ -18,7 +18,6 @@ SECRETS = {
     "VLLM_API_KEY": "plantedKeyOfARunningServer0123456789",
     "AWS_SECRET_ACCESS_KEY": "plantedAccessKeyOfAUser0123456789",
 }
-MARKUP = "<script>alert('from a study')</script>"
 SEVERAL = {"max_model_len": 512, "enforce_eager": True, "cpu_kv_cache_gib": 1, "block_size": 32}
 DRAFTS = {"speculative_method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
 
@@ -37,7 +36,7 @@ def study(**changes: object) -> dict[str, object]:
     return {
         "schema_version": 1,
         "name": "served",
-        "question": f"do servers run? {MARKUP}",
+        "question": "do servers run?",
         "repeats": 2,
         "cell_time_limit_s": 600,  # `transformers serve` takes ten times as long on cores that others use
         "server_start_limit_s": 100,

@@ -28,7 +28,7 @@ from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.engines.vllm.adapter import LAYOUT
 from workflow_scripts.measure.forkserver import begin
-from workflow_scripts.physics.model_facts import DTYPE_BYTES, read_model_facts
+from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.predict.predictions import lengths_of
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.scheduler import make_schedule
@@ -230,50 +230,6 @@ def test_a_backend_that_the_engine_replaces_is_recorded_as_it_is(measured):
     assert outcome.effective["attention_backend"] == "CPU_ATTN"
 
 
-# torch's and oneDNN's own kernels follow variables; vLLM asks torch which of its extension modules to load.
-AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
-AVX2_OF_VLLM = """
-import os, sys
-if any("forkserver" in word for word in sys.orig_argv):
-    import torch.cpu
-    for name in ("_is_avx512_supported", "_is_avx512_bf16_supported", "_is_amx_tile_supported"):
-        assert hasattr(torch.cpu, name)
-        setattr(torch.cpu, name, lambda: False)
-    def tell(event, arguments):
-        if event == "import" and arguments[1] and arguments[0].startswith("vllm._C"):
-            with open(os.environ["TMPDIR"] + "/loaded", "a") as file:
-                print(arguments[0], file=file)
-    sys.addaudithook(tell)
-"""
-
-
-def test_the_kernels_for_avx2_run_on_every_processor(measured, own_tmpdir, write_study):
-    folder = own_tmpdir / "avx2"  # for a fork server of its own
-    folder.mkdir()
-    study, results = write_study(folder), folder / "results"
-    shutil.copytree(measured.results / "small/prepared", results / "small/prepared")
-    (folder / "sitecustomize.py").write_text(AVX2_OF_VLLM, encoding="utf-8")
-    environment = {**os.environ, **AVX2, "TMPDIR": str(folder), "PYTHONPATH": str(folder)}
-    for cell in (SHORT, INT8):
-        measured_alone(study, results, cell, environment)(cell)
-    # Loaded once, before the server forks a child for each cell.
-    (loaded,) = folder.glob("kvsweep-*/loaded")
-    assert set(loaded.read_text(encoding="utf-8").split()) == {"vllm._C_AVX2"}
-
-
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_hf_static_batches_count_only_what_was_asked_for(measured, cache):
-    outcome = measured(HF + cache)
-    requests = measured.lines("requests")
-    steps = measured.lines("steps")
-    assert sum(s["generation_tokens"] for s in steps) == sum(r["output_tokens"] for r in requests)
-    assert all(s["kv_slots_reserved"] >= s["kv_tokens_live"] > 0 for s in steps)
-    reserved = [s["kv_slots_reserved"] for s in steps if s["repeat"] == 0]
-    assert (len(set(reserved)) <= 2) == (cache == "static")  # two batches; a dynamic cache grows in each step
-    # 8 layers x 4 KV heads x 64 x (key and value), in the type that is native here
-    assert steps[0]["kv_bytes_reserved"] == steps[0]["kv_slots_reserved"] * 4096 * DTYPE_BYTES[computed_in(outcome)]
-
-
 def test_hf_continuous_batching_serves_the_same_work(measured):
     outcome = measured(CONTINUOUS)
     hf = measured.lines("requests")
@@ -318,17 +274,6 @@ def test_transformers_is_measured_in_a_process_as_its_users_have_it(state_of, en
     assert state == json.loads(plain.stdout)
     assert state["imported"] == ["torch", "transformers"]
     assert get_engine("hf-continuous").preload == get_engine("hf-static").preload
-
-
-def test_vllm_is_measured_with_what_it_sets_on_import_and_a_server_of_another_make_without(state_of, environment):
-    # The first one keeps torch from starting CUDA before vLLM forks its engine core.
-    of_vllm = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    assert of_vllm.items() <= state_of("vllm")["environment"].items()
-    assert get_engine("vllm-serve").preload == get_engine("vllm").preload
-    of_openai = state_of("openai")["environment"]
-    # The module that prints them imports torch, which sets this one unless the tests' own process has it.
-    of_torch = {k: of_openai[k] for k in ("TORCHINDUCTOR_CACHE_DIR",) if k in of_openai}
-    assert of_openai == environment | of_torch | {"TMPDIR": str(temporary_folder())}
 
 
 # --- vLLM's layout on a GPU: its core in a process of its own ------------------------------------------------------

@@ -1,5 +1,6 @@
 """Settings are checked with the installed vLLM."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,28 +13,26 @@ from workflow_scripts.study.study_file import load_study
 pytest.importorskip("vllm")
 
 NGRAM = {"speculative_method": "ngram", "num_speculative_tokens": [0, 4], "prompt_lookup_max": 3}
-
-
 DRAFTED = {"num_speculative_tokens": 3, "synthetic_acceptance_length": [1, 2.5, 4]}
+DRAFT = {"speculative_method": "draft_model", "num_speculative_tokens": 3, "speculative_model": "smollm-135m"}
 
 
 def sweep(name: str, engine: str = "vllm", gpu: str | list[str] = "cpu-all", **knobs: object) -> dict[str, object]:
     return {"name": name, "gpu": gpu, "engine": engine, "model": "llama-3.1-8b-instruct", "knobs": knobs}
 
 
+# What the line of each sweep says.
 REFUSED = {
-    "long": sweep("long", gpu=["cpu-1core", "cpu-all"], max_model_len=[4096, 200000], max_num_seqs=16),
-    "ranks": sweep("ranks", tensor_parallel_size=[5, 8]),
-    "weights": sweep("weights", quantization=["awq", "fp8"]),
-    "backend": sweep("backend", attention_backend="FLASHY"),
-    "whole-prompts": sweep("whole-prompts", enable_chunked_prefill=False, max_num_batched_tokens=512),
-    "vocabulary": sweep(
-        "vocabulary",
-        speculative_method="draft_model",
-        num_speculative_tokens=3,
-        speculative_model="smollm-135m",
-        block_size=16,
+    "on cpu-1core, cpu-all: max_num_seqs=16, max_model_len=200000: ": sweep(
+        "long", gpu=["cpu-1core", "cpu-all"], max_model_len=[4096, 200000], max_num_seqs=16
     ),
+    "tensor_parallel_size=5: ": sweep("ranks", tensor_parallel_size=[5, 8]),
+    "quantization=awq: ": sweep("weights", quantization=["awq", "fp8"]),
+    "attention_backend=FLASHY: ": sweep("backend", attention_backend="FLASHY"),
+    "max_num_batched_tokens=512, enable_chunked_prefill=False: ": sweep(
+        "whole-prompts", enable_chunked_prefill=False, max_num_batched_tokens=512
+    ),
+    "Target and draft model should have the same": sweep("vocabulary", **DRAFT, block_size=16),
 }
 TAKEN = [
     # The config classes of a CPU would refuse what a GPU takes.
@@ -49,27 +48,30 @@ TAKEN = [
 ]
 
 
-def write(folder: Path, sweeps: list[dict[str, object]]) -> Path:
-    return write_study(folder, *sweeps, name="asked", workloads={"w": fixed(2, 8, 4)})
-
-
 def test_what_an_engine_refuses_is_one_line_with_sweep_knob_and_its_words(tmp_path, capfd):
-    study = write(tmp_path, [*REFUSED.values(), *TAKEN])
+    study = write_study(tmp_path, *REFUSED.values(), *TAKEN, name="asked", workloads={"w": fixed(2, 8, 4)})
     assert main(["--study", str(study)]) == 2
     printed = capfd.readouterr()
-    lines = {name: [x for x in printed.err.splitlines() if f": sweep {name}: " in x] for name in REFUSED}
-    assert {name: len(found) for name, found in lines.items()} == dict.fromkeys(REFUSED, 1)
     assert printed.err.count(f"kvsweep check-engines: {study}: ") == len(REFUSED)
-    faults = {name: found[0] for name, found in lines.items()}
-    assert "on cpu-1core, cpu-all: max_num_seqs=16, max_model_len=200000: " in faults["long"]
-    assert "is greater than the derived max_model_len (max_position_embeddings=131072" in faults["long"]
-    assert "tensor_parallel_size=5: Total number of attention heads (32)" in faults["ranks"]
-    assert "quantization=awq: Cannot find the config file for awq" in faults["weights"]
-    assert "attention_backend=FLASHY: " in faults["backend"]
-    assert "Valid options are: FLASH_ATTN" in faults["backend"]
-    assert "max_num_batched_tokens=512, enable_chunked_prefill=False: " in faults["whole-prompts"]
-    assert "Target and draft model should have the same" in faults["vocabulary"]
+    for words, refused in REFUSED.items():
+        (line,) = (line for line in printed.err.splitlines() if f": sweep {refused['name']}: " in line)
+        assert words in line
+    assert "Valid options are: FLASH_ATTN" in printed.err  # in vLLM's own words
     assert "will probably end as infeasible, for example h200/vllm/llama-3.1-8b-instruct/w/bs4: " in printed.out
+
+
+def test_the_cells_of_an_environment_are_checked_by_its_own_python(tmp_path, monkeypatch, capfd):
+    name, python = "transformers-5.23.0", tmp_path / ".venv-transformers-5.23.0-cpu/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho asked\nexec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    monkeypatch.setenv("KVSWEEP_ENVIRONMENTS", str(tmp_path))
+    paged = sweep("page", "hf-continuous", page_size=32, num_blocks=64, max_batch_tokens=256)
+    study = write_study(tmp_path, {**paged, "environment": name}, name="asked")
+    assert main(["--study", str(study)]) == 0
+    printed = capfd.readouterr().out
+    assert "asked\n" in printed
+    assert "no setting refused" in printed
 
 
 def test_the_engines_take_every_study_of_the_project():
