@@ -18,7 +18,7 @@ from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_axis
 from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables, records, require
 
-OF_ARRIVALS = ("request_rate_per_s", "ramp_to_per_s", "burstiness", "users")
+OF_ARRIVALS = ("request_rate_per_s", "burstiness", "users")
 WORK = ("num_requests", "prompt_tokens", "output_tokens")
 
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -25,10 +26,6 @@ class Load(StrictRecord):
         Annotated[Rate, Field(description="mean rate at which requests arrive")] | None,
         Knob("rate", wording="{} requests/s"),
     ] = None
-    ramp_to_per_s: Annotated[
-        Annotated[Rate, Field(description="the rate changes to this, linearly from request to request")] | None,
-        Knob("to", wording="rising to {} requests/s"),
-    ] = None
     burstiness: Annotated[
         Annotated[Rate, Field(description="shape of the gamma distribution of gaps; 1: Poisson, less: bursts")] | None,
         Knob("burst"),
@@ -50,10 +47,8 @@ class Load(StrictRecord):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        for name in ("ramp_to_per_s", "burstiness"):
-            rate = self.request_rate_per_s or (name == "burstiness" and self.find)
-            if getattr(self, name) is not None and not rate:
-                raise ValueError(f"{name} needs request_rate_per_s")
+        if self.burstiness is not None and not (self.request_rate_per_s or self.find):
+            raise ValueError("burstiness needs request_rate_per_s")
         if self.find and self.request_rate_per_s:
             raise ValueError(f"find: {self.find} searches the rate itself; leave out request_rate_per_s")
         return self
@@ -76,9 +71,5 @@ class Load(StrictRecord):
         shape = self.burstiness or 1.0
         units = [draw.gammavariate(shape, 1 / shape) for _ in range(count - 1)]
         scale = len(units) / sum(units) if sum(units) > 0 else 1.0
-        first, last = self.request_rate_per_s, self.ramp_to_per_s or self.request_rate_per_s
-        at, arrivals = 0.0, [0.0]
-        for i, unit in enumerate(units):
-            at += scale * unit / (first + (last - first) * i / max(1, count - 2))
-            arrivals.append(round(at, 9))
-        return arrivals[:count]
+        gaps_s = (scale * unit / self.request_rate_per_s for unit in units)
+        return [round(at_s, 9) for at_s in accumulate(gaps_s, initial=0.0)][:count]

@@ -29,7 +29,7 @@ VLLM: dict[str, Any] = {
     "num_speculative_tokens": 4,
     "speculative_model": "smollm-135m",
 }
-LOAD = {"request_rate_per_s": 2.0, "ramp_to_per_s": 4.0, "burstiness": 0.5, "users": 7}
+LOAD = {"request_rate_per_s": 2.0, "burstiness": 0.5, "users": 7}
 OF_VLLM = (
     "bs16-seqs8-tokens512-len256-util0.9-pc1-cp0-kvfp8-quantawq-tp2-pp3-eager1-attnFLASH_ATTN-cpukv1"
     "-pool65-specdraft_model-draft4-bysmollm-135m"
@@ -60,16 +60,16 @@ SLUGS: list[tuple[str, dict[str, Any], str]] = [
     ("vllm", {"engine_args": {"cudagraph_capture_sizes": [1, 2]}}, "cudagraph_capture_sizes3a316d6d"),
     ("vllm", LOOKUP, "specngram-draft4-lookup3-lookupmin2"),
     ("vllm", SYNTHETIC, "specmtp-draft4-accept2.5"),
-    ("vllm-serve", LOAD | VLLM, f"{OF_VLLM}-rate2-to4-burst0.5-users7"),
+    ("vllm-serve", LOAD | VLLM, f"{OF_VLLM}-rate2-burst0.5-users7"),
     ("vllm-serve", {"users": 2, "reasoning_parser": "deepseek_r1"}, "reasondeepseek_r1-users2"),
     *((name, {**more, "find": "highest_rate"}, f"{at}find-highest_rate") for name, more, at in SERVERS),
     (
         "sglang-serve",
         LOAD | OF_SGLANG,
         "bs16-seqs8-len256-static0.8-kvtokens4096-chunk128-pc0-kvfp8_e5m2-tp2-eager1"
-        "-attnflashinfer-rate2-to4-burst0.5-users7",
+        "-attnflashinfer-rate2-burst0.5-users7",
     ),
-    ("openai", LOAD | {"endpoint": "tgi"}, "at-tgi-rate2-to4-burst0.5-users7"),
+    ("openai", LOAD | {"endpoint": "tgi"}, "at-tgi-rate2-burst0.5-users7"),
     ("hf-static", {"batch_size": 4}, "static-batch4-cachedynamic"),
     (
         "hf-continuous",

@@ -163,8 +163,8 @@ def _recommended(
 ) -> tuple[str, str]:
     limits = bounds_text(study.slo.bounds()) if study.slo else ""
     servers = cells.loc[cells["engine"] == VLLM_SERVE.name, "cell_id"]
-    at_a_rate = served["request_rate_per_s"].notna() & served["ramp_to_per_s"].isna()
-    within = served[served["cell_id"].isin(servers) & served["saturated"].eq(False) & at_a_rate]
+    at_a_rate = served["cell_id"].isin(servers) & served["request_rate_per_s"].notna()
+    within = served[at_a_rate & served["saturated"].eq(False)]
     within = within[within["slo_attainment"] >= WITHIN_SHARE] if study.slo else within
     if len(within):
         best = records(within.sort_values("request_rate_per_s", kind="stable"))[-1]
@@ -205,7 +205,7 @@ def _loads(served: pd.DataFrame, cells: pd.DataFrame, rows: pd.DataFrame) -> tup
     loads = {f"knob_{name}" for name in Load.model_fields}
     setting = ["gpu", "engine", "model", "workload", *(name for name in knob_columns(cells) if name not in loads)]
     same = cells.merge(rows[setting].head(1))
-    of_setting = served[served["cell_id"].isin(same["cell_id"]) & served["ramp_to_per_s"].isna()]
+    of_setting = served[served["cell_id"].isin(same["cell_id"])]
     rates = of_setting["request_rate_per_s"].astype(float)
     kept, over = (rates[of_setting["saturated"].eq(state).fillna(False)] for state in (False, True))
     return finite(kept.max()), finite(over.min())

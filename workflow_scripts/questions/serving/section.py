@@ -35,7 +35,7 @@ SIDE_BY_SIDE |= {"ttft_s_p50": column("ttft_s_p50").axis, "ttft_s_p99": column("
 SIDE_BY_SIDE |= {"itl_s_p50": column("itl_s_p50").axis, "running_peak": "Largest batch", "memory_pct": "GPU memory, %"}
 UNTRIED = "The project has never run TGI: its entry in config/endpoints.yaml follows TGI's documentation."
 # Knobs that say what the load is and which server gets it.
-_NO_SETTINGS = {f"knob_{name}" for name in (*LOADS, "ramp_to_per_s", "endpoint")}
+_NO_SETTINGS = {f"knob_{name}" for name in (*LOADS, "endpoint")}
 
 
 def served_latency(tables: Tables) -> Plot:
@@ -67,7 +67,7 @@ def _by_load(tables: Tables, measure: str, title: str) -> Plot:
 def _sustained(tables: Tables) -> tuple[float | None, float | None, str]:
     """The highest load that a server kept up with, the lowest that was too high, and their unit."""
     rows = _with_load(tables.need("serving_summary"))
-    rows = rows[~rows["limited_by"].astype(str).str.contains("client|users") & rows["ramp_to_per_s"].isna()]
+    rows = rows[~rows["limited_by"].astype(str).str.contains("client|users")]
     require(rows, "no server was measured at a load that the client could send")
     over = rows.loc[rows["saturated"].eq(True), "x"]
     kept = rows.loc[rows["saturated"].eq(False), "x"]
@@ -110,7 +110,7 @@ def _rows(tables: Tables) -> pd.DataFrame:
     """Cells that count, with their load as `x`, its kind as `axis`, and what distinguishes series."""
     settings = tables.measured.drop_duplicates("cell_id")[["cell_id", *tables.knobs]]
     rows = tables.need("serving_summary").merge(settings, on="cell_id")
-    rows = _with_load(rows[rows["ramp_to_per_s"].isna()])
+    rows = _with_load(rows)
     rows = rows[rows.groupby(_PANEL)["x"].transform("nunique") >= 2]
     require(rows, "no server was measured at two request rates or numbers of users")
     return rows.assign(series=_series(rows, tables.knobs))

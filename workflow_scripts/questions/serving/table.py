@@ -42,8 +42,8 @@ SCHEMA = table_schema(
     TEXT("model workload knobs", "as in `cells`"),
     INTEGER("start", "start of the engine, from 1"),
     INTEGER("repeat", "timed pass, from 0"),
-    TEXT("load", "`open loop`, `ramp`, `closed loop`, `replay` (the workload's arrivals) or `all at once`"),
-    NUMBER("request_rate_per_s ramp_to_per_s burstiness", "the requested load"),
+    TEXT("load", "`open loop`, `closed loop`, `replay` (the workload's arrivals) or `all at once`"),
+    NUMBER("request_rate_per_s burstiness", "the requested load"),
     INTEGER("users", "the requested load"),
     declared("num_requests"),
     NUMBER("arrivals_per_s", "null in a closed loop"),
@@ -85,7 +85,7 @@ _OVER_REPEATS |= dict.fromkeys(("running_peak", "in_flight_peak", "kv_cache_usag
 _OVER_REPEATS |= dict.fromkeys(("queue_growth_per_s", "client_lag_s_p99", "client_cpu_cores"), "max")
 _OF_CELL = (
     *("study", "source", "cell_id", "gpu", "engine", "endpoint", "model", "workload", "knobs"),
-    *("load", "request_rate_per_s", "ramp_to_per_s", "burstiness", "users"),
+    *("load", "request_rate_per_s", "burstiness", "users"),
 )
 
 
@@ -170,7 +170,7 @@ def bounds_text(slo: Mapping[str, float]) -> str:
 def summarise_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, float]) -> dict[str, Any]:
     """Results from the requests of one repeat: latencies, goodput, load, steady state.
 
-    `asked` has `request_rate_per_s`, `ramp_to_per_s` and `users`, null if the study does not set them.
+    `asked` has `request_rate_per_s` and `users`, null if the study does not set them.
     """
     r = requests.sort_values("queued_s", kind="stable")
     queued, sent, first, last, answer = (
@@ -210,20 +210,17 @@ def summarise_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mappin
         "queue_grows": bool(grown > GROWTH_SHARE * (len(half) - 1)) and bool(grown >= GROWTH_REQUESTS),
         "e2e_grows": e2e_grows(queued, last - queued, outputs),
     }
-    # A changing load has no steady state.
-    return results | (_steady(r, queued, first, last) if kind != RAMP else {})
+    return results | _steady(r, queued, first, last)
 
 
-OPEN, RAMP, CLOSED, REPLAY, AT_ONCE = "open loop", "ramp", "closed loop", "replay", "all at once"
+OPEN, CLOSED, REPLAY, AT_ONCE = "open loop", "closed loop", "replay", "all at once"
 
 
 def load_kind(asked: Mapping[str, Any], queued: np.ndarray[Any, Any], sent: np.ndarray[Any, Any]) -> str:
-    """How requests arrived: at a rate, at a changing rate, when users were free, as in the workload, or all at once.
+    """How requests arrived: at a rate, when users were free, as in the workload, or all at once.
 
     In a closed loop the client records the moment of sending as the arrival, so the two are the same number.
     """
-    if not pd.isna(asked["ramp_to_per_s"]):
-        return RAMP
     if not pd.isna(asked["request_rate_per_s"]):
         return OPEN
     if not pd.isna(asked["users"]) and np.array_equal(sent, queued):
@@ -343,7 +340,7 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
 def _varies(repeats: pd.DataFrame) -> bool:
     """Whether the arrivals of a cell are the load that is asked for, or drawn for each start."""
     midway_s = repeats.groupby("start")["midway_s"].first().sort_values()
-    return repeats["load"].iloc[0] not in (OPEN, RAMP) or bool(midway_s.diff().min() > _ARRIVES_APART_S)
+    return repeats["load"].iloc[0] != OPEN or bool(midway_s.diff().min() > _ARRIVES_APART_S)
 
 
 @makes(SCHEMA, SUMMARY_SCHEMA, beside=True)

@@ -18,8 +18,8 @@ from workflow_scripts.questions.serving.table import (
 from workflow_scripts.statistics.comparisons import own_interval
 from workflow_scripts.tables.parsed_facts import REPEAT
 
-OPEN = {"request_rate_per_s": 2.0, "ramp_to_per_s": np.nan, "users": np.nan}
-CLOSED = {"request_rate_per_s": np.nan, "ramp_to_per_s": np.nan, "users": 2}
+OPEN = {"request_rate_per_s": 2.0, "users": np.nan}
+CLOSED = {"request_rate_per_s": np.nan, "users": 2}
 ARRIVALS = np.arange(40) / 2
 
 
@@ -85,7 +85,6 @@ def test_the_steady_state_is_apart_from_ramp_and_tail():
     few = summarise_pass(prompt_server().head(5), OPEN, {})
     assert "steady_s" not in few
     assert few["steady_requests"] == 3
-    assert "steady_s" not in summarise_pass(prompt_server(), {**OPEN, "ramp_to_per_s": 3.0}, {})
 
 
 LENGTHS = np.tile([10.0, 40.0], 20)
@@ -112,7 +111,6 @@ def test_later_requests_that_take_longer_are_told_from_longer_ones(e2e_s, length
     ("asked", "queued", "sent", "kind"),
     [
         (OPEN, [0.0, 1.0], [0.0, 1.1], "open loop"),
-        ({**OPEN, "ramp_to_per_s": 9.0}, [0.0, 1.0], [0.0, 1.1], "ramp"),
         (CLOSED, [0.0, 1.0], [0.0, 1.0], "closed loop"),
         (CLOSED, [0.0], [0.0], "closed loop"),
         (CLOSED, [0.0, 1.0], [0.001, 1.1], "replay"),
@@ -282,11 +280,11 @@ def test_a_repeat_that_is_too_short_leaves_open_what_the_others_do_not_show(tmp_
 
 
 @pytest.mark.parametrize(("growing_s", "grows"), [(0.2, True), (0.05, False)])
-def test_growth_is_measured_by_the_rate_and_length_of_the_second_half_of_a_ramp(growing_s, grows):
+def test_growth_is_measured_by_the_rate_and_length_of_the_second_half(growing_s, grows):
     """20 requests come in 20 s and as many in one; a queue that grows by 1 a second is little to these."""
     arrivals = np.concatenate([np.arange(20.0), 20 + np.arange(20) / 20])
     last = arrivals + 0.01 + np.concatenate([np.zeros(20), growing_s * np.arange(20) / 20])
-    found = summarise_pass(served(arrivals, last, last, outputs=1), {**OPEN, "ramp_to_per_s": 20.0}, {})
+    found = summarise_pass(served(arrivals, last, last, outputs=1), OPEN, {})
     assert found["queue_growth_per_s"] > 0.1 * 39 / 20.95
     assert found["queue_grows"] == grows
 
