@@ -37,21 +37,23 @@ class PipelineRank:
 class KvGroup:
     """Layers of one kind that share a block table, by their numbers; `slots` counts padding too. `reach`: tokens that a
     layer looks back over, None for all; 0 for a state, which has no tokens. `chunked`: it looks back only within chunks
-    of `reach` tokens. `stretch`: how many times the pool's usual number of tokens a page holds."""
+    of `reach` tokens. `stretch`: how many times the pool's usual number of tokens a page holds. `layer_bytes`: of the
+    pages of each layer, if they differ."""
 
     kind: str
     layers: tuple[int, ...]
     slots: int
     reach: int | None
     chunked: bool = False
-    stretch: int = 1
+    stretch: float = 1
+    layer_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class KvPool:
-    """The groups of a model, and the bytes of a page on a tensor rank, the largest if they differ by layer: then
-    `layer_bytes` has those of each. `block_size`: tokens in a page of attention. `context_ranks` share the tokens of a
-    request among them (decode context parallelism)."""
+    """The groups of a model, and the bytes of a page on a tensor rank, the largest if they differ by layer.
+    `block_size`: tokens in a page of attention. `context_ranks` share the tokens of a request among them (decode
+    context parallelism)."""
 
     groups: tuple[KvGroup, ...]
     page_bytes: int
@@ -59,19 +61,20 @@ class KvPool:
     state_blocks: int
     in_flight_tokens: int
     context_ranks: int = 1
-    layer_bytes: tuple[int, ...] = ()
 
     @property
     def keeps_all(self) -> bool:
         return len(self.groups) == 1 and self.groups[0].reach is None
 
     def bytes_per_block(self, rank: PipelineRank) -> int:
-        """Bytes of one block on a pipeline rank: a page for each of its layers in the group with most of them."""
+        """Bytes of one block on a pipeline rank: the pages of its layers in the group with most of them."""
         end = math.inf if rank.last else rank.first_layer + rank.layers  # the last one has the layers that draft
-        held = [[layer for layer in group.layers if rank.first_layer <= layer < end] for group in self.groups]
-        if self.layer_bytes:
-            return max(sum(self.layer_bytes[layer] for layer in layers) for layers in held)
-        return self.page_bytes * max(map(len, held))
+
+        def held(group: KvGroup) -> int:
+            pages = group.layer_bytes or (self.page_bytes,) * len(group.layers)
+            return sum(size for layer, size in zip(group.layers, pages, strict=True) if rank.first_layer <= layer < end)
+
+        return max(map(held, self.groups))
 
     def blocks_of_group(self, group: KvGroup, max_model_len: int) -> int:
         """Blocks of a group that a request of `max_model_len` tokens may take. A window need not begin at the beginning

@@ -22,7 +22,15 @@ from workflow_scripts.physics.dense_families import (
     mlp_of,
     window_of,
 )
-from workflow_scripts.physics.layers import Experts, FeedForward, LatentAttention, Layer, Mixer, Mlp
+from workflow_scripts.physics.layers import (
+    CompressedAttention,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    Layer,
+    Mixer,
+    Mlp,
+)
 
 
 def experts_of(
@@ -217,7 +225,39 @@ def _step3p5(c: ConfigValues) -> Fields:
     return _by_layer(c, [mixers[kind] for kind in kinds], block, mlp_of(c))
 
 
+def _deepseek_v4(c: ConfigValues) -> Fields:
+    """DeepSeek-V4 (2026): four streams of hidden states, which matrices of each layer mix, and compressed attention."""
+    if c.size("vision_n_layers", 0, least=0):
+        raise c.fault("encoders of pictures are not supported")
+    layers, hidden, streams = c.size("num_hidden_layers"), c.size("hidden_size"), c.size("hc_mult")
+    ratios, width, rope = c.numbers("compress_ratios")[:layers], c.size("head_dim"), c.size("qk_rope_head_dim")
+    if len(ratios) < layers or not {0, 4} <= {*ratios, 0} <= {0, 1, 4, 128}:
+        raise c.fault("compress_ratios must name 0, 4 or 128 for each layer, and 4 for one")
+    window, heads, groups = c.size("sliding_window"), c.size("num_attention_heads"), c.size("o_groups")
+    c.divided("num_attention_heads", "o_groups", (heads, groups))
+    plain = CompressedAttention(
+        heads,
+        kv_rank=width - rope,
+        rope_dim=rope,
+        key_dim=width - rope,
+        value_dim=width,
+        query_rank=c.size("q_lora_rank"),
+        attended=window,
+        window=window,
+        output_groups=groups,
+        output_rank=c.size("o_lora_rank"),
+    )
+    indexed = replace(plain, ratio=4, indexer_heads=c.size("index_n_heads"), indexer_dim=c.size("index_head_dim"))
+    mixers = {0: plain, 1: plain, 4: indexed, 128: replace(plain, ratio=128)}
+    mixes = (2 + streams) * streams
+    norms = 2 * (hidden + mixes * (streams * hidden + 1) + 3)
+    stack = [Layer((mixers[ratio],), tuple(_routed_and_shared(c)), norms) for ratio in ratios]
+    final = hidden + streams * (streams * hidden + 1) + 1
+    return decoder(c, stack, final_norm_parameters=final, kv_cache_dtype="fp8")  # the only one of vLLM's kernels
+
+
 EXPERTS: dict[str, Reader] = {
+    "deepseek_v4": _deepseek_v4,
     "gemma4_text": _gemma4_text,
     "gpt_oss": _gpt_oss,
     "mixtral": lambda c: _all_sparse(c, attention_of(c, window=window_of(c)), "num_local_experts"),

@@ -5,8 +5,9 @@ the model's own. Its other parameters (norms, biases, convolutions) are its `vec
 `cache_bytes` are those of one token in one rank's KV cache of a type; the indexer's part is `indexer_bytes`.
 """
 
+import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from workflow_scripts.physics.cache_types import CacheType
 from workflow_scripts.physics.formulas import Number
@@ -116,9 +117,9 @@ class LatentAttention:
     A token's cache is one latent vector of `kv_rank` elements and a rotary key of `rope_dim`, whatever the number of
     heads, and the same on every rank. `key_dim` is the part of a head's key that comes from the latent vector.
 
-    With an indexer (DeepSeek-V3.2, 2025) a token attends only to the `attended` earlier tokens that its indexer
-    prefers. The indexer has its own heads and its own key, which the cache holds in 8 bits, with a scale of 4 bytes per
-    128 elements.
+    `window`: as of `Attention`. With an indexer (DeepSeek-V3.2, 2025) a token attends only to the `attended` earlier
+    tokens that its indexer prefers. The indexer has its own heads and its own key, which the cache holds in 8 bits,
+    with a scale of 4 bytes per 128 elements.
     """
 
     heads: int
@@ -131,9 +132,13 @@ class LatentAttention:
     indexer_heads: int = 0
     indexer_dim: int = 0
     attended: int | None = None
+    window: int | None = None
 
     kind = "latent"
-    reach = None
+
+    @property
+    def reach(self) -> int | None:
+        return self.window
 
     def cache_elements(self, tensor: int = 1) -> int:  # every rank has all of it
         return self.kv_rank + self.rope_dim
@@ -174,6 +179,84 @@ class LatentAttention:
     def vectors(self, hidden: int) -> int:
         biases = (self.query_rank or 0) + self.kv_rank + self.rope_dim + hidden
         return (self.query_rank or 0) + self.kv_rank + self.bias * biases + 2 * self.indexer_dim
+
+
+class Cache(NamedTuple):
+    """What a layer keeps in pages of its own: `tokens` in a page of `page_bytes`, of the last `reach` tokens, None for
+    all."""
+
+    tokens: int
+    page_bytes: int
+    reach: int | None
+
+
+@dataclass(frozen=True)
+class CompressedAttention(LatentAttention):
+    """Attention to vectors of the last `window` tokens and, with a `ratio` above 1, to vectors that stand for so many
+    tokens each (DeepSeek-V4, 2026). A vector is the key and the value of all heads. With an indexer a token attends to
+    those that its indexer prefers, and each token is part of two of them. The outputs of `output_groups` of heads lead
+    to `output_rank` elements each.
+    """
+
+    ratio: int = 1
+    output_groups: int = 1
+    output_rank: int = 0
+
+    kind = "compressed"
+
+    @property
+    def widths(self) -> dict[int, int]:
+        """Elements of the vectors that stand for several tokens, and of their keys in the indexer; each with its bytes
+        in the cache: 8 bits, the rotary part 16, and a byte that scales 64 elements."""
+        if self.ratio == 1:
+            return {}
+        indexer = {self.indexer_dim: self.indexer_bytes} if self.indexer_dim else {}
+        return {self.cache_elements(): self.vector_bytes} | indexer
+
+    @property
+    def vector_bytes(self) -> int:
+        return self.kv_rank + self.kv_rank // 64 + 1 + 2 * self.rope_dim
+
+    @property
+    def parts(self) -> int:  # vectors that a token is part of
+        return 2 if self.indexer_dim else 1
+
+    @property
+    def caches(self) -> tuple[Cache, ...]:
+        """The window; the vectors, and float32 sums of which the next ones are made. (vllm/models/deepseek_v4/, and
+        vllm/v1/attention/backends/mla/sparse_swa.py, of vLLM 0.32.)"""
+        kept: list[tuple[int, int, int | None]] = [(64, 64 * self.vector_bytes, self.window)]
+        sums = 8 // self.parts
+        for width, size in self.widths.items():
+            kept.append((256, 256 // self.ratio * size, None))
+            kept.append((sums, sums * 8 * self.parts * width, self.parts * self.ratio))
+        return tuple(Cache(tokens, math.ceil(size / 576) * 576, reach) for tokens, size, reach in kept)
+
+    def cache_bytes(self, stored: CacheType, tensor: int = 1) -> int:
+        return math.ceil(self.vector_bytes + sum(self.widths.values()) / self.ratio)  # sums are no token's
+
+    @property
+    def decode_pair_flops(self) -> int:
+        return self.prefill_pair_flops
+
+    def matrices(self, hidden: int, tensor: int = 1) -> tuple[Matrix, ...]:
+        """Each rank has all that lead down, of the indexer, and that compress; the latter are never quantized."""
+        width, rank, heads = self.cache_elements(), self.query_rank or 0, self.heads // tensor
+        compress = hidden * (2 * self.parts * sum(self.widths) + self.indexer_heads)
+        indexer = rank * self.indexer_heads * self.indexer_dim
+        return (
+            *((Matrix("attention", compress, compress, left_out=True),) if compress else ()),
+            *((Matrix.whole("attention", indexer),) if indexer else ()),
+            Matrix.whole("attention", hidden * (rank + width)),
+            Matrix.whole("attention", rank * heads * width),
+            Matrix.whole("output", heads * width * self.output_rank),
+            Matrix.whole("output", self.output_groups // tensor * self.output_rank * hidden),
+        )
+
+    def vectors(self, hidden: int) -> int:
+        """Norms, a score per head, and what is added at each place of a token within a vector."""
+        placed = sum(width * (1 + self.parts * self.ratio) for width in self.widths)
+        return (self.query_rank or 0) + self.cache_elements() + self.heads + placed
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from workflow_scripts.physics.hybrid_families import HYBRIDS, LINEAR, PICTURES
 from workflow_scripts.physics.layers import Attention, Experts, LatentAttention, Layer, Matrix, Mixer, Mlp, Part, State
 from workflow_scripts.physics.stored_weights import DTYPE_BYTES as DTYPE_BYTES
 from workflow_scripts.physics.stored_weights import (
-    QUANTIZED_BITS,
+    bits_of,
     is_quantized,
     quantization_of,
     roles_left_out,
@@ -37,8 +37,6 @@ from workflow_scripts.physics.stored_weights import (
 
 # By `model_type`: reads the fields of `ModelFacts` that depend on the family.
 READERS = DENSE | EXPERTS | HYBRIDS | PICTURES
-# Families of vLLM 0.32 whose caches are not counted here.
-_NOT_READ = dict.fromkeys(("deepseek_v4", "deepseek_v41"), "no pool here has blocks of 4 to 256 tokens")
 # What a list of `layer_types` may name, whatever the family; its reader may allow less.
 _LAYER_TYPES = {FULL, WINDOWED, CHUNKED, LINEAR, "attention", "mamba", "mlp", "moe"}
 # Value of `quantization` if the bytes of the weights are not known.
@@ -243,7 +241,7 @@ class ModelFacts:
         if self.quantization == NOT_COUNTED:
             raise ModelFactsError(f"{self.model_type}: how the checkpoint stores its weights is not known here")
         if self.quantization and not matrix.left_out and is_quantized(self.quantization, matrix.role):
-            return QUANTIZED_BITS[self.quantization] / 8
+            return bits_of(self.quantization, matrix.role) / 8
         return DTYPE_BYTES[self.dtype]
 
     @property
@@ -417,8 +415,7 @@ def model_facts(
         named = dtype or next((c[k] for c in (inner, config) for k in ("dtype", "torch_dtype") if c.get(k)), None)
         return model_facts({**inner, "quantization_config": {"quant_method": NOT_COUNTED}}, named, weights=False)
     if kind not in READERS:
-        why = _NOT_READ.get(kind) or f"supported: {', '.join(READERS)}"
-        raise ModelFactsError(f"model_type {kind!r} is not supported; {why}")
+        raise ModelFactsError(f"model_type {kind!r} is not supported; supported: {', '.join(READERS)}")
     dtype = dtype or next((c[k] for c in (config, inner) for k in ("dtype", "torch_dtype") if c.get(k)), "float32")
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ModelFactsError(f"dtype {dtype!r} of the weights is unknown; allowed: float32, bfloat16, float16")
@@ -439,8 +436,8 @@ def model_facts(
         if weights:
             raise
         method = NOT_COUNTED
-    cache = stored_kv_cache_dtype(config)
-    return ModelFacts(model_type=kind, dtype=dtype, quantization=method, kv_cache_dtype=cache, **fields)
+    fields = {"kv_cache_dtype": stored_kv_cache_dtype(config), **fields}
+    return ModelFacts(model_type=kind, dtype=dtype, quantization=method, **fields)
 
 
 # What the doctests rely on: 384 parameters in the matrices of a layer, 8 x (2 x 8 + 2 x 4) + 3 x 8 x 8.

@@ -18,7 +18,7 @@ DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "fp
 # Embeddings, the output matrix and routers stay in the model's dtype.
 QUANTIZED_BITS: Mapping[str, float] = {
     **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin"), 4 + (16 + 4) / 128),
-    **dict.fromkeys(("fp8", "fp8_per_tensor", "int8"), 8),
+    **dict.fromkeys(("fp8", "fp8_per_tensor", "int8", "deepseek_v4_fp8"), 8),
     "int4": 4 + 16 / 32,
     "mxfp4": 4 + 8 / 32,
     "modelopt_fp4": 4 + 8 / 16,
@@ -44,6 +44,8 @@ _LEFT_OUT = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modu
 _NEVER_QUANTIZED = ("lm_head", "gate", "router", "embed_tokens", "shared_expert_gate", "weights_proj")
 # Methods that quantize only the experts.
 _EXPERTS_ONLY = ("mxfp4",)
+# Those that quantize them in another way than the other matrices.
+_EXPERTS_IN: Mapping[str, str] = {"deepseek_v4_fp8": "mxfp4"}
 # Algorithms of ModelOpt.
 _MODELOPT: Mapping[str, str] = {"FP8": "fp8", "NVFP4": "modelopt_fp4"}
 # The same bytes under another name.
@@ -64,11 +66,18 @@ def is_quantized(quantization: str, role: Role) -> bool:
     return role == "experts" if quantization in _EXPERTS_ONLY else role != "router"
 
 
+def bits_of(quantization: str, role: Role) -> float:
+    """Bits per parameter of the matrices of this role."""
+    return QUANTIZED_BITS[_EXPERTS_IN.get(quantization, quantization) if role == "experts" else quantization]
+
+
 def quantization_of(config: Mapping[str, Any], asked: str | None) -> str | None:
     """The method, as named in `QUANTIZED_BITS`: the one asked for, else the checkpoint's own; None without any. Raises
     ModelFactsError if the method is unknown, or it leaves the bytes of some matrices unknown."""
     stored = config.get("quantization_config") or {}
     method = _stored_quantization(stored)
+    if config.get("model_type") == "deepseek_v4" and (method, config.get("expert_dtype", "fp4")) == ("fp8", "fp4"):
+        method = "deepseek_v4_fp8"  # vLLM's name
     quantization = method if asked is None or (asked == COMPRESSED_TENSORS and stored) else asked
     if quantization is not None and quantization not in QUANTIZED_BITS:
         raise ModelFactsError(f"quantization {quantization!r} is not supported; supported: {', '.join(QUANTIZED_BITS)}")

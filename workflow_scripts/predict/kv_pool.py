@@ -211,7 +211,7 @@ class Table:
     def __init__(self, number: int, pool: KvPool, max_model_len: int, blocks: Blocks, caching: bool) -> None:
         self.number, group, self.caching = number, pool.groups[number], caching
         self.reach, self.chunked = group.reach, group.chunked
-        self.block_size = pool.block_size * group.stretch
+        self.block_size = int(pool.block_size * group.stretch)
         self.most = pool.blocks_of_group(group, max_model_len)
         self.blocks = blocks
         self.tables: dict[int, list[Block | None]] = {}  # of each request

@@ -150,10 +150,15 @@ MINIMAX_M3 = MIXTRAL | shape("minimax_m3_vl_text", head_dim=16, dense_intermedia
 MINIMAX_M3 |= {"moe_layer_freq": [0, 1, 1], "shared_intermediate_size": 100, "rotary_dim": 8}
 MINIMAX_M3["sparse_attention_config"] = {"sparse_attention_freq": [0, 1, 1], "sparse_num_index_heads": 2}
 MINIMAX_M3["sparse_attention_config"] |= {"sparse_index_dim": 12, "sparse_topk_blocks": 2, "sparse_block_size": 4}
+DEEPSEEK_V4 = shape("deepseek_v4", layers=3, hidden=48, heads=4, kv_heads=1, head_dim=16, vocab=70, positions=32)
+DEEPSEEK_V4 |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "qk_rope_head_dim": 4}
+DEEPSEEK_V4 |= {"q_lora_rank": 12, "o_lora_rank": 10, "o_groups": 2, "hc_mult": 4, "sliding_window": 8}
+DEEPSEEK_V4 |= {"compress_ratios": [0, 4, 128], "index_n_heads": 3, "index_head_dim": 8, "n_shared_experts": 1}
 KIMI_TOWER = shape("kimi_k25_vision", layers=2, hidden=24, inner=50, heads=3, patch_size=7)
 TOWER = shape(layers=2, hidden=24, inner=50, heads=3, image_size=28, patch_size=7)
 
 VARIANTS |= {
+    "deepseek_v4": DEEPSEEK_V4,
     "mimo_v2_flash": MIMO_V2,
     "minimax_m3_vl_text": MINIMAX_M3,
     "minimax_m3_vl": {"model_type": "minimax_m3_vl", "text_config": MINIMAX_M3, "vision_config": TOWER},
@@ -186,6 +191,15 @@ def test_parameters_are_those_that_transformers_builds(name):
     assert facts.parameters == sum(p.numel() for p in model.parameters())
     assert facts.tied_embeddings == (model.get_input_embeddings().weight is model.get_output_embeddings().weight)
     assert facts.token_embedding_parameters == model.get_input_embeddings().weight.numel()
+
+
+def test_experts_may_have_fewer_bits_than_the_other_matrices():
+    in_8_bits, in_4_bits = (
+        model_facts(DEEPSEEK_V4 | stored("fp8") | {"expert_dtype": kind}) for kind in ("fp8", "fp4")
+    )
+    experts = sum(count * m.parameters for m, count in in_4_bits.matrices if m.role == "experts")
+    assert (in_8_bits.quantization, in_4_bits.quantization) == ("fp8", "deepseek_v4_fp8")
+    assert in_8_bits.weight_bytes - in_4_bits.weight_bytes == round(experts * (8 - 4.25) / 8)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "opt", "gpt2", "gemma2", "deepseek_v3-dense"])
@@ -351,7 +365,8 @@ def test_compressed_tensors_of_8_bits_are_a_byte_a_parameter(kind, quantization,
         (stored("fp8", kv_cache_scheme={"num_bits": 8, "type": "float"}), "kv_cache_scheme"),
         (stored("gptq", bits=8), "gptq with 8 bits in groups of 128"),
         (stored("awq", bits=4, group_size=32), "awq with 4 bits in groups of 32"),
-        ({"model_type": "deepseek_v4"}, "'deepseek_v4' is not supported; no pool here has blocks of 4 to 256 tokens"),
+        (DEEPSEEK_V4 | {"compress_ratios": [0, 4]}, "compress_ratios must name 0, 4 or 128 for each layer"),
+        (DEEPSEEK_V4 | {"vision_n_layers": 2}, "encoders of pictures"),
         (MIMO_V2 | {"vision_config": {"depth": 2}}, "encoders of pictures or sounds"),
         (MIMO_V2 | {"moe_layer_freq": 1}, "moe_layer_freq must be a list"),
         (MINIMAX_M3 | {"num_key_value_heads": 1}, "another number of heads in the indexer"),

@@ -166,7 +166,8 @@ def _of_rank(
 ) -> dict[str, Term]:
     per_block = pool.bytes_per_block(rank)
     pages = f"{per_block // pool.page_bytes} layers of a group x pages of {pool.page_bytes:,} bytes"
-    pages = "pages of all layers, which differ in bytes" if pool.layer_bytes else pages
+    if any(group.layer_bytes for group in pool.groups):
+        pages = "pages of all layers of a group, which differ in bytes"
     how = f"{pages}, {pool.block_size} tokens in a page of attention; groups: {len(pool.groups)}"
     if given := settings.num_gpu_blocks_override:
         memory = {"available_kv_cache": Term(given * per_block, "bytes", "num_gpu_blocks_override x bytes_per_block")}

@@ -6,6 +6,7 @@ vllm/v1/kv_cache_interface.py, `max_memory_usage_bytes`.)
 """
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -13,7 +14,15 @@ from functools import cache, partial
 from workflow_scripts.engines.capacity import KvGroup, KvPool, Term
 from workflow_scripts.engines.vllm.memory import BatchLimits, EngineSettings, with_drafting_layers
 from workflow_scripts.physics.cache_types import EIGHT_BITS
-from workflow_scripts.physics.layers import MAMBA_2, Attention, LatentAttention, Layer, Mixer, State
+from workflow_scripts.physics.layers import (
+    MAMBA_2,
+    Attention,
+    CompressedAttention,
+    LatentAttention,
+    Layer,
+    Mixer,
+    State,
+)
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
 
 # vLLM versions at which the planning of the pool changed.
@@ -22,9 +31,12 @@ _PREFILL_CHECKPOINT = (0, 32)  # a Mamba-2 layer keeps a further state, made wit
 _FREES_CHUNKS = (0, 13)  # chunks are given back by default (vllm-project/vllm#29627)
 _TOKENS_BY_CONCURRENCY = (0, 21)  # "KV cache size: N tokens" is the concurrency times max_model_len
 
+_SIDE_BY_SIDE = (0, 32)  # how pages of several sizes of a layer are packed is known from here on
+
 _KERNEL_BLOCK = {"cuda": 16, "rocm": 16, "cpu": 32}  # tokens of the smallest block of an attention kernel
 _KERNEL_BLOCK_LATENT = 128  # of latent attention beside states
-_BLOCK_WITH_INDEXER = {LatentAttention: 64, Attention: 128}  # the only one that kernels of sparse attention take
+# The only one that kernels of sparse attention take.
+_BLOCK_WITH_INDEXER = {LatentAttention: 64, Attention: 128, CompressedAttention: 256}
 
 
 def layers_with_memory(stack: Sequence[Layer]) -> Iterator[tuple[Mixer, int]]:
@@ -60,6 +72,33 @@ def layer_groups(stack: Sequence[Layer], frees_chunks: bool = True) -> Iterator[
             yield KvGroup(own[0][0].kind, tuple(number for _, number in own), size, reach, chunked)
 
 
+def packed_groups(stack: Sequence[Layer]) -> Iterator[KvGroup]:
+    """The groups if a layer has several caches, whose pages lie side by side in a block (`_get_packed_kv_cache_groups`
+    there): a group for each length of pages and each reach.
+
+    If all layers of a group have the same pages, it may be divided: into parts of a size that pads least, and not
+    smaller than a group whose layers have several pages.
+    """
+    kinds: dict[tuple[int, int | None], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for mixer, number in layers_with_memory(stack):
+        for kept in mixer.caches if isinstance(mixer, CompressedAttention) else ():
+            kinds[kept.tokens, kept.reach][kept.page_bytes].append(number)
+    counts = {kind: {len(layers) for layers in pages.values()} for kind, pages in kinds.items()}
+    alike = {kind: max(of_kind) for kind, of_kind in counts.items() if len(of_kind) == 1}
+    least = max(count for kind, count in alike.items() if len(kinds[kind]) > 1)
+    sizes = range(least, max(alike.values()) + 1)
+    size = min(sizes, key=lambda size: (sum(-count % size for count in alike.values()), -size))
+    for (tokens, reach), pages in kinds.items():
+        page_bytes: Counter[int] = Counter()
+        for of_one, layers in pages.items():
+            page_bytes.update(dict.fromkeys(layers, of_one))
+        parts = math.ceil(alike.get((tokens, reach), size) / size)
+        for own in (sorted(page_bytes)[first::parts] for first in range(parts)):
+            stretch = tokens / _BLOCK_WITH_INDEXER[CompressedAttention]
+            of_layers = tuple(page_bytes[number] for number in own)
+            yield KvGroup("compressed", tuple(own), len(own), reach, stretch=stretch, layer_bytes=of_layers)
+
+
 def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, kind: str) -> KvPool:
     """How vLLM plans the pool of a model on devices of a kind (`cuda`, `rocm` or `cpu`). Raises ModelFactsError if the
     planning of such layers is not known here."""
@@ -81,8 +120,9 @@ def _planned(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, ki
     kinds = {(kept_tokens(mixer), isinstance(mixer, LatentAttention)) for mixer in mixers}
     # Layers that all keep all tokens form one group, whatever their bytes.
     several = len(per_token) > 1 and {kept for kept, _ in kinds} != {(None, False)}
-    unequal = several and (states or len(kinds) < len(mixers) or any(latent for _, latent in kinds))
-    latent = any(isinstance(mixer, LatentAttention) for mixer in mixers)
+    packed = any(isinstance(mixer, CompressedAttention) for mixer in mixers)
+    latent = not packed and any(isinstance(mixer, LatentAttention) for mixer in mixers)
+    unequal = several and not packed and (states or len(kinds) < len(mixers) or latent)
     indexed = [type(mixer) for mixer in mixers if not isinstance(mixer, State) and mixer.indexer_dim]
     indexed_8_bits = latent and indexed and stored() == EIGHT_BITS
     not_all = any(isinstance(mixer, State) or mixer.reach for mixer in mixers)
@@ -91,7 +131,10 @@ def _planned(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, ki
         f"no layer with attention: {plans}": not per_token,
         f"layers whose tokens or states differ in bytes: {plans}": unequal or len(states) > 1,
         "the processor decides whether vLLM keeps states in float32": states and on_cpu and facts.dtype != "float32",
-        "the processor decides the block size of latent or sparse attention": (latent or indexed) and on_cpu,
+        "the processor decides the block size of latent or sparse attention": on_cpu
+        and (latent or (indexed and not packed)),
+        "before vLLM 0.32 its pages are packed in another way": packed and settings.version < _SIDE_BY_SIDE,
+        "its KV cache is known in 8 bits only": packed and stored().key_bits != 8,
         "the GPU decides how sparse attention stores a KV cache in 8 bits": indexed_8_bits,
         "decode_context_parallel_size with windows or states is not supported": not_all and contexts > 1,
     }
@@ -103,11 +146,13 @@ def _planned(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, ki
         step = max(_KERNEL_BLOCK[kind], settings.block_size, _KERNEL_BLOCK_LATENT if latent else 0)
         block_size = max(block_size, step * math.ceil(max(states) / (step * token_bytes)))
 
-    groups = layer_groups(stack, settings.version >= _FREES_CHUNKS)
-    if several:
+    groups = tuple(packed_groups(stack) if packed else layer_groups(stack, settings.version >= _FREES_CHUNKS))
+    if len(per_token) > 1 and not several:
+        groups = tuple(replace(one, layer_bytes=tuple(block_size * size for size in own.values())) for one in groups)
+    elif several and not packed:
         # More tokens in a page if these fill it, else padding.
         fill = {layer: token_bytes // size if token_bytes % size == 0 else 1 for layer, size in own.items()}
-        groups = (replace(group, stretch=fill[group.layers[0]]) for group in groups)
+        groups = tuple(replace(group, stretch=fill[group.layers[0]]) for group in groups)
     # Batches whose tokens a window must keep; on GPUs the next one is planned while one runs.
     in_flight = 1 if settings.version < _IN_FLIGHT else settings.pipeline_parallel_size + (not on_cpu)
     # States of a sequence in a layer: one, and one per drafted token. With prefix caching there is also the one before
@@ -115,13 +160,12 @@ def _planned(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, ki
     checkpoint = settings.version >= _PREFILL_CHECKPOINT and any(s.kind == MAMBA_2 for s, _ in facts.of_kind(State))
     kept = 1 + checkpoint if settings.caches_prefixes(facts) else 0
     return KvPool(
-        groups=tuple(groups),
-        page_bytes=block_size * token_bytes,
+        groups=groups,
+        page_bytes=max(max(group.layer_bytes, default=block_size * token_bytes) for group in groups),
         block_size=block_size,
         state_blocks=1 + drafted + kept,
         in_flight_tokens=batch.max_num_batched_tokens * in_flight,
         context_ranks=contexts,
-        layer_bytes=tuple(block_size * size for size in own.values()) if len(per_token) > 1 and not several else (),
     )
 
 

@@ -20,7 +20,7 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.engines.capacity import PipelineRank, Term
 from workflow_scripts.engines.vllm.graphs import capture_sizes
 from workflow_scripts.physics.cache_types import CacheType
-from workflow_scripts.physics.layers import Attention, Experts, LatentAttention, Layer, State
+from workflow_scripts.physics.layers import Attention, CompressedAttention, Experts, LatentAttention, Layer, State
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, NOT_COUNTED, ModelFacts, ModelFactsError
 
 GIB = 2**30
@@ -225,6 +225,9 @@ def _bytes_per_token(
 def _of_one_kind(mixer: Attention | LatentAttention, layers: int, tensor: int, stored: CacheType) -> str:
     indexer = f" + {mixer.indexer_bytes} bytes of the indexer" if mixer.indexer_dim else ""
     element = f"{stored.element_bytes:g}"
+    if isinstance(mixer, CompressedAttention):
+        compressed = f" + ({' + '.join(map(str, mixer.widths.values()))}) / {mixer.ratio}" if mixer.widths else ""
+        return f"{layers} layers x ({mixer.vector_bytes} bytes in the window{compressed})"
     if stored.latent_bytes:
         return f"{layers} layers x ({stored.latent_bytes} bytes{indexer})"
     if isinstance(mixer, LatentAttention):

@@ -212,7 +212,7 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "")
     engine = engine_settings(knobs, gpu, version)
     batch = batch_of(engine, facts, gpu)
     pool = None if facts.is_uniform else kv_pool(facts, engine, batch, gpu.kind)
-    if pool and any(group.stretch > 1 for group in pool.groups):
+    if pool and any(group.stretch != 1 for group in pool.groups):
         raise UnpredictableError(f"{facts.model_type}: groups with blocks of unequal length are not modelled")
     scheduler = SchedulerSettings(
         max_num_seqs=batch.max_num_seqs,

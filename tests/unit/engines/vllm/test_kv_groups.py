@@ -70,6 +70,13 @@ MINIMAX_M3["sparse_attention_config"] |= {
     "sparse_num_index_heads": 4,
     "sparse_topk_blocks": 16,
 }
+DEEPSEEK_V4 = DEEPSEEK | shape("deepseek_v4", layers=43, heads=64, head_dim=512, vocab=1000)
+DEEPSEEK_V4 |= {"q_lora_rank": 1024, "o_lora_rank": 1024, "o_groups": 8, "hc_mult": 4, "sliding_window": 128}
+DEEPSEEK_V4 |= {"index_n_heads": 64, "index_head_dim": 128, "max_position_embeddings": 2**20}
+DEEPSEEK_V4 |= {"compress_ratios": [0, 0, *[4, 128] * 20, 4]}
+DEEPSEEK_V4_PRO = DEEPSEEK_V4 | shape(layers=61, heads=128, compress_ratios=[128, 128, *[4, 128] * 29, 4])
+OF_7_LAYERS = DEEPSEEK_V4 | shape(layers=7, compress_ratios=[0, 4, 4, 128, 4, 128, 0])
+OF_8_LAYERS = DEEPSEEK_V4 | shape(layers=8, compress_ratios=[4, 128] * 4)
 GEMMA_3_1B = GEMMA_3 | shape(layers=26, hidden=1152, heads=4, kv_heads=1, head_dim=256, sliding_window=512)
 GEMMA_4 = GEMMA_3 | shape("gemma4_text", layers=60, head_dim=256, hidden_size_per_layer_input=0)
 GEMMA_4 |= {"num_global_key_value_heads": 4, "attention_k_eq_v": True}
@@ -252,6 +259,38 @@ def test_layers_of_different_bytes_that_keep_all_tokens_are_one_group(config, pl
     assert tuple(found) == planned
     blocks = [pool_of(config).bytes_per_block(rank) for rank in split_layers(len(model_facts(config).stack), 2)]
     assert sum(blocks) == terms["bytes_per_block"].value
+
+
+@pytest.mark.parametrize(
+    ("config", "length", "batched", "gib", "stages", "planned"),
+    [
+        (DEEPSEEK_V4, 2**20, 8192, 80, 1, (85_707, 8_338_309, 7.952)),
+        (DEEPSEEK_V4, 32_768, 8192, 10, 1, (10_713, 51_548, 1.5731)),
+        (DEEPSEEK_V4, 4096, 512, 3, 2, (6145, 37_792, 9.2267)),
+        (DEEPSEEK_V4_PRO, 2**20, 16_384, 40, 1, (29_909, 1_798_890, 1.7156)),
+        (DEEPSEEK_V4_PRO, 131_072, 2048, 20, 3, (40_970, 1_389_037, 10.5975)),
+        (OF_7_LAYERS, 8192, 2048, 1, 1, (7577, 34_695, 4.2353)),
+        (OF_8_LAYERS, 65_536, 4096, 2, 1, (11_229, 203_851, 3.1105)),
+    ],
+)
+def test_caches_of_a_layer_lie_side_by_side(config, length, batched, gib, stages, planned):
+    """As vLLM 0.32 plans them (`get_kv_cache_configs` with the caches that its classes ask for)."""
+    given = {"kv_cache_memory_bytes": gib * 2**30, "pipeline_parallel_size": stages}
+    terms = terms_of(config, max_model_len=length, max_num_batched_tokens=batched, **given)
+    assert terms["feasible"].value
+    assert planned == tuple(terms[name].value for name in ("num_blocks", "kv_cache_tokens", "max_concurrency"))
+
+
+def test_compressed_attention_has_one_kind_of_cache():
+    refused = terms_of(DEEPSEEK_V4, max_model_len=131_072, kv_cache_memory_bytes=6 * 2**30)
+    assert not refused["feasible"].value
+    assert round(refused["bytes_per_request"].value / 2**30, 2) == 6.71  # as vLLM's error says
+    assert refused["tokens_per_block"].value == 256
+    for changes, why in (({"vllm_version": "0.31"}, "before vLLM 0.32"), ({"kv_cache_dtype": "bfloat16"}, "in 8 bits")):
+        with pytest.raises(ModelFactsError, match=why):
+            pool_of(DEEPSEEK_V4, **changes)
+    with pytest.raises(UnpredictableError, match="blocks of unequal length"):
+        vllm_steps(VllmKnobs(), GPU, model_facts(DEEPSEEK_V4))
 
 
 def test_drafted_tokens_and_indexers_take_pages_and_states():
