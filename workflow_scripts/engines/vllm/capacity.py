@@ -42,7 +42,7 @@ from workflow_scripts.engines.vllm.memory import (
     needs_a_block_each,
     split_layers,
 )
-from workflow_scripts.physics.layers import Attention, Experts, State
+from workflow_scripts.physics.layers import Attention, CompressedAttention, Experts, State
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on, read_config
 from workflow_scripts.physics.stored_weights import KV_CACHE_DTYPE, QUANTIZATION
 
@@ -149,6 +149,9 @@ def _check_ranks(facts: ModelFacts, settings: EngineSettings) -> None:
         if mixer.heads % tensor:
             what = "state" if isinstance(mixer, State) else "attention"
             raise CapacityError(f"tensor_parallel_size {tensor} must divide the model's {mixer.heads} {what} heads")
+        if isinstance(mixer, CompressedAttention) and mixer.output_groups % tensor:
+            groups = f"the model's {mixer.output_groups} groups of attention heads"
+            raise CapacityError(f"tensor_parallel_size {tensor} must divide {groups}")
         if isinstance(mixer, Attention) and mixer.kv_heads % tensor and tensor % mixer.kv_heads:
             heads = f"the model's {mixer.kv_heads} KV heads"
             raise CapacityError(f"tensor_parallel_size {tensor} must divide {heads} or be a multiple of them")

@@ -289,6 +289,8 @@ def test_compressed_attention_has_one_kind_of_cache():
     for changes, why in (({"vllm_version": "0.31"}, "before vLLM 0.32"), ({"kv_cache_dtype": "bfloat16"}, "in 8 bits")):
         with pytest.raises(ModelFactsError, match=why):
             pool_of(DEEPSEEK_V4, **changes)
+    with pytest.raises(CapacityError, match="must divide the model's 8 groups"):
+        terms_of(DEEPSEEK_V4, tensor_parallel_size=16)
     with pytest.raises(UnpredictableError, match="blocks of unequal length"):
         vllm_steps(VllmKnobs(), GPU, model_facts(DEEPSEEK_V4))
 
