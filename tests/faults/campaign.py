@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from tests.faults import checker, kinds
-from tests.faults.checker import Wanted, Watch
+from tests.faults.checker import OUTPUT_TOKENS, REPEATS, REQUESTS, Watch
 from tests.faults.kinds import KINDS, Fault, one_of
 from tests.integration.slurm_lab import GPU_TYPES, SlurmLab
 from tests.integration.slurm_study import LabCheckout
@@ -31,34 +31,28 @@ FORGOTTEN_S = 240
 READ_AGAIN_S = 60
 # Calls without faults that may be needed to complete what faults interrupted.
 CALLS_TO_COMPLETE = 4
-REPEATS, REQUESTS, OUTPUT_TOKENS = 2, 4, 8
 # Of Slurm; they are no processes of jobs.
 DAEMONS = {"slurmctld", "slurmd", "slurmscriptd", "slurmdbd", "mariadbd", "munged", "setpriv"}
-# GPU, engine, the knobs that all cells share, the knob that differs with its values, and the end of the cells' names.
-Row = tuple[str, str, dict[str, Any], str, list[int], str]
-GRID: list[Row] = [
-    ("h200", "vllm", {"max_num_seqs": 4}, "block_size", [32, 64], "bs{}-seqs4-len512-eager1-cpukv1"),
-    ("a100", "hf-static", {"cache_implementation": "static"}, "batch_size", [2, 4], "static-batch{}-cachestatic"),
-    ("h100", "hf-static", {"cache_implementation": "dynamic"}, "batch_size", [2, 4], "static-batch{}-cachedynamic"),
-    (
-        *("l40s", "hf-continuous", {"page_size": 32, "num_blocks": 64}),
-        *("max_batch_tokens", [128, 256], "continuous-page32-blocks64-tokens{}"),
+# By GPU: engine, the knobs that its cells share, the knob that differs with its values, the end of the cells' names.
+GRID: dict[str, tuple[str, dict[str, Any], str, list[int], str]] = {
+    "h200": ("vllm", {"max_num_seqs": 4}, "block_size", [32, 64], "bs{}-seqs4-len512-eager1-cpukv1"),
+    "a100": ("hf-static", {"cache_implementation": "static"}, "batch_size", [2, 4], "static-batch{}-cachestatic"),
+    "h100": ("hf-static", {"cache_implementation": "dynamic"}, "batch_size", [2, 4], "static-batch{}-cachedynamic"),
+    "l40s": (
+        *("hf-continuous", {"page_size": 32, "num_blocks": 64}, "max_batch_tokens", [128, 256]),
+        "continuous-page32-blocks64-tokens{}",
     ),
-]
+}
+# What episodes measure in turn, on two nodes: vLLM in every third one, because its start takes the longest.
+EPISODES = (("a100", "l40s"), ("h100", "l40s"), ("h200", "h100"))
 
 
-def rows_of(episode: int) -> list[Row]:
-    """What an episode measures, on two nodes: vLLM in every third one, because its start takes the longest."""
-    return [GRID[row] for row in ((1, 3), (2, 3), (0, 2))[episode % 3]]
-
-
-def wanted_of(rows: Iterable[Row]) -> dict[str, Wanted]:
-    """What each cell must say of itself, by the cell's id."""
+def wanted_of(gpus: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The knobs of each cell, by the cell's id."""
     return {
-        f"lab-{gpu}/{engine}/tiny-llama-57m/short/{name.format(value)}": Wanted(
-            engine, {**shared, knob: value}, REPEATS, REQUESTS, OUTPUT_TOKENS
-        )
-        for gpu, engine, shared, knob, values, name in rows
+        f"lab-{gpu}/{engine}/tiny-llama-57m/short/{name.format(value)}": {**shared, knob: value}
+        for gpu in gpus
+        for engine, shared, knob, values, name in [GRID[gpu]]
         for value in values
     }
 
@@ -87,14 +81,13 @@ class Campaign:
         self._calls = itertools.count(1)
         self._checks = 0
         self._later: list[tuple[float, Callable[[], Any]]] = []
-        self._beside: list[subprocess.Popen[str]] = []
+        self.beside: list[subprocess.Popen[str]] = []
         self._episode = -1
-        self._wanted: dict[str, Wanted] = {}
-        self.gpus: list[str] = []
+        self._wanted: dict[str, dict[str, Any]] = {}
+        self.gpus: Sequence[str] = ()
         self.lab = SlurmLab(self.root / "lab")
         self.lab.environment |= {"TMPDIR": str(self.root / "tmp"), "XDG_CACHE_HOME": str(self.root / "cache")}
         self.lab.environment["KVSWEEP_LOCK_SCOPE"] = str(self.root)
-        self.lock_scopes = [str(self.root)]
         for name in ("tmp", "checkout", "calls"):
             (self.root / name).mkdir()
         (self.root / "tmp").chmod(0o1777)
@@ -103,19 +96,14 @@ class Campaign:
         self.results = self.checkout.root / "results"
         self.study = self.results / "lab"
         self.results.mkdir(exist_ok=True)
-
-    # --- the cluster
-
-    def prepare(self) -> None:
-        """The site: each node has its own folder for temporary files and its own locks of devices."""
+        # Each node has its own folder for temporary files and its own locks of devices.
         temporary = f"{self.root}/tmp/$SLURMD_NODENAME"
         setup = [f"export TMPDIR={temporary}", f"mkdir -p {temporary}"]
         setup.append(f"export KVSWEEP_LOCK_SCOPE={self.root}/$SLURMD_NODENAME")
         self.lock_scopes = [f"{self.root}/n-{gpu}" for gpu in GPU_TYPES]
         self.checkout.write_site(prepare="login", attempts=4, setup=setup)
 
-    def is_busy(self) -> bool:
-        return bool(self._jobs_in("RUNNING"))
+    # --- the cluster
 
     def has_ended(self) -> bool:
         """Whether the present call has ended; one that waits for jobs which Slurm has forgotten gets a Ctrl-C."""
@@ -131,9 +119,9 @@ class Campaign:
                 self._busy_s = time.monotonic()
         return False
 
-    def a_job(self, choice: float) -> dict[str, str] | None:
-        """One of the jobs that measure and run now."""
-        return one_of(self._jobs_in("RUNNING"), choice)
+    def a_job(self, choice: float) -> str | None:
+        """The number of one of the jobs that measure and run now."""
+        return one_of([job["JobId"] for job in self._jobs_in("RUNNING")], choice)
 
     def _jobs_in(self, *states: str) -> list[dict[str, str]]:
         return [job for job in self._jobs() if job["JobState"] in states]
@@ -168,9 +156,6 @@ class Campaign:
             if out and state != "draining" and f"nodename={node}" not in self.out_of_service:
                 self.lab.client("scontrol", "update", f"nodename={node}", "state=resume", check=False)
 
-    def settle(self) -> None:
-        self.wait(lambda: not self.lab.client("squeue", "--noheader", check=False), QUEUE_S, "an empty queue")
-
     def begin(self) -> None:
         """Start the lab; its results have a small disk of their own."""
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128m,mode=777", "tmpfs", str(self.results)], check=True)
@@ -180,12 +165,12 @@ class Campaign:
     def say(self, text: str) -> None:
         self._say(f"{time.monotonic() - self._began_s:7.1f} s  {text}")
 
-    def _write_study(self, rows: Iterable[Row]) -> None:
-        self.prepare()
+    def _write_study(self) -> None:
         sweeps = [
             {"name": gpu, "gpu": f"lab-{gpu}", "model": "tiny-llama-57m", "engine": engine}
             | {"knobs": {**shared, knob: values}}
-            for gpu, engine, shared, knob, values, _ in rows
+            for gpu in self.gpus
+            for engine, shared, knob, values, _ in [GRID[gpu]]
         ]
         vllm = {"max_model_len": 512, "enforce_eager": True, "cpu_kv_cache_gib": 1}
         known = {"workloads": {"short": fixed(REQUESTS, 16, OUTPUT_TOKENS)}, "engine_defaults": {"vllm": vllm}}
@@ -209,10 +194,6 @@ class Campaign:
                 start_new_session=True,
             )
 
-    def go_on_beside(self, call: "subprocess.Popen[str]") -> None:
-        """Know a further call beside the present one."""
-        self._beside.append(call)
-
     def later(self, delay_s: float, undo: Callable[[], Any]) -> None:
         """End a fault after some seconds."""
         self._later.append((time.monotonic() + delay_s, undo))
@@ -223,16 +204,16 @@ class Campaign:
         """Let `faults` hit a study that begins anew, complete it, and check what is left."""
         shutil.rmtree(self.study / "cells", ignore_errors=True)
         self._episode += 1
-        rows = rows_of(self._episode)
-        self._wanted, self.gpus = wanted_of(rows), [row[0] for row in rows]
-        self._write_study(rows)
+        self.gpus = EPISODES[self._episode % len(EPISODES)]
+        self._wanted = wanted_of(self.gpus)
+        self._write_study()
         self._checks = 0
         watch = Watch(self.study / "cells", list(self._wanted))
         self.call = self.start()
         try:
             # In their order, but one that finds no victim lets others go first.
             while faults and self._go_on():
-                for fault in [*faults] if self.is_busy() else []:
+                for fault in [*faults] if self._jobs_in("RUNNING") else []:
                     if said := KINDS[fault.kind](self, fault.choice):
                         self.say(f"fault {fault.number}: {fault.kind}: {said}")
                         self.hit[fault.kind] += 1
@@ -260,10 +241,10 @@ class Campaign:
 
     def _start_again(self) -> None:
         # One that was started beside it without options may hold the lock: it goes on with the work.
-        for one in self._beside:
+        for one in self.beside:
             if one.args == self.call.args and one.poll() is None:
                 self.call = one
-                self._beside.remove(one)
+                self.beside.remove(one)
                 return
         if any((self.checkout.root / ".snakemake/locks").glob("*")):
             self.checkout.snakemake("--unlock")
@@ -275,7 +256,7 @@ class Campaign:
         self.end_faults()
         for number in range(CALLS_TO_COMPLETE + 1):
             self.wait(self.has_ended, CALL_S, "the end of a call")
-            self.wait(lambda: all(one.poll() is not None for one in self._beside), CALL_S, "calls beside")
+            self.wait(lambda: all(one.poll() is not None for one in self.beside), CALL_S, "calls beside")
             if self.call.returncode == 0 and len(self._ended()) == len(self._wanted):
                 self.say(f"complete after {number} further calls")
                 break
@@ -283,7 +264,7 @@ class Campaign:
             self._start_again()
         else:
             self._find([f"not complete after {CALLS_TO_COMPLETE} calls without faults"])
-        self.settle()
+        self.wait(lambda: not self.lab.client("squeue", "--noheader", check=False), QUEUE_S, "an empty queue")
 
     def end_faults(self) -> None:
         self._busy_s = time.monotonic()
@@ -293,11 +274,11 @@ class Campaign:
 
     def _end_all(self) -> None:
         self.end_faults()
-        for one in (self.call, *self._beside):
+        for one in (self.call, *self.beside):
             if one.poll() is None:
                 one.kill()
                 one.wait()
-        self._beside.clear()
+        self.beside.clear()
 
     def _sleep(self, seconds: float) -> None:
         """Wait, and meanwhile do what is due and what an administrator does."""
@@ -348,8 +329,8 @@ class Campaign:
 
     def _check_end(self) -> None:
         """After a complete study: its files, and that nothing else is left."""
-        for cell, wanted in self._wanted.items():
-            self._find(checker.faults_of_cell(self.study / "cells" / cell, cell, wanted))
+        for cell, knobs in self._wanted.items():
+            self._find(checker.faults_of_cell(self.study / "cells" / cell, cell, knobs))
             spans = [span for name, *span in self.suspended if name == cell]
             self._find(checker.faults_of_suspension(self.study / "cells" / cell, cell, spans))
         self.suspended.clear()
@@ -381,19 +362,13 @@ class Campaign:
                     left.append(" ".join(process.cmdline())[:200] or process.name())
         return left
 
-    def report(self) -> None:
-        """Draw the report of what has ended."""
-        began_s = time.monotonic()
+    def end(self) -> None:
+        """After the last episode: the report of what has ended is drawn, and idle fork servers have ended."""
         # Its jobs lower their priority, by as much as it is raised here.
         command = ["nice", "-n", "-19", *self.checkout.command("--nolock", partial=True)]
         done = subprocess.run(command, cwd=self.checkout.root, env=self.lab.environment, capture_output=True, text=True)
         if done.returncode or not (self.study / "report.html").exists():
             self._find([f"no report: {done.stderr[-2000:]}"])
-        self.say(f"report drawn in {time.monotonic() - began_s:.0f} s")
-
-    def end(self) -> None:
-        """After the last episode: the report is drawn, and idle fork servers have ended."""
-        self.report()
         self.wait(lambda: not self._left_over(idle=False), IDLE_S, "the end of idle processes")
         self._find(f"process {words} was left" for words in self._left_over(idle=False))
 

@@ -11,15 +11,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 
 if TYPE_CHECKING:
     from tests.faults.campaign import Campaign
 
-Kind = Callable[[Any, float], str | None]
-KINDS: dict[str, Kind] = {}
 One = TypeVar("One")
 FORK_SERVER = "workflow_scripts.measure.forkserver"
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
@@ -44,14 +43,6 @@ def drawn(seed: int, count: int, of_kinds: Iterable[str]) -> Iterator[Fault]:
             bag = sorted(of_kinds)
             rng.shuffle(bag)
         yield Fault(number, bag.pop(), rng.random(), rng.uniform(0, 3))
-
-
-def kind(name: str) -> Callable[[Kind], Kind]:
-    def register(function: Kind) -> Kind:
-        KINDS[name] = function
-        return function
-
-    return register
 
 
 def one_of(found: Sequence[One], choice: float) -> One | None:
@@ -97,50 +88,40 @@ def engines(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
     return found
 
 
-def commands(name: str) -> Callable[[Sequence[psutil.Process]], list[psutil.Process]]:
-    return lambda processes: [one for one in processes if name in (said := words(one)) and "python" in said[0]]
+def commands(processes: Sequence[psutil.Process], name: str) -> list[psutil.Process]:
+    return [one for one in processes if name in (said := words(one)) and "python" in said[0]]
 
 
-ROLES = {
+def sent(victims: Iterable[psutil.Process], number: signal.Signals) -> None:
+    """Send a signal to those that are still there."""
+    for victim in victims:
+        with suppress(psutil.Error):
+            victim.send_signal(number)
+
+
+ROLES: dict[str, Callable[[Sequence[psutil.Process]], list[psutil.Process]]] = {
     "engine": engines,
     "fork server": fork_servers,
-    "measuring command": commands("measure-cell"),
-    "batch command": commands("measure-batch"),
+    "measuring command": partial(commands, name="measure-cell"),
+    "batch command": partial(commands, name="measure-batch"),
 }
 
 
-def _signal_to(role: str, number: signal.Signals) -> Kind:
-    def hit(campaign: "Campaign", choice: float) -> str | None:
-        if victim := one_of(ROLES[role](campaign.lab.processes()), choice):
-            with suppress(psutil.Error):
-                victim.send_signal(number)
-        return victim and f"process {victim.pid}"
-
-    return hit
+def signal_to_role(campaign: "Campaign", choice: float, role: str, number: signal.Signals) -> str | None:
+    if victim := one_of(ROLES[role](campaign.lab.processes()), choice):
+        sent([victim], number)
+    return victim and f"process {victim.pid}"
 
 
-KINDS |= {f"{number.name} to {role}": _signal_to(role, number) for number in SIGNALS for role in ROLES}
+def signals_to_snakemake(campaign: "Campaign", choice: float, numbers: Sequence[signal.Signals]) -> str:
+    for place, number in enumerate(numbers):
+        time.sleep(2 * choice if place else 0)
+        with suppress(ProcessLookupError):  # as from a terminal, to its children too; SIGKILL to it alone
+            send = os.killpg if number == signal.SIGINT else os.kill
+            send(campaign.call.pid, number)
+    return f"process {campaign.call.pid}"
 
 
-def _signals_to_snakemake(*numbers: signal.Signals) -> Kind:
-    def hit(campaign: "Campaign", choice: float) -> str | None:
-        for place, number in enumerate(numbers):
-            time.sleep(2 * choice if place else 0)
-            with suppress(ProcessLookupError):  # as from a terminal, to its children too; SIGKILL to it alone
-                send = os.killpg if number == signal.SIGINT else os.kill
-                send(campaign.call.pid, number)
-        return f"process {campaign.call.pid}"
-
-    return hit
-
-
-KINDS["SIGKILL to Snakemake"] = _signals_to_snakemake(signal.SIGKILL)
-KINDS["SIGTERM to Snakemake"] = _signals_to_snakemake(signal.SIGTERM)
-KINDS["Ctrl-C"] = _signals_to_snakemake(signal.SIGINT)
-KINDS["Ctrl-C twice"] = _signals_to_snakemake(signal.SIGINT, signal.SIGINT)
-
-
-@kind("full disk")
 def fill_disk(campaign: "Campaign", choice: float) -> str | None:
     if not os.access(campaign.results, os.W_OK):  # while another fault makes it read-only
         return None
@@ -152,7 +133,6 @@ def fill_disk(campaign: "Campaign", choice: float) -> str | None:
     return str(campaign.results)
 
 
-@kind("read-only results")
 def make_read_only(campaign: "Campaign", choice: float) -> str:
     """Whatever is opened from now on is read-only; files that are open stay as they are."""
     place = str(campaign.results)
@@ -168,109 +148,86 @@ def make_read_only(campaign: "Campaign", choice: float) -> str:
     return place
 
 
-def _beside(*arguments: str) -> Kind:
-    def hit(campaign: "Campaign", choice: float) -> str:
-        campaign.go_on_beside(campaign.start(*arguments))
-        return "on the same results"
-
-    return hit
+def start_beside(campaign: "Campaign", choice: float, options: Sequence[str] = ()) -> str:
+    campaign.beside.append(campaign.start(*options))
+    return "on the same results"
 
 
-KINDS["a second Snakemake"] = _beside()
-KINDS["a second Snakemake without a lock"] = _beside("--nolock")
-
-
-def suspend(campaign: "Campaign", victims: Sequence[psutil.Process], cells: Iterable[str], seconds: float) -> str:
-    """Stop processes for some seconds; no repeat of these cells may span that time."""
-    began_s = time.monotonic()
-    for victim in victims:
-        with suppress(psutil.Error):
-            victim.suspend()
-
-    def go_on() -> None:
-        campaign.suspended.extend((cell, began_s, time.monotonic()) for cell in cells)
-        for victim in victims:
-            with suppress(psutil.Error):
-                victim.resume()
-
-    campaign.later(seconds, go_on)
-    return f"{len(victims)} processes for {seconds:.0f} s"
-
-
-@kind("engine suspended")
 def suspend_engine(campaign: "Campaign", choice: float) -> str | None:
-    """The process that measures, or one of the engine's."""
-    processes = campaign.lab.processes()
+    """Stop the process that measures, or one of the engine's, for some seconds; no repeat may span that time."""
+    cells = measured_cells(processes := campaign.lab.processes())
     if (victim := one_of(engines(processes), choice)) is None:
         return None
-    with suppress(psutil.Error):
-        cells = measured_cells(processes)
+    with suppress(psutil.Error, KeyError):
         cell = cells.get(victim.pid) or cells[victim.ppid()]
-        return f"{cell}: {suspend(campaign, [victim], [cell], 1 + 9 * choice)}"
+        began_s = time.monotonic()
+        victim.suspend()
+
+        def go_on() -> None:
+            campaign.suspended.append((cell, began_s, time.monotonic()))
+            sent([victim], signal.SIGCONT)
+
+        campaign.later(1 + 9 * choice, go_on)
+        return f"{cell} for {1 + 9 * choice:.0f} s"
     return None
 
 
-def _processes_of(campaign: "Campaign", job: dict[str, str]) -> list[psutil.Process]:
-    found = []
+def processes_of(campaign: "Campaign", job: str) -> Iterator[psutil.Process]:
     for process in campaign.lab.processes():
         with suppress(psutil.Error):
-            if process.environ().get("SLURM_JOB_ID") == job["JobId"]:
-                found.append(process)
-    return found
+            if process.environ().get("SLURM_JOB_ID") == job:
+                yield process
 
 
-def _signal_to_job(number: signal.Signals) -> Kind:
-    def hit(campaign: "Campaign", choice: float) -> str | None:
-        job = campaign.a_job(choice)
-        for process in _processes_of(campaign, job) if job else ():
-            with suppress(psutil.Error):
-                process.send_signal(number)
-        return job and f"every process of job {job['JobId']}"
-
-    return hit
+def signal_to_job(campaign: "Campaign", choice: float, number: signal.Signals) -> str | None:
+    if (job := campaign.a_job(choice)) is None:
+        return None
+    sent(list(processes_of(campaign, job)), number)
+    return f"every process of job {job}"
 
 
-KINDS |= {f"{number.name} to job": _signal_to_job(number) for number in SIGNALS}
+def to_job(campaign: "Campaign", choice: float, command: str) -> str | None:
+    if (job := campaign.a_job(choice)) is None:
+        return None
+    campaign.lab.client(*command.format(job).split(), check=False)
+    return f"job {job}"
 
 
-def _to_a_job(*command: str) -> Kind:
-    def hit(campaign: "Campaign", choice: float) -> str | None:
-        if (job := campaign.a_job(choice)) is None:
-            return None
-        campaign.lab.client(*(word.format(job["JobId"]) for word in command), check=False)
-        return f"job {job['JobId']}"
-
-    return hit
+def set_node(campaign: "Campaign", choice: float, state: str) -> str:
+    node = f"nodename=n-{one_of(campaign.gpus, choice)}"
+    campaign.lab.client("scontrol", "update", node, f"state={state}", "reason=fault", check=False)
+    campaign.out_of_service.add(node)
+    campaign.later(1 + 5 * choice, lambda: campaign.out_of_service.discard(node))
+    return node
 
 
-KINDS["scancel"] = _to_a_job("scancel", "{}")
-KINDS["requeue"] = _to_a_job("scontrol", "requeue", "{}")
-KINDS["time limit"] = _to_a_job("scontrol", "update", "JobId={}", "TimeLimit=1")
-
-
-def _node_is(state: str) -> Kind:
-    def hit(campaign: "Campaign", choice: float) -> str:
-        node = f"nodename=n-{one_of(campaign.gpus, choice)}"
-        campaign.lab.client("scontrol", "update", node, f"state={state}", "reason=fault", check=False)
-        campaign.out_of_service.add(node)
-        campaign.later(1 + 5 * choice, lambda: campaign.out_of_service.discard(node))
-        return node
-
-    return hit
-
-
-KINDS["node drained"] = _node_is("drain")
-KINDS["node down"] = _node_is("down")
-
-
-@kind("slurmctld restarted")
 def restart_controller(campaign: "Campaign", choice: float) -> str:
     campaign.lab.restart_controller(SIGNALS[choice < 0.5])
     return "slurmctld"
 
 
-@kind("slurmd restarted")
 def restart_node(campaign: "Campaign", choice: float) -> str:
     gpu = campaign.gpus[int(choice * len(campaign.gpus))]
     campaign.lab.restart_node(gpu, SIGNALS[int(choice * 8) % 2])
     return f"n-{gpu}"
+
+
+KINDS: dict[str, Callable[["Campaign", float], str | None]] = {
+    **{f"{of.name} to {role}": partial(signal_to_role, role=role, number=of) for of in SIGNALS for role in ROLES},
+    **{f"{of.name} to job": partial(signal_to_job, number=of) for of in SIGNALS},
+    **{f"{of.name} to Snakemake": partial(signals_to_snakemake, numbers=[of]) for of in SIGNALS},
+    "Ctrl-C": partial(signals_to_snakemake, numbers=[signal.SIGINT]),
+    "Ctrl-C twice": partial(signals_to_snakemake, numbers=[signal.SIGINT] * 2),
+    "a second Snakemake": start_beside,
+    "a second Snakemake without a lock": partial(start_beside, options=["--nolock"]),
+    "full disk": fill_disk,
+    "read-only results": make_read_only,
+    "engine suspended": suspend_engine,
+    "scancel": partial(to_job, command="scancel {}"),
+    "requeue": partial(to_job, command="scontrol requeue {}"),
+    "time limit": partial(to_job, command="scontrol update JobId={} TimeLimit=1"),
+    "node drained": partial(set_node, state="drain"),
+    "node down": partial(set_node, state="down"),
+    "slurmctld restarted": restart_controller,
+    "slurmd restarted": restart_node,
+}

@@ -12,12 +12,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
+
+from tests.processes import wait_for
 
 GPU_TYPES = ("h200", "h100", "a100", "l40s")
 GRES_TYPES = {gpu: gpu for gpu in GPU_TYPES} | {"l40s": "nvidia_l40s-48gb"}  # many sites have such a hyphen
@@ -261,15 +261,3 @@ def processes_with(variable: str) -> list[psutil.Process]:
             if own in Path(f"/proc/{process.pid}/environ").read_bytes() and process.pid != os.getpid():
                 found.append(process)
     return found
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Wait until a condition holds.
-
-    Raises:
-        AssertionError: it does not in time; the message says what was waited for.
-    """
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain for {what}"
-        time.sleep(0.2)

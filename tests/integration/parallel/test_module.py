@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tests.integration.conftest import CHECKOUT
@@ -29,10 +30,14 @@ def test_snakedeploy_writes_a_workflow_that_draws_the_report_of_the_two_gpus(cal
     assert "Nothing to be done" in again
 
 
-def test_the_snakefile_runs_from_an_empty_folder_with_its_profile_and_an_own_study(call, tmp_path):
+def test_the_snakefile_plans_from_an_empty_folder_with_its_profile_and_an_own_study(call, tmp_path):
     study = (CHECKOUT / "config/studies/demo.yaml").read_text().replace("name: demo", "name: mine")
     (tmp_path / "mine.yaml").write_text(study)
-    for snakefile in (CHECKOUT / "Snakefile", CHECKOUT / "workflow/Snakefile"):
-        said = call(tmp_path, "-s", str(snakefile), "--dry-run", "--config", "study=mine.yaml", "--", "plan")
-        assert "results/mine/plan" in said
+    for snakefile in (CHECKOUT / "Snakefile", CHECKOUT / "workflow/Snakefile"):  # the second prints what the first made
+        said = call(tmp_path, "-s", str(snakefile), "--config", "study=mine.yaml", "--", "plan")
+        assert "mine: 11 cells, all numbers are predicted" in said
+    plan = pd.read_parquet(tmp_path / "results/mine/plan/plan.parquet")
+    assert set(plan["source"]) == {"predicted"}
+    # Nothing but the plan is made: no model, no workload, no engine.
+    assert {path.name for path in (tmp_path / "results/mine").iterdir()} <= {"plan", "logs"}
     assert "profiles/default" in call(tmp_path, "-s", str(CHECKOUT / "Snakefile"), "--dry-run", "--", "plan")

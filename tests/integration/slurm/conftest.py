@@ -5,9 +5,10 @@ import os
 import pytest
 
 from tests.integration.served_study import SECRETS
-from tests.integration.slurm_lab import SlurmLab, wait_for
+from tests.integration.slurm_lab import SlurmLab
 from tests.integration.slurm_study import LabCheckout
 from tests.other_user import shared_folder
+from tests.processes import wait_for
 from tests.unit.made_rates import made_rates
 
 ON_SLURM = [

@@ -16,9 +16,10 @@ from filelock import FileLock
 
 from tests.integration.served_study import SECRETS
 from tests.integration.slurm.conftest import ON_SLURM
-from tests.integration.slurm_lab import GPU_TYPES, SlurmLab, wait_for
+from tests.integration.slurm_lab import GPU_TYPES, SlurmLab
 from tests.integration.slurm_study import LabCheckout, cell, known_jobs, planned_cells, vllm_cell
 from tests.other_user import NOBODY
+from tests.processes import wait_for
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.files import write_text
 from workflow_scripts.device.device_lock import device_lock
