@@ -7,7 +7,7 @@ the model's own. Its other parameters (norms, biases, convolutions) are its `vec
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from workflow_scripts.physics.cache_types import CacheType
 from workflow_scripts.physics.formulas import Number
@@ -181,15 +181,6 @@ class LatentAttention:
         return (self.query_rank or 0) + self.kv_rank + self.bias * biases + 2 * self.indexer_dim
 
 
-class Cache(NamedTuple):
-    """What a layer keeps in pages of its own: `tokens` in a page of `page_bytes`, of the last `reach` tokens, None for
-    all."""
-
-    tokens: int
-    page_bytes: int
-    reach: int | None
-
-
 @dataclass(frozen=True)
 class CompressedAttention(LatentAttention):
     """Attention to vectors of the last `window` tokens and, with a `ratio` above 1, to vectors that stand for so many
@@ -222,15 +213,16 @@ class CompressedAttention(LatentAttention):
         return 2 if self.indexer_dim else 1
 
     @property
-    def caches(self) -> tuple[Cache, ...]:
-        """The window; the vectors, and float32 sums of which the next ones are made. (vllm/models/deepseek_v4/, and
-        vllm/v1/attention/backends/mla/sparse_swa.py, of vLLM 0.32.)"""
+    def caches(self) -> tuple[tuple[int, int, int | None], ...]:
+        """Tokens and bytes of the pages of each cache, and how many of the last tokens it keeps, None for all: of the
+        window, of vectors, and of the float32 sums of which the next ones are made. (vllm/models/deepseek_v4/ and
+        vllm/v1/attention/backends/mla/sparse_swa.py of vLLM 0.32.)"""
         kept: list[tuple[int, int, int | None]] = [(64, 64 * self.vector_bytes, self.window)]
         sums = 8 // self.parts
         for width, size in self.widths.items():
             kept.append((256, 256 // self.ratio * size, None))
             kept.append((sums, sums * 8 * self.parts * width, self.parts * self.ratio))
-        return tuple(Cache(tokens, math.ceil(size / 576) * 576, reach) for tokens, size, reach in kept)
+        return tuple((tokens, math.ceil(size / 576) * 576, reach) for tokens, size, reach in kept)
 
     def cache_bytes(self, stored: CacheType, tensor: int = 1) -> int:
         return math.ceil(self.vector_bytes + sum(self.widths.values()) / self.ratio)  # sums are no token's
@@ -243,15 +235,15 @@ class CompressedAttention(LatentAttention):
         """Each rank has all that lead down, of the indexer, and that compress; the latter are never quantized."""
         width, rank, heads = self.cache_elements(), self.query_rank or 0, self.heads // tensor
         compress = hidden * (2 * self.parts * sum(self.widths) + self.indexer_heads)
-        indexer = rank * self.indexer_heads * self.indexer_dim
-        return (
-            *((Matrix("attention", compress, compress, left_out=True),) if compress else ()),
-            *((Matrix.whole("attention", indexer),) if indexer else ()),
+        all_matrices = (
+            Matrix("attention", compress, compress, left_out=True),
+            Matrix.whole("attention", rank * self.indexer_heads * self.indexer_dim),
             Matrix.whole("attention", hidden * (rank + width)),
             Matrix.whole("attention", rank * heads * width),
             Matrix.whole("output", heads * width * self.output_rank),
             Matrix.whole("output", self.output_groups // tensor * self.output_rank * hidden),
         )
+        return tuple(matrix for matrix in all_matrices if matrix.parameters)
 
     def vectors(self, hidden: int) -> int:
         """Norms, a score per head, and what is added at each place of a token within a vector."""

@@ -81,8 +81,8 @@ def packed_groups(stack: Sequence[Layer]) -> Iterator[KvGroup]:
     """
     kinds: dict[tuple[int, int | None], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for mixer, number in layers_with_memory(stack):
-        for kept in mixer.caches if isinstance(mixer, CompressedAttention) else ():
-            kinds[kept.tokens, kept.reach][kept.page_bytes].append(number)
+        for tokens, size, reach in mixer.caches if isinstance(mixer, CompressedAttention) else ():
+            kinds[tokens, reach][size].append(number)
     counts = {kind: {len(layers) for layers in pages.values()} for kind, pages in kinds.items()}
     alike = {kind: max(of_kind) for kind, of_kind in counts.items() if len(of_kind) == 1}
     least = max(count for kind, count in alike.items() if len(kinds[kind]) > 1)

@@ -21,7 +21,7 @@ from workflow_scripts.engines.vllm.memory import (
     sizes_of_graphs,
 )
 from workflow_scripts.physics.cache_types import CACHE_TYPES
-from workflow_scripts.physics.layers import Experts, State
+from workflow_scripts.physics.layers import CompressedAttention, Experts, State
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_config, read_model_facts
 
 _MORE_MEMORY = (0, 20)  # `gpu_memory_utilization` is 0.92 by default, and 0.9 before (vllm/config/cache.py)
@@ -139,6 +139,7 @@ def why_gpu_is_refused(gpu: Gpu, knobs: VllmKnobs, facts: ModelFacts) -> str | N
         (backend in _BACKENDS_FROM_8, f"attention_backend {backend}", 8.0, "leave attention_backend out"),
         (cache == "bfloat16", of_cache, 8.0, "set kv_cache_dtype: float16"),
         (in_fp8 or cache.startswith("nvfp4"), of_cache, 8.0, "set kv_cache_dtype: auto"),
+        (any(facts.of_kind(CompressedAttention)), "compressed attention", 9.0, "take a newer GPU"),
         (by_others, f"{of_cache} with {backend}", 8.9, "set attention_backend: FLASHINFER"),
     )
     has = float(gpu.compute_capability or "inf")

@@ -15,7 +15,7 @@ from workflow_scripts.engines.vllm.capacity import predict_capacity
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.engines.vllm.kv_groups import kv_pool
 from workflow_scripts.engines.vllm.memory import CapacityError, EngineSettings, batch_of, split_layers
-from workflow_scripts.engines.vllm.predictions import vllm_steps
+from workflow_scripts.engines.vllm.predictions import vllm_capacity, vllm_steps
 from workflow_scripts.physics.model_facts import ModelFactsError, model_facts, read_config
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
@@ -291,8 +291,12 @@ def test_compressed_attention_has_one_kind_of_cache():
             pool_of(DEEPSEEK_V4, **changes)
     with pytest.raises(CapacityError, match="must divide the model's 8 groups"):
         terms_of(DEEPSEEK_V4, tensor_parallel_size=16)
+    knobs = VllmKnobs(max_model_len=32_768, kv_cache_memory_bytes=10 * 2**30, max_num_batched_tokens=8192)
+    facts = model_facts(DEEPSEEK_V4)
+    assert vllm_capacity(knobs, GPU, facts).value("num_blocks") == 10_713
+    assert "needs compute capability 9.0" in vllm_capacity(knobs, get_gpu("a100-pcie-80gb"), facts).infeasible
     with pytest.raises(UnpredictableError, match="blocks of unequal length"):
-        vllm_steps(VllmKnobs(), GPU, model_facts(DEEPSEEK_V4))
+        vllm_steps(knobs, GPU, facts)
 
 
 def test_drafted_tokens_and_indexers_take_pages_and_states():
