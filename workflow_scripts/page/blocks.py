@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -33,9 +32,8 @@ class Text:
 
 @dataclass(frozen=True)
 class Absent:
-    """Something that the report would show but that is missing, with the reason; `what` may be empty."""
+    """Why something that the report would show is missing."""
 
-    what: str
     reason: str
 
 
@@ -91,12 +89,11 @@ class Table:
     def classes(self) -> list[str]:
         """The classes of each column: `number`; `long` if a text in it is; `name` if a narrow window shows it first.
 
-        Names are the columns that tell the most rows apart: those before the first number if they are few, else one or
-        two of texts. If one of these links to cells, the column before it with the most values is a name as well, and
-        so is the model.
+        Names are the columns before the first number if they are few, else the two of texts with the most values, and
+        the model.
 
         >>> Table("", ["Device", "Rate", "Settings"], [["a", "1", "x"], ["a", "2", "y"]], [False, True, False]).classes
-        ['', 'number', 'name']
+        ['name', 'number', '']
         >>> Table("", [], [], []).classes
         []
         """
@@ -107,19 +104,13 @@ class Table:
             for column, item in zip(columns, row, strict=True):
                 column.append(item.text if isinstance(item, Link) else item)
         texts = [i for i, is_number in enumerate(self.numeric) if not is_number] or [0]
-        leading = tuple(range([*self.numeric, True].index(True)))
-        choices = [*((i,) for i in texts), *combinations(texts, 2)]
-        if len(leading) <= min(MOST_NAMES, len(self.numeric) - 1):
-            choices.insert(0, leading)
-        names = max(choices, key=lambda of: len(set(zip(*(columns[i] for i in of), strict=True))))
-        if names != leading and (linked := [i for i in names if any(isinstance(row[i], Link) for row in self.rows)]):
-            names += tuple(sorted((i for i in texts if i < linked[0]), key=lambda i: -len(set(columns[i])))[:1])
-        names += tuple(i for i in texts if self.headings[i] == MODEL)
+        names = list(range([*self.numeric, True].index(True)))
+        if not 0 < len(names) <= min(MOST_NAMES, len(self.numeric) - 1):
+            names = sorted(texts, key=lambda i: -len(set(columns[i])))[:2]
         kinds = ["number" if is_number else "" for is_number in self.numeric]
-        for i, column in enumerate(columns):
-            kinds[i] += " long" * (not self.numeric[i] and max(map(len, column), default=0) > LONG) + " name" * (
-                i in names
-            )
+        for i in texts:
+            kinds[i] += " long" * (not self.numeric[i] and max(map(len, columns[i]), default=0) > LONG)
+            kinds[i] += " name" * (i in names or self.headings[i] == MODEL)
         return [kind.strip() for kind in kinds]
 
 

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from workflow_scripts.page.blocks import Block, Fold, Text
+from workflow_scripts.page.blocks import Block, Fold, Text, outcome_words
 from workflow_scripts.page.comparisons import comparisons
-from workflow_scripts.page.report import PLACE_HEADINGS, Part, Report, TablePart
+from workflow_scripts.page.report import CELL, PLACE_HEADINGS, Part, Report, TablePart
+from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name, setting_phrase
-from workflow_scripts.tables.results import records
+from workflow_scripts.tables.results import RATE, Tables, records
 
 COMPARED = {
     "name": "Setting",
@@ -24,6 +25,10 @@ COMPARED = {
     "moved_with_it": "Changed by itself",
     "scope": "Interval covers",
 }
+# The metrics that sources print for each device and value of a knob, in their words.
+METRICS = {RATE: "tok/s (output)", "num_gpu_blocks": "GPU blocks", "waste_pct": "Memory waste"}
+METRICS |= {"memory_used_bytes_max": "GPU memory"}
+TOK = "tok"  # the rate, whose heading has its unit already
 
 
 def claims_on(section: str) -> Part:
@@ -61,6 +66,29 @@ def compared(kind: str, name: str = "", caption: str = "") -> TablePart:
         rows=lambda tables: in_words(comparisons(tables, kind, name)),
         optional=True,
     )
+
+
+def four_metrics(knob: str) -> TablePart:
+    """The four metrics of each device and value of a knob."""
+
+    def rows(tables: Tables) -> pd.DataFrame:
+        of_knob = f"knob_{knob}"
+        cells = tables.cells.drop(columns=list(METRICS), errors="ignore")
+        if of_knob not in cells:
+            return cells.head(0)
+        others = [*COORDINATES, *(name for name in tables.knobs if name != of_knob)]
+        varied = cells[cells.groupby(others, dropna=False, sort=False)[of_knob].transform("nunique") > 1]
+        known = tables.values.reindex(columns=list(METRICS))
+        intervals = tables.intervals_of(RATE)[["low", "high"]].add_prefix(f"{RATE}_")
+        shown_rows = varied.join(known, on="cell_id").join(intervals, on="cell_id")
+        became = shown_rows["outcome"].map(outcome_words).where(shown_rows["outcome"] != "ok")
+        named = {f"{RATE}{end}": f"{TOK}{end}" for end in ("", "_low", "_high")}
+        return shown_rows.rename(columns=named).assign(became=became).sort_values(["gpu", of_knob], kind="stable")
+
+    metrics = {TOK if name == RATE else name: words for name, words in METRICS.items()}
+    columns = {**CELL, f"knob_{knob}": knob_name(knob), **metrics, "became": "Outcome"}
+    caption = f"tok/s, GPU blocks, memory waste, GPU memory by {knob_name(knob)}"
+    return TablePart("cells", columns, caption, rows=rows, optional=True)
 
 
 def in_words(rows: pd.DataFrame) -> pd.DataFrame:

@@ -129,7 +129,7 @@ def blocks_of(part: Part, report: Report) -> Iterator[Block]:
     try:
         yield from list(part(report))
     except MissingError as e:
-        yield Absent("", str(e))
+        yield Absent(str(e))
 
 
 MOST_ROWS = 100
@@ -146,40 +146,30 @@ def figure_of(draw: Draw, report: Report) -> Figure | Absent:
     """A figure as it was drawn, or why it was not; its name is that of the function that draws it."""
     name = draw.__name__
     facts = report.manifest.get(name, {"missing": "the figures were not drawn"})
-    files = {kind: report.figures / f"{name}{kind}.svg" for kind in SIZES}
-    if "missing" in facts or not all(path.exists() for path in files.values()):
-        return Absent("", facts.get("missing", f"there is no figure {name.replace('_', ' ')}"))
-    sizes = {kind: size_px(path) for kind, path in files.items()}
-    marks = {
-        kind: [
-            report.cell_mark(cell, measure, told, x * size[0], y * size[1])
-            for cell, measure, told, x, y in sorted(facts.get("marks", {}).get(kind, ()), key=itemgetter(3))
-        ]
-        for kind, size in sizes.items()
-    }
-    return Figure(
-        name,
-        title=facts["title"],
-        drawn={kind.removeprefix("."): inline(path) for kind, path in files.items()},
-        sizes={kind.removeprefix("."): size for kind, size in sizes.items()},
-        marks={kind.removeprefix("."): found for kind, found in marks.items()},
-        alt=facts["alt"],
-        caption=f"{caption_of(draw)} {figure_facts(facts)}",
-    )
+    if "missing" in facts or not all((report.figures / f"{name}{kind}.svg").exists() for kind in SIZES):
+        return Absent(facts.get("missing", f"there is no figure {name.replace('_', ' ')}"))
+    return figure_in(report.figures, name, facts, caption_of(draw), report.cell_mark)
 
 
-def caption_of(draw: Draw) -> str:
+def figure_in(
+    folder: Path, name: str, facts: Mapping[str, Any], shows: str, mark: Callable[..., CellMark] | None = None
+) -> Figure:
+    """A figure that `write_plot` has drawn into a folder, with the facts of its plot and what it shows; `mark` makes
+    the mark of a cell from the cell, the measure, what is told, and its place in pixels."""
+    drawn, sizes, marks = {}, {}, {}
+    for kind in SIZES:
+        path, of = folder / f"{name}{kind}.svg", kind.removeprefix(".")
+        drawn[of], sizes[of] = inline(path), size_px(path)
+        wide, high = sizes[of]
+        of_kind = sorted(facts.get("marks", {}).get(kind, ()), key=itemgetter(3)) if mark else ()
+        marks[of] = [mark(cell, measure, told, x * wide, y * high) for cell, measure, told, x, y in of_kind if mark]
+    caption = f"{shows} Numbers are {listed(facts['sources'])}. {facts['note']}".strip()
+    return Figure(name, facts["title"], drawn, sizes, marks, facts["alt"], caption)
+
+
+def caption_of(draw: Callable[..., Plot]) -> str:
     """What a figure shows and how to read it: the text of the function that draws it."""
     return " ".join((draw.__doc__ or "").split())
-
-
-def figure_facts(facts: Mapping[str, Any]) -> str:
-    """A sentence that says where a figure's numbers come from.
-
-    >>> figure_facts({"sources": ["measured", "predicted"], "note": "X is y."})
-    'Numbers are measured and predicted. X is y.'
-    """
-    return f"Numbers are {listed(facts['sources'])}. {facts['note']}".strip()
 
 
 @dataclass(frozen=True)

@@ -184,13 +184,6 @@ class ModelFacts:
         return max(latent + [part.head_dim for part, _ in self.of_kind(Attention)], default=0)
 
     @property
-    def query_elements(self) -> int:
-        """Queries of all heads in all layers, and as many weighted values, for one token."""
-        plain: int = sum(count * part.heads * part.pair_dim for part, count in self.of_kind(Attention))
-        latent: int = sum(count * part.heads * part.value_dim for part, count in self.of_kind(LatentAttention))
-        return plain + 2 * latent
-
-    @property
     def feed_forward_elements(self) -> int:
         """Inputs of the activation functions and of the ways out of all feed-forward blocks, for one token."""
         dense: int = sum(count * part.intermediate for part, count in self.of_kind(Mlp))

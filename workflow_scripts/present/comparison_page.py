@@ -21,9 +21,9 @@ from workflow_scripts.common.files import read_json, write_text
 from workflow_scripts.common.wording import plural, sentence
 from workflow_scripts.page.answers import NO, OPEN, PARTLY, YES, Answer, Bar, is_hollow, times
 from workflow_scripts.page.blocks import Block, Figure, Table, Text
-from workflow_scripts.page.kit import SIZES, Plot, ratio, use_style
-from workflow_scripts.page.plot import inline, size_px, write_plot
-from workflow_scripts.page.report import figure_facts
+from workflow_scripts.page.kit import Plot, ratio, use_style
+from workflow_scripts.page.plot import write_plot
+from workflow_scripts.page.report import caption_of, figure_in
 from workflow_scripts.page.style import INK
 from workflow_scripts.present.first_screen import PICTURES, FirstScreen, rows_of
 from workflow_scripts.present.page import page_of
@@ -56,16 +56,7 @@ def _figure(content: Mapping[str, Any], measure: str) -> Figure:
     plot = ratios(content, measure)
     with tempfile.TemporaryDirectory() as scratch:
         write_plot(plot, Path(scratch), measure)
-        files = {kind.removeprefix("."): Path(scratch) / f"{measure}{kind}.svg" for kind in SIZES}
-        return Figure(
-            measure,
-            title=plot.title,
-            drawn={kind: inline(path) for kind, path in files.items()},
-            sizes={kind: size_px(path) for kind, path in files.items()},
-            marks=dict.fromkeys(files, ()),
-            alt=plot.alt,
-            caption=f"{ratios.__doc__} {figure_facts(plot.describe())}",
-        )
+        return figure_in(Path(scratch), measure, plot.describe(), caption_of(ratios))
 
 
 def _table(section: Mapping[str, Any]) -> Table:

@@ -3,8 +3,7 @@
     kvsweep figures --study config/studies/demo.yaml --tables results/demo/tables \\
         --parsed results/demo/parsed --out results/demo/figures
 
-A figure whose table is absent or empty is not drawn; `figures.json` says why. The summary tables are written beside, as
-Markdown: `by_block_size.md` and so on.
+A figure whose table is absent or empty is not drawn; `figures.json` says why.
 """
 
 from argparse import Namespace
@@ -14,11 +13,9 @@ from typing import Any
 
 from workflow_scripts.common.command import STUDY, TABLES, command, option, out
 from workflow_scripts.common.files import write_json, write_text
-from workflow_scripts.common.markdown import rows_of
 from workflow_scripts.page.kit import use_style
 from workflow_scripts.page.plot import write_plot
 from workflow_scripts.page.report import Draw, caption_of
-from workflow_scripts.questions.knobs.central_tables import knob_tables
 from workflow_scripts.questions.sections import SUBJECTS
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.results import MissingError, Tables
@@ -46,13 +43,6 @@ def draw_figures(tables: Tables, out: Path) -> dict[str, dict[str, Any]]:
     return drawn
 
 
-def write_tables(tables: Tables, out: Path) -> None:
-    """Write the summary tables of each knob as a page of Markdown."""
-    for knob, table in knob_tables(tables):
-        rows = rows_of(table.headings, table.rows, table.numeric)
-        write_text(out / f"by_{knob}.md", "\n".join([f"## {table.caption}", "", table.note, "", *rows, ""]))
-
-
 @command(
     "figures",
     STUDY,
@@ -66,4 +56,3 @@ def main(args: Namespace) -> None:
     tables.need("cells")
     for name, figure in draw_figures(tables, args.out).items():
         print(f"{name}: {figure.get('missing', 'drawn')}")
-    write_tables(tables, args.out)

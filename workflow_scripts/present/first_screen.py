@@ -17,7 +17,7 @@ from workflow_scripts.page.blocks import Figure, Table, outcome_words
 from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.report import Report, Subject, figure_of
 from workflow_scripts.page.series import PLACES, device_looks, device_names
-from workflow_scripts.page.style import INK, NAMED, Look
+from workflow_scripts.page.style import NAMED, Look
 from workflow_scripts.questions.cells.section import SUBJECT as CELLS
 from workflow_scripts.questions.sections import SECTIONS
 from workflow_scripts.questions.trust.where_measured import host_load
@@ -28,7 +28,8 @@ from workflow_scripts.tables.results import RATE, STEADY, MissingError, records,
 LEAST_ANSWERS, MOST_ANSWERS, PICTURES, MOST_FASTEST, MOST_DEVICES = 3, 7, 2, 5, 3
 # The settings that the number of sequences follows from.
 SEQUENCES = ("knob_max_num_seqs", "knob_batch_size")
-TPOT, TTFT, ENERGY = "tpot_s_p50", "ttft_s_p50", "energy_j_per_output_token"
+# What stands beside the rate of the fastest settings.
+BESIDE = {"tpot_s_p50": "TPOT, ms", "ttft_s_p50": "TTFT, ms", "energy_j_per_output_token": "J/token"}
 # Words of a composed title, letters of a name in it, of work and of a reason.
 MOST_WORDS, MOST_NAME, MOST_WORK, MOST_REASON = 8, 28, 60, 80
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
@@ -171,7 +172,7 @@ def _axis(values: Sequence[float]) -> tuple[Any, list[tuple[float, str]]]:
 def _bars(looks: Mapping[str, Look], bars: Sequence[Bar], place: Any) -> list[DrawnBar]:
     drawn = []
     for i, bar in enumerate(bars):
-        look = looks.get(bar.gpu)
+        look = looks.get(bar.gpu, Look())
         low, high = (place(end) if math.isfinite(end) and end > 0 else None for end in (bar.low, bar.high))
         right = high if high is not None else place(bar.value)
         drawn.append(
@@ -180,9 +181,9 @@ def _bars(looks: Mapping[str, Look], bars: Sequence[Bar], place: Any) -> list[Dr
                 low,
                 high,
                 bar.label,
-                NAMED[look.colour if look else INK][0],
+                NAMED[look.colour][0],
                 bar.hollow,
-                bool(look and look.marker == "s"),
+                look.marker == "s",
                 0 if len(bars) == 1 else 8 * (2 * i - 1),
                 "right" if right < 76 else "left",
             )
@@ -270,7 +271,7 @@ def _fastest(report: Report) -> tuple[Sequence[str], list[Fastest]]:
     if not best:
         return [], []
     tables, ids = report.tables, [row["cell_id"] for row in best]
-    others = [name for name in (TPOT, TTFT, ENERGY) if tables.value(name).reindex(ids).notna().any()]
+    others = [name for name in BESIDE if tables.value(name).reindex(ids).notna().any()]
     most = max(float(end) for row in best for end in (row["value"], row["high"]) if math.isfinite(end))
     names, devices = device_names(tables), device_looks(tables)
 
@@ -291,8 +292,7 @@ def _fastest(report: Report) -> tuple[Sequence[str], list[Fastest]]:
                 list(map(rounded, beside)),
             )
         )
-    labels = {TPOT: "TPOT, ms", TTFT: "TTFT, ms", ENERGY: "J/token"}
-    return ["Work", "tokens/s", "", *(labels[name] for name in others)], fastest
+    return ["Work", "tokens/s", "", *(BESIDE[name] for name in others)], fastest
 
 
 def _best(report: Report) -> Iterator[dict[str, Any]]:
@@ -316,11 +316,9 @@ def _best(report: Report) -> Iterator[dict[str, Any]]:
 
 
 def _work(report: Report, row: dict[str, Any]) -> str:
-    cell = report.grid.set_index("cell_id").loc[row["cell_id"]]
-    sequences = cell["max_concurrency_allowed"]
     parts = [row["workload"]]
-    if pd.notna(sequences):
-        parts.append(plural(int(sequences), "sequence"))
+    if pd.notna(row["max_concurrency_allowed"]):
+        parts.append(plural(int(row["max_concurrency_allowed"]), "sequence"))
     if row["engine"] != VLLM.name:
         parts.append("HuggingFace" if str(row["engine"]).startswith("hf") else row["engine"])
     if row["model"] != report.grid["model"].value_counts().index[0]:

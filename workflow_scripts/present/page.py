@@ -9,7 +9,6 @@ Styles, script and figures are inside the file. Missing parts are shown as missi
 import base64
 import hashlib
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,7 @@ def _section(subject: Subject, report: Report) -> dict[str, Any]:
         try:
             sentence = subject.sentence(report)
         except MissingError as e:
-            absent.append(Absent("", str(e)))
+            absent.append(Absent(str(e)))
     figures = [figure_of(draw, report) for draw in subject.figures]
     drawn = [figure for figure in figures if isinstance(figure, Figure)]
     blocks = {
@@ -89,21 +88,9 @@ def _section(subject: Subject, report: Report) -> dict[str, Any]:
         "figure": drawn[0] if drawn else None,
         "why": [*told, *why, *drawn[1:]],
         "tables": tables,
-        "absent": _together(absent if sentence or drawn or tables else absent[:1]),
+        "absent": "; ".join(dict.fromkeys(of.reason for of in absent[: None if sentence or drawn or tables else 1])),
         "is_empty": not (sentence or drawn or why or tables),
     }
-
-
-def _together(absent: Sequence[Absent]) -> str:
-    """What is missing, each reason once, with what is missing for that reason.
-
-    >>> _together([Absent("figure a", "none ran"), Absent("", "no table"), Absent("figure b", "none ran")])
-    'none ran (figure a, figure b); no table'
-    """
-    lacking: dict[str, list[str]] = {}
-    for block in absent:
-        lacking.setdefault(block.reason, []).extend(filter(None, [block.what]))
-    return "; ".join(f"{reason} ({', '.join(whats)})" if whats else reason for reason, whats in lacking.items())
 
 
 @command(

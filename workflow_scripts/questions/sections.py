@@ -9,7 +9,7 @@ from workflow_scripts.questions.devices import section as device_ratios
 from workflow_scripts.questions.energy import section as energy
 from workflow_scripts.questions.engines import section as vllm_against_hf
 from workflow_scripts.questions.environments import section as environments_compared
-from workflow_scripts.questions.knobs import central_tables, latency, prefix_caching, sequence_limit, speculation
+from workflow_scripts.questions.knobs import latency, prefix_caching, sequence_limit, speculation
 from workflow_scripts.questions.knobs import section as other_settings
 from workflow_scripts.questions.limits import section as hardware_limits
 from workflow_scripts.questions.memory import kv_block_size
@@ -30,7 +30,7 @@ _SECTIONS = (
     *(predicted_and_measured, how_sure),
 )
 _APPENDIX = (
-    *(every_cell, settings_to_serve, central_tables, workload_requests, what_ran, where_measured),
+    *(every_cell, settings_to_serve, workload_requests, what_ran, where_measured),
     *(take_away, glossary),
 )
 SECTIONS: Sequence[Subject] = [module.SUBJECT for module in _SECTIONS]

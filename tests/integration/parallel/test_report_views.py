@@ -12,6 +12,19 @@ pytestmark = pytest.mark.needs_tool("chromium")
 
 EXPLORE = "#view=explore"
 READY = "document.querySelector('#view-explore table')"
+LIMITS = "document.querySelector('#view-limits table')"
+DIALOG = "document.querySelector('dialog')?.open"
+
+
+def opened(tab: Tab, report: Path, address: str, ready: str) -> None:
+    tab.open(report, address)
+    tab.wait(ready)
+
+
+def closed(tab: Tab) -> None:
+    """Close the dialog of a cell."""
+    tab.press("Escape")
+    tab.wait("!document.querySelector('dialog').open")
 
 
 def cells_shown(tab: Tab) -> str:
@@ -20,8 +33,7 @@ def cells_shown(tab: Tab) -> str:
 
 
 def test_a_filter_acts_on_chart_and_table_and_are_in_the_address(tab, report):
-    tab.open(report, EXPLORE)
-    tab.wait(READY)
+    opened(tab, report, EXPLORE, READY)
     # At first one engine, model and workload, whose table needs no columns for them, sorts and fits.
     assert "engine=vllm&workload=chat" in tab.evaluate("location.hash")
     named = (
@@ -53,11 +65,9 @@ def test_a_filter_acts_on_chart_and_table_and_are_in_the_address(tab, report):
     assert cells_shown(tab).startswith("0 cells: ")
     tab.evaluate(f"{clear}.click()")
     assert cells_shown(tab).startswith("80 cells: ")
-    tab.open(report, f"{EXPLORE}&gpu=l40s")
-    tab.wait(READY)
+    opened(tab, report, f"{EXPLORE}&gpu=l40s", READY)
     assert not tab.evaluate(named)
-    tab.open(report, "#view=explore&gpu=l40s&gpu=h200&outcome=timeout&y=ttft_s_p50")
-    tab.wait(READY)
+    opened(tab, report, "#view=explore&gpu=l40s&gpu=h200&outcome=timeout&y=ttft_s_p50", READY)
     assert cells_shown(tab) == "1 cell: 1 timeout."
     assert tab.evaluate("document.querySelector('#view-explore select').value") == "ttft_s_p50"
     tab.evaluate(f"{clear}.click()")
@@ -70,8 +80,7 @@ def test_the_keyboard_moves_from_point_to_point_and_opens_a_cell(tab, report):
     tab.press("ArrowRight")
     tab.wait(READY)
     assert tab.evaluate("document.activeElement.id") == "tab-explore"
-    tab.open(report, f"{EXPLORE}&engine=vllm&gpu=h200&set.max_num_seqs=64")
-    tab.wait(READY)
+    opened(tab, report, f"{EXPLORE}&engine=vllm&gpu=h200&set.max_num_seqs=64", READY)
     tab.evaluate("document.querySelector('#view-explore canvas[tabindex]').focus()")
     told = []
     for _ in range(7):
@@ -86,11 +95,10 @@ def test_the_keyboard_moves_from_point_to_point_and_opens_a_cell(tab, report):
     left = "parseFloat(document.querySelector('{}').style.left)"
     assert 0 < tab.evaluate(left.format(".chart .ring")) < tab.evaluate(left.format(".tip"))
     tab.press("Enter")
-    tab.wait("document.querySelector('dialog')?.open")
+    tab.wait(DIALOG)
     assert "cell=h200" in tab.evaluate("location.hash")
     assert tab.evaluate("Boolean(document.activeElement.closest('dialog'))")
-    tab.press("Escape")
-    tab.wait("!document.querySelector('dialog').open")
+    closed(tab)
     tab.wait("!location.hash.includes('cell=')")
     assert tab.evaluate("document.activeElement.matches('#view-explore canvas')")
 
@@ -109,8 +117,7 @@ def test_addresses_of_sections_and_cells_still_lead_there(tab, report):
     tab.evaluate("location.hash = '#figure-grid_outcomes'")
     tab.wait("document.getElementById('figure-grid_outcomes').checkVisibility()")
     assert 0 <= tab.evaluate("document.getElementById('figure-grid_outcomes').getBoundingClientRect().top") < 600
-    tab.open(report, f"{EXPLORE}&cell=l40s/vllm/llama-3.1-8b-instruct/chat/bs8-seqs1-len4096")
-    tab.wait("document.querySelector('dialog')?.open")
+    opened(tab, report, f"{EXPLORE}&cell=l40s/vllm/llama-3.1-8b-instruct/chat/bs8-seqs1-len4096", DIALOG)
     told = tab.evaluate("document.querySelector('dialog').innerText")
     assert "infeasible" in told
     # The engine's words and its log hold markup, which stays text.
@@ -125,36 +132,30 @@ def test_a_cell_opens_from_the_tables_of_the_report_and_tells_what_was_measured(
     named = tab.evaluate(f"{link}.textContent")
     assert "block size " in named
     tab.evaluate(f"{link}.click()")
-    tab.wait("document.querySelector('dialog')?.open")
+    tab.wait(DIALOG)
     assert not tab.evaluate("document.getElementById('view-report').hidden")
     settings = tab.evaluate("document.querySelector('dialog h2').textContent")
     mark = "document.querySelector('#figure-throughput .wide .marks a')"
     assert re.search(r"tokens/s \(95 % interval .*\)$", tab.evaluate(f"{mark}.querySelector('title').textContent"))
     assert set(named.partition(": ")[2].split(", ")) <= set(settings.partition(": ")[2].split(", "))
-    tab.press("Escape")
-    tab.wait("!document.querySelector('dialog').open")
+    closed(tab)
     tab.evaluate(f"{mark}.dispatchEvent(new MouseEvent('click'))")
-    tab.wait("document.querySelector('dialog').open")
+    tab.wait(DIALOG)
     assert "llama-3.1-8b-instruct, chat: " in tab.evaluate("document.querySelector('dialog h2').textContent")
-    tab.press("Escape")
-    tab.wait("!document.querySelector('dialog').open")
+    closed(tab)
     tab.evaluate(f"{mark}.focus()")
     tab.press("ArrowRight")
     assert tab.evaluate(f"document.activeElement === {mark}.nextElementSibling")
     tab.press("Enter")
-    tab.wait("document.querySelector('dialog').open")
-    tab.press("Escape")
-    tab.wait("!document.querySelector('dialog').open")
-    tab.open(report, "#view=report&cell=a100-sxm-80gb/vllm/llama-3.1-8b-instruct/chat/bs64-seqs256-len4096")
-    tab.wait("document.querySelector('dialog')?.open")
+    tab.wait(DIALOG)
+    closed(tab)
+    opened(tab, report, "#view=report&cell=a100-sxm-80gb/vllm/llama-3.1-8b-instruct/chat/bs64-seqs256-len4096", DIALOG)
     told = tab.evaluate("document.querySelector('dialog .facts').innerText")
     assert ("not run" in told, "definition" in told) == (True, False)
-    tab.open(report, "#view=report&cell=l40s/vllm/llama-3.1-8b-instruct/chat/bs8-seqs1-len4096")
-    tab.wait("document.querySelector('dialog')?.open")
+    opened(tab, report, "#view=report&cell=l40s/vllm/llama-3.1-8b-instruct/chat/bs8-seqs1-len4096", DIALOG)
     log = tab.evaluate("document.querySelector('dialog a').href").removeprefix("file://")
     assert Path(log).is_file()
-    tab.open(report, f"{EXPLORE}&cell=h200/vllm/llama-3.1-8b-instruct/chat/bs16-seqs64-len4096")
-    tab.wait("document.querySelector('dialog')?.open")
+    opened(tab, report, f"{EXPLORE}&cell=h200/vllm/llama-3.1-8b-instruct/chat/bs16-seqs64-len4096", DIALOG)
     titles = tab.evaluate("[...document.querySelectorAll('dialog h3')].map((h) => h.textContent)")
     assert {"Measure again", "Repeats", "Limits", "Settings"} <= set(titles)
     told = tab.evaluate("document.querySelector('dialog').innerText")
@@ -163,8 +164,7 @@ def test_a_cell_opens_from_the_tables_of_the_report_and_tells_what_was_measured(
 
 
 def test_a_cell_shows_its_timeline_and_block_map_and_saves_a_trace(tab, report, tmp_path):
-    tab.open(report, f"{EXPLORE}&cell=l40s/vllm/llama-3.1-8b-instruct/chat/bs16-seqs16-len4096")
-    tab.wait("document.querySelector('dialog')?.open")
+    opened(tab, report, f"{EXPLORE}&cell=l40s/vllm/llama-3.1-8b-instruct/chat/bs16-seqs16-len4096", DIALOG)
     titles = tab.evaluate("[...document.querySelectorAll('dialog h3')].map((h) => h.textContent)")
     assert {"Timeline", "Block map"} <= set(titles)
     tab.evaluate("document.querySelector('dialog canvas[aria-roledescription=timeline]').focus()")
@@ -181,16 +181,11 @@ def test_a_cell_shows_its_timeline_and_block_map_and_saves_a_trace(tab, report, 
     assert all(number in status for number in ("1 running", "20 tokens", "2 blocks of 16"))
 
 
-def test_views_begin_with_the_settings_of_the_study(tab, report):
-    tab.open(report, "#view=limits")
-    tab.wait("document.querySelector('#view-limits table')")
+def test_own_limits_order_the_settings_and_price_tokens(tab, report):
+    opened(tab, report, "#view=limits", LIMITS)
     # The model and workload with the most cells.
     assert tab.evaluate("document.querySelector('#view-limits select').value") == "llama-3.1-8b-instruct, chat"
-
-
-def test_own_limits_order_the_settings_and_price_tokens(tab, report):
-    tab.open(report, "#view=limits&work=llama-3.1-8b-instruct,+chat&p=50&ttft=150")
-    tab.wait("document.querySelector('#view-limits table')")
+    opened(tab, report, "#view=limits&work=llama-3.1-8b-instruct,+chat&p=50&ttft=150", LIMITS)
     told = "document.querySelector('#view-limits [role=status]').innerText"
     drawn = "document.querySelector('#view-limits .chart canvas').ariaLabel"
     # Only the server's TTFT is below 0.15 s, at one request per second; the others have 0.2 s.
@@ -199,25 +194,21 @@ def test_own_limits_order_the_settings_and_price_tokens(tab, report):
     assert {text[:8] for text in tab.evaluate(within)} == {"yes", "no: TTFT"}
     # The chart has the limited latency, with the limit.
     assert "Median TTFT (ms); the upright line is your limit" in tab.evaluate(drawn)
-    tab.open(report, "#view=limits&work=llama-3.1-8b-instruct,+chat&p=50&ttft=1")
-    tab.wait("document.querySelector('#view-limits table')")
+    opened(tab, report, "#view=limits&work=llama-3.1-8b-instruct,+chat&p=50&ttft=1", LIMITS)
     assert re.search(
         r"^0 of .* The nearest takes \d+ times its limit: .*\(TTFT \d+ ms in its worst repeat\)", tab.evaluate(told)
     )
-    tab.open(report, "#view=limits&work=llama-3.1-8b-instruct,+chat&p=50&ttft=150")
-    tab.wait("document.querySelector('#view-limits table')")
+    opened(tab, report, "#view=limits&work=llama-3.1-8b-instruct,+chat&p=50&ttft=150", LIMITS)
     assert tab.evaluate(within).count("yes") == 1
     # Of 64 requests 32 take longer than the median, and hardly one longer than the 99th percentile.
     starred = (
         "[...document.querySelectorAll('#view-limits tbody td')].filter((d) => d.textContent.endsWith(' *')).length"
     )
     assert (tab.evaluate(starred), "*" in tab.evaluate(told)) == (0, False)
-    tab.open(report, "#view=limits&work=llama-3.1-8b-instruct,+chat&p=99&ttft=150")
-    tab.wait("document.querySelector('#view-limits table')")
+    opened(tab, report, "#view=limits&work=llama-3.1-8b-instruct,+chat&p=99&ttft=150", LIMITS)
     assert tab.evaluate(starred) >= tab.evaluate("document.querySelectorAll('#view-limits tbody tr').length")
     assert "* Fewer than 5 requests" in tab.evaluate(told)
-    tab.open(report, "#view=limits&price.h200=4&price.l40s=1&best=price")
-    tab.wait("document.querySelector('#view-limits table')")
+    opened(tab, report, "#view=limits&price.h200=4&price.l40s=1&best=price", LIMITS)
     column = "[...document.querySelectorAll('#view-limits tbody tr')].map((r) => r.cells[{}].textContent)"
     headings = tab.evaluate("[...document.querySelectorAll('#view-limits thead th')].map((h) => h.textContent)")
     costs = tab.evaluate(column.format(headings.index("Price per million output tokens")))
@@ -230,27 +221,23 @@ def test_own_limits_order_the_settings_and_price_tokens(tab, report):
     assert numbers == sorted(numbers)
     assert "on the Pareto front" in tab.evaluate("document.querySelector('#view-limits canvas[tabindex]').ariaLabel")
     tab.evaluate("document.querySelector('#view-limits tbody button').click()")
-    tab.wait("document.querySelector('dialog')?.open")
+    tab.wait(DIALOG)
 
 
-def test_a_view_is_found_again_as_it_was_and_tables_of_the_report_open_cells(tab, report):
-    tab.open(report, f"{EXPLORE}&gpu=l40s")
-    tab.wait(READY)
+def test_a_view_is_found_again_as_it_was(tab, report):
+    opened(tab, report, f"{EXPLORE}&gpu=l40s", READY)
     tab.evaluate("document.querySelector('#tab-report').click()")
     assert tab.evaluate("location.hash") == ""
     tab.evaluate("document.querySelector('#tab-explore').click()")
     tab.wait(READY)
     assert cells_shown(tab).startswith("27 cells: ")
-    tab.evaluate("document.querySelector('#tab-report').click()")
-    tab.evaluate("document.querySelector('#view-report tbody th a[href*=cell]').click()")
-    tab.wait("document.querySelector('dialog')?.open")
 
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_views_fit_the_window(tab, report, width, dark):
     tab.open(report, f"{EXPLORE}&cell=h200/vllm/llama-3.1-8b-instruct/chat/bs16-seqs64-len4096", width=width, dark=dark)
-    tab.wait("document.querySelector('dialog')?.open")
+    tab.wait(DIALOG)
     shown = ("#view-explore *, dialog *", ".scroll, pre, .skip, .said")
     assert tab.too_wide(*shown) == []
     # Nor is a chart too wide before it is drawn for the first time, when its canvas has 300 pixels.

@@ -7,7 +7,8 @@ import pytest
 
 from tests.unit.present.conftest import changed, write_cells
 from tests.unit.present.synthetic import DRAWN, SCRIPT, SPEED
-from workflow_scripts.page.parts import claims_on
+from workflow_scripts.page.blocks import UNKNOWN
+from workflow_scripts.page.parts import METRICS, claims_on, four_metrics
 from workflow_scripts.questions.sections import APPENDIX, SECTIONS, SUBJECTS
 from workflow_scripts.questions.trust.provenance import provenance_table
 from workflow_scripts.study.definition import study_sha256
@@ -109,6 +110,19 @@ def test_every_figure_has_a_text_for_who_cannot_see_it_and_every_table_a_caption
     assert all(any(caption.startswith(name) for caption in page.text["figcaption"]) for name in folded)
 
 
+def test_the_metrics_of_the_sources_stand_in_one_table_for_each_device_and_value(report):
+    [fold] = four_metrics("block_size")(report)
+    [table] = fold.blocks
+    rows = [dict(zip(table.headings, map(str, row), strict=True)) for row in table.rows]
+    at_64 = next(
+        row for row in rows if (row["Device"], row["block size"]) == ("h200", "16") and "64 s" in row["Settings"]
+    )
+    assert at_64["GPU blocks"] == "144,000"
+    assert all(at_64[next(of for of in at_64 if of.startswith(words))] != UNKNOWN for words in METRICS.values())
+    of_8 = {row["Outcome"] for row in rows if (row["Device"], row["block size"]) == ("a100-sxm-80gb", "8")}
+    assert of_8 == {"infeasible"}
+
+
 def test_cells_that_are_not_ok_are_told_with_their_reasons(page):
     cells = " ".join(page.text["td"])
     for reason in ("after 1800 s", "EngineDeadError", "not run yet"):
@@ -129,7 +143,8 @@ def test_the_page_says_how_to_cite_the_study_and_where_its_tables_are(results, p
     table = next(table for table in page.text["figure"] if "Cells by where they were measured" in table)
     for gpu, lock in (("h200", "a"), ("l40s", "b")):
         assert re.search(rf"^{gpu}{lock}{{12}}[1-9]\d*$", table, re.MULTILINE), table
-    assert "All rows: Host node-1; Engine 0.32.0; Protocol version 1." in table
+    for told in ("Host node-1", "Engine 0.32.0", "Protocol version 1", f"Commit of the pipeline {'0' * 12}"):
+        assert told in table
 
 
 def test_claims_are_told_with_their_verdicts_and_evidence_if_the_study_names_any(results, page):

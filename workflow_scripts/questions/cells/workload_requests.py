@@ -41,8 +41,7 @@ def workloads(report: Report) -> Iterator[Block]:
         )
     yield table_of(pd.DataFrame(rows), None, "Workloads with the lengths of their requests")
     if not made:
-        reason = "the requests themselves are not beside these tables, so lengths are those of the study file"
-        yield Absent("requests as made", reason)
+        yield Absent("the requests themselves are not beside these tables, so lengths are those of the study file")
 
 
 def _length(manifest: dict[str, Any] | None, field: str, asked: Any) -> str | None:

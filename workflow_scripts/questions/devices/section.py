@@ -87,14 +87,17 @@ def device_ratios(tables: Tables) -> Plot:
     )
 
 
+def _ends(tables: Tables) -> tuple[str, str, list[dict[str, Any]]]:
+    """The names of the two devices, and the first and the last of their ratios; one if there are no others."""
+    rows, names = records(along_sequences(tables)), device_names(tables)
+    a, b = (names.get(rows[0][of], rows[0][of]) for of in ("value_a", "value_b"))
+    return a, b, rows[:1] + rows[1:][-1:]
+
+
 def answers(report: Report) -> Iterator[Answer]:
-    tables = report.tables
-    rows = along_sequences(tables)
-    first, last = (records(rows)[end] for end in (0, -1))
-    names = device_names(tables)
-    a, b = (names.get(first[of], first[of]) for of in ("value_a", "value_b"))
-    bandwidth = of_pair(tables, first).get("bandwidth_ratio", pd.Series(dtype=float)).dropna()
-    ends = [first] if len(rows) == 1 else [first, last]
+    a, b, ends = _ends(report.tables)
+    first = ends[0]
+    bandwidth = of_pair(report.tables, first).get("bandwidth_ratio", pd.Series(dtype=float)).dropna()
     bars = tuple(Bar(of["ratio"], of["low"], of["high"], f"at {of['x']:g}", hollow=_open(of)) for of in ends)
     said = ", ".join(f"{times(of)} at {of['x']:g}" for of in ends)
     said = said.replace(f"at {first['x']:g}", f"at {first['x']:g} sequence{'s' * (first['x'] != 1)}", 1)
@@ -121,16 +124,13 @@ def _open(row: dict[str, Any]) -> bool:
 
 def sentence(report: Report) -> str:
     try:
-        rows = along_sequences(report.tables)
+        a, b, (first, *last) = _ends(report.tables)
     except MissingError:
         return _expected_sentence(report.tables)
-    first, last = (records(rows)[end] for end in (0, -1))
-    names = device_names(report.tables)
-    a, b = (names.get(first[of], first[of]) for of in ("value_a", "value_b"))
-    if len(rows) < 2:
+    if not last:
         return f"The {b} is {times(first)} as fast as the {a}."
-    how = "shrinks" if last["ratio"] < first["ratio"] else "grows"
-    return f"The lead of the {b} {how} from {times(first)} to {times(last)} with more sequences."
+    how = "shrinks" if last[0]["ratio"] < first["ratio"] else "grows"
+    return f"The lead of the {b} {how} from {times(first)} to {times(last[0])} with more sequences."
 
 
 def _expected_sentence(tables: Tables) -> str:

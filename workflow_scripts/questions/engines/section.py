@@ -8,7 +8,7 @@ from workflow_scripts.page.answers import Answer, bars_of, factor, verdict_on
 from workflow_scripts.page.comparisons import comparisons
 from workflow_scripts.page.kit import Plot, strip
 from workflow_scripts.page.main_line import rate_words
-from workflow_scripts.page.parts import claims_on, in_words
+from workflow_scripts.page.parts import claims_on, four_metrics, in_words
 from workflow_scripts.page.report import PLACE_HEADINGS, Report, Subject, TablePart
 from workflow_scripts.page.series import PLACES, coloured, told_apart
 from workflow_scripts.study.setting_words import labels
@@ -80,6 +80,7 @@ SUBJECT = Subject(
     figures=[engines],
     answers=answers,
     tables=[
+        four_metrics("batch_size"),
         TablePart(
             "comparisons",
             {

@@ -9,11 +9,10 @@ from workflow_scripts.page.comparisons import FLAT, comparisons
 from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.kit import Plot
 from workflow_scripts.page.main_line import line_of, main_line, values_along
-from workflow_scripts.page.parts import claims_on, compared
+from workflow_scripts.page.parts import claims_on, compared, four_metrics
 from workflow_scripts.page.report import Report, Subject
 from workflow_scripts.page.series import device_names
 from workflow_scripts.page.style import PUBLISHED_LINE
-from workflow_scripts.questions.knobs.central_tables import four_metrics
 from workflow_scripts.study.setting_words import knob_name
 from workflow_scripts.tables.results import RATE, STEADY, Tables, records
 

@@ -11,11 +11,10 @@ import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
 from workflow_scripts.engines.registry import every_knob
-from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts, ModelFactsError, read_model_facts
+from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.questions.limits.ceilings import (
     CACHE,
     MEMORY,
-    RANKS,
     Rates,
     binding,
     devices_of,
@@ -65,10 +64,6 @@ SCHEMA = table_schema(
     NUMBER("steps", "scheduler steps"),
     NUMBER("read_bytes flops", "bytes to read and operations of these steps, on all devices"),
     declared("mbu mfu", "`read_bytes` and `flops` over `wall_s`, as a share of the device's rate"),
-    NUMBER("engine_mbu engine_mfu", "the same from the engine's own estimates"),
-    NUMBER(
-        "engine_read_bytes_difference engine_flops_difference", "engine's estimate over the same counted here, minus 1"
-    ),
     NUMBER("factor", "measured rate over its ceiling, the higher of output and total tokens"),
     NUMBER("tolerance", "how far `factor` may exceed 1; infinite if other programs disturbed the measured rates"),
     FLAG("exceeds", "`factor` is above 1 + `tolerance`"),
@@ -131,28 +126,18 @@ def _limits(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype:
 
 def _utilization(table: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype: str) -> pd.DataFrame:
     """Add what the repeat had to read and compute, as a share of what the device could do in the same time."""
-    ranks = numbers(table[[*RANKS]].prod(axis="columns"))
     wall_s, steps = numbers(table["wall_s"]), numbers(table["steps"])
     devices = numbers(devices_of(table, rates.gpu))
     bytes_per_s = numbers(table["read_bytes_per_s"]) * devices
     flop_per_s = rates.flop_per_s(facts) * devices
-    # Estimates are per rank.
-    engine_read_bytes, engine_flops = (numbers(table[f"estimated_{name}"]) * ranks for name in ("read_bytes", "flops"))
     tokens = numbers(table["computed_prompt_tokens"] + table["decode_tokens"])
-    weight_bytes = steps * facts.step_weight_bytes(tokens / steps)
-    read_bytes = weight_bytes + _kv_bytes(table, facts, kv_cache_dtype)
-    # The engine counts a shared prefix for each sequence, and activations.
-    counted_bytes = weight_bytes + _kv_bytes(table.assign(kv_tokens_shared=0.0), facts, kv_cache_dtype)
+    read_bytes = steps * facts.step_weight_bytes(tokens / steps) + _kv_bytes(table, facts, kv_cache_dtype)
     flops = np.add(*phase_flops(table, facts))
     return table.assign(
         read_bytes=read_bytes,
         flops=flops,
         mbu=read_bytes / wall_s / bytes_per_s,
         mfu=flops / wall_s / flop_per_s,
-        engine_mbu=engine_read_bytes / wall_s / bytes_per_s,
-        engine_mfu=engine_flops / wall_s / flop_per_s,
-        engine_read_bytes_difference=engine_read_bytes / (counted_bytes + _activation_bytes(table, facts)) - 1,
-        engine_flops_difference=engine_flops / flops - 1,
     )
 
 
@@ -169,18 +154,6 @@ def _kv_bytes(table: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> Fl
     # The cache is read once per output token, or less often if a step also accepts drafted tokens.
     unread = numbers(table["accepted_draft_tokens"].where(table["num_speculative_tokens"] > 0, 0.0))
     return read * (1 - unread / numbers(table["output_tokens"]))
-
-
-def _activation_bytes(table: pd.DataFrame, facts: ModelFacts) -> FloatArray:
-    """Bytes that vLLM's estimate (vllm/v1/metrics/perf.py) counts in addition to weights and earlier tokens' KV.
-
-    Inputs of matrix products, and the step's own KV, may stay on the chip, so no ceiling counts them.
-    """
-    tokens = numbers(table["computed_prompt_tokens"] + table["decode_tokens"])
-    inputs = facts.layers * 2 * facts.hidden + facts.query_elements + facts.feed_forward_elements
-    elements = tokens * inputs + numbers(table["output_tokens"]) * facts.hidden
-    own_kv = numbers(table["prompt_tokens"] + table["decode_tokens"]) * facts.bytes_per_token()
-    return elements * DTYPE_BYTES[facts.dtype] + own_kv
 
 
 def _verdict(table: pd.DataFrame) -> pd.DataFrame:

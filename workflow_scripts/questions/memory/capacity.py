@@ -15,18 +15,15 @@ from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.common.records import mapping_of, validated
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.physics import formulas
-from workflow_scripts.tables.summary import RAN, Row, as_applied, numbers, records
+from workflow_scripts.tables.summary import RAN, Row, as_applied, records
 from workflow_scripts.tables.table_maker import TableInputs, makes
-from workflow_scripts.tables.typed_tables import FLAG, NUMBER, TEXT, TableError, table_schema
+from workflow_scripts.tables.typed_tables import NUMBER, TEXT, TableError, table_schema
 
 PUBLISHED = "published"
 GIB = 2**30
 
 # A prediction whose error is larger than this disagrees.
 DISAGREES_PCT = 5.0
-# Tokens computed from the memory in a log agree with the log's tokens within this, plus the rounding to 0.01 GiB.
-CONSISTENT_PCT = 0.5
-PRINTED_TO_GIB = 0.005
 
 # Terms that are compared with what was observed. An engine prints the activation peak together with the graphs that it
 # subtracts from the budget, so both are predicted together.
@@ -102,12 +99,6 @@ SCHEMA = table_schema(
     ),
     NUMBER([f"{term}_error_pct" for term in COMPARED], "predicted minus observed, over observed"),
     NUMBER(
-        "recomputed_kv_cache_tokens",
-        "tokens computed from the KV memory in the log; null for pipelines and layers of several kinds",
-    ),
-    NUMBER("recomputed_error_pct", "difference from the engine's own number"),
-    FLAG("consistent", "the two agree within 0.5 % and the log's rounding"),
-    NUMBER(
         "implied_memory_bytes implied_overhead_bytes",
         "device memory and overhead computed from the blocks at several utilizations",
     ),
@@ -115,8 +106,7 @@ SCHEMA = table_schema(
         "disagrees",
         "what prediction and engine disagree on, comma-separated; null if nothing: `ran` (predicted as infeasible), "
         "`refused` (predicted to run), `block_size`, `kv_cache_tokens` or `num_blocks` (by more than 5 %), and why: "
-        "`dtype`, `version`, or, by the blocks at several utilizations, `device_memory` or `overhead`. "
-        "`log`: the log contradicts itself (`consistent`)",
+        "`dtype`, `version`, or, by the blocks at several utilizations, `device_memory` or `overhead`",
     ),
 )
 
@@ -126,7 +116,7 @@ def capacity_table(cells: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFra
     parts = [part for part in (_of_cells(cells), _of_published(predictions)) if len(part)]
     observed = pd.concat(parts, ignore_index=True) if parts else _of_cells(cells)
     table = observed.merge(_predicted(predictions), on="cell_id")
-    table = _with_recomputed(_with_errors(table))
+    table = _with_errors(table)
     table = table.join(_implied(table))
     table["disagrees"] = pd.Series([_disagreements(row) for row in records(table)], index=table.index, dtype="string")
     return table[list(SCHEMA.columns)]
@@ -142,7 +132,7 @@ def _of_cells(cells: pd.DataFrame) -> pd.DataFrame:
     # If the number of blocks is set, the engine still prints the memory that would have been available.
     fits = as_applied(rows, "num_gpu_blocks_override") == ""
     observed["observed_kv_cache_bytes"] = observed["observed_kv_cache_bytes"].where(fits)
-    return rows[list(_CELL)].assign(**observed, pipeline_parallel_size=as_applied(rows, "pipeline_parallel_size"))
+    return rows[list(_CELL)].assign(**observed)
 
 
 def _of_published(predictions: pd.DataFrame) -> pd.DataFrame:
@@ -155,8 +145,7 @@ def _of_published(predictions: pd.DataFrame) -> pd.DataFrame:
         engine_version="vllm " + of["vllm_version"].astype("string"),
         observed_block_size=of["block_size"],
     )
-    kinds = dict.fromkeys(_CELL, "string")
-    kinds |= dict.fromkeys([*_PRINTED_GIB, *_OBSERVED, "pipeline_parallel_size"], "float64")
+    kinds = dict.fromkeys(_CELL, "string") | dict.fromkeys([*_PRINTED_GIB, *_OBSERVED], "float64")
     return table.reindex(columns=list(kinds)).astype(kinds)
 
 
@@ -179,23 +168,6 @@ def _with_errors(table: pd.DataFrame) -> pd.DataFrame:
     # Before vLLM 0.21 graphs are not subtracted from the budget. Then 0 is predicted, which says nothing of their size.
     graphs = errors["cuda_graphs_bytes_error_pct"].where(table["predicted_cuda_graphs_bytes"] > 0)
     return table.assign(**errors | {"cuda_graphs_bytes_error_pct": graphs})
-
-
-def _with_recomputed(table: pd.DataFrame) -> pd.DataFrame:
-    """Add the tokens computed from the KV memory in the log; null for pipelines and for layers of several kinds."""
-    block_size, per_token = numbers(table["observed_block_size"]), numbers(table["bytes_per_token"])
-    kv_bytes = np.maximum(numbers(table["observed_kv_cache_bytes"]), 0)
-    in_all_layers = numbers(table["bytes_per_block"]) == per_token * numbers(table["predicted_block_size"])
-    kv_bytes = np.where((numbers(table["pipeline_parallel_size"]) > 1) | ~in_all_layers, np.nan, kv_bytes)
-    tokens = np.floor(kv_bytes / (per_token * block_size)) * block_size
-    observed = numbers(table["observed_kv_cache_tokens"])
-    allowed = CONSISTENT_PCT / 100 * observed + PRINTED_TO_GIB * GIB / per_token
-    consistent = pd.Series(np.abs(tokens - observed) <= allowed, index=table.index, dtype="boolean")
-    return table.assign(
-        recomputed_kv_cache_tokens=tokens,
-        recomputed_error_pct=100 * (tokens / observed - 1),
-        consistent=consistent.mask(np.isnan(tokens - observed)),
-    )
 
 
 def _implied(table: pd.DataFrame) -> pd.DataFrame:
@@ -227,7 +199,6 @@ def _disagreements(row: Row) -> str | None:
         "version": differs and pd.notna(version) and version not in str(row["engine_version"]),
         "device_memory": differs and abs(implied) > DISAGREES_PCT / 100,
         "overhead": differs and abs(implied) <= DISAGREES_PCT / 100,
-        "log": row["consistent"] is False,
     }
     return ",".join(name for name, does in differences.items() if does) or None
 

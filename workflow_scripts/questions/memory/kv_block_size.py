@@ -12,10 +12,9 @@ from workflow_scripts.page.comparisons import comparisons
 from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.kit import Plot, bar, beside, ratio
 from workflow_scripts.page.main_line import rate_words
-from workflow_scripts.page.parts import claims_on, compared
+from workflow_scripts.page.parts import claims_on, compared, four_metrics
 from workflow_scripts.page.report import CELL, Report, Subject, TablePart
 from workflow_scripts.page.series import PLACES, coloured
-from workflow_scripts.questions.knobs.central_tables import four_metrics
 from workflow_scripts.study.setting_words import setting_phrase
 from workflow_scripts.tables.results import MissingError, Tables, medians_by_cell, records, require
 from workflow_scripts.tables.summary import RAN

@@ -5,11 +5,9 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from workflow_scripts.common.columns import column
-from workflow_scripts.common.wording import plural
 from workflow_scripts.page.answers import NO, YES, Answer, Bar
-from workflow_scripts.page.blocks import Block, Fold, table_of
 from workflow_scripts.page.kit import Plot, bar
-from workflow_scripts.page.report import CELL, Report, Subject
+from workflow_scripts.page.report import CELL, Report, Subject, TablePart
 from workflow_scripts.page.series import PLACES, coloured
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.tables.results import RATE, Tables, records, require
@@ -120,9 +118,10 @@ def sentence(report: Report) -> str:
     return f"The same memory holds {most['users']:.0f} requests instead of {whole['users']:.0f}."
 
 
-def every_way(report: Report) -> Iterator[Block]:
-    rows = same_memory(report.tables)
-    columns = {name: CELL[name] for name in PLACES} | {
+EVERY_WAY = TablePart(
+    "repeats",
+    {
+        **{name: CELL[name] for name in PLACES},
         "pool_tokens": "Memory, in tokens",
         "layout": "KV cache in",
         "users": column(USERS).label,
@@ -130,24 +129,25 @@ def every_way(report: Report) -> Iterator[Block]:
         "times": "Ratio to contiguous reservations",
         "used_pct": "Held slots that tokens fill",
         RATE: "",
-    }
-    if not rows.empty:
-        yield table_of(rows, columns, "Users in the same memory")
+    },
+    "Users in the same memory",
+    rows=same_memory,
+    optional=True,
+)
 
 
-def every_pool(report: Report) -> Iterator[Block]:
-    rows = report.named(under_pressure(report.tables))
+def _every_pool(about: str, names: Sequence[str]) -> TablePart:
     words = {f"{name}_predicted": f"{column(name).label.removesuffix(BOUND)}, predicted" for name in QUANTITIES}
     words[f"{EVICTED}_predicted"] = "Blocks of shared prompts that lost their content, predicted"
-    place = {**CELL, "pool_tokens": "Tokens that fit", "layout": "Layout"}
-    caption = "Every size of the pool"
-    whole = report.link(report.tables.folder / "repeats.csv", "repeats.csv")
-    note = f"Tokens that fit are without the block that vLLM keeps to itself. Of tokens computed again, {COUNTS_TRIES}."
-    shown = []
-    for about, names in (("speed", QUANTITIES[:3]), ("preemptions and prefix cache", (*QUANTITIES[3:], EVICTED))):
-        columns = {of: words.get(of, "") for name in names for of in (name, f"{name}_predicted")}
-        shown.append(table_of(rows, place | columns, f"{caption}: {about}", note, whole))
-    yield Fold(f"{caption}: {plural(len(rows), 'row')}", shown)
+    return TablePart(
+        "repeats",
+        {**CELL, "pool_tokens": "Tokens that fit", "layout": "Layout"}
+        | {of: words.get(of, "") for name in names for of in (name, f"{name}_predicted")},
+        f"Every size of the pool: {about}",
+        rows=under_pressure,
+        note="Tokens that fit are without the block that vLLM keeps to itself. Of tokens computed again, "
+        f"{COUNTS_TRIES}.",
+    )
 
 
 SUBJECT = Subject(
@@ -157,6 +157,10 @@ SUBJECT = Subject(
     sentence=sentence,
     figures=[requests_at_once],
     answers=answers,
-    tables=[every_way, every_pool],
+    tables=[
+        EVERY_WAY,
+        _every_pool("speed", QUANTITIES[:3]),
+        _every_pool("preemptions and prefix cache", (*QUANTITIES[3:], EVICTED)),
+    ],
     is_in=lambda study: any(POOL in sweep.knobs for sweep in study.sweeps),
 )

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-import numpy as np
 import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, readable_models
@@ -11,8 +10,6 @@ from workflow_scripts.page.blocks import Block, Definitions, Fold, Table, Text, 
 from workflow_scripts.page.report import PLACE_HEADINGS, Report, Subject
 from workflow_scripts.physics.model_facts import ModelFactsError, model_facts, read_config
 from workflow_scripts.study.definition import resolved_models
-
-RATES = ["memory_bandwidth_bytes_per_s", "cache_bytes_per_s", "flop_per_s"]
 
 
 def counts(report: Report) -> Iterator[Block]:
@@ -32,49 +29,31 @@ def counts(report: Report) -> Iterator[Block]:
 
 def devices(report: Report) -> Iterator[Block]:
     catalogue = load_gpus()
-    named = [(str(gpu), cells) for gpu, cells in report.grid.groupby("gpu", sort=False) if gpu in catalogue]
-    read = ["memory_bandwidth_bytes_per_s", "read_bytes_per_s"]
-    limits = report.tables.get("limits", "cell_id", "rates", "flop_per_s", *read)
-    of_cells = limits[limits["rates"] == "measured"].merge(report.grid[["cell_id", "gpu"]], on="cell_id")
-    # A cell whose weights fit into the caches reads at their rate.
-    of_cells["cache_bytes_per_s"] = of_cells["read_bytes_per_s"].where(of_cells[read].nunique(axis=1) > 1)
-    measured = of_cells.groupby("gpu")[RATES].first()
-    rows = []
-    for gpu, cells in named:
-        entry = catalogue[gpu]
-        flop = max((entry.dense_flop_per_s or {}).items(), key=lambda item: item[0] == "bf16", default=(None, None))
-        rows.append(
-            {
-                "Device": gpu,
-                "Description": entry.title,
-                "Cells": len(cells),
-                "Reported name": _each_once(report.tables.rows.loc[report.tables.rows["gpu"] == gpu, "device_name"]),
-                "memory_bytes": entry.usable_memory_bytes or entry.memory_bytes,
-                "memory_bandwidth_bytes_per_s": entry.memory_bandwidth_bytes_per_s,
-                "dense_flop_per_s": flop[1],
-                "Type of the matrix rate": flop[0],
-                "tdp_w": entry.tdp_w,
-                **{f"measured_{rate}": measured[rate].get(gpu, np.nan) for rate in RATES},
-            }
-        )
+    known = {gpu: catalogue[gpu] for gpu in dict.fromkeys(report.grid["gpu"]) if gpu in catalogue}
+    reported = report.tables.rows.dropna(subset="device_name").groupby("gpu")["device_name"].unique().map(sorted)
+    rows = [
+        {
+            "Device": gpu,
+            "memory_bandwidth_bytes_per_s": of.memory_bandwidth_bytes_per_s,
+            "dense_flop_per_s": (of.dense_flop_per_s or {}).get("bf16"),
+            "memory_bytes": of.usable_memory_bytes or of.memory_bytes,
+            "tdp_w": of.tdp_w,
+            "Description": of.title,
+            "Reported name": ", ".join(reported.get(gpu, [])) or None,
+        }
+        for gpu, of in known.items()
+    ]
     columns = {
         "Device": "",
         "memory_bandwidth_bytes_per_s": "Memory bandwidth",
-        "measured_memory_bandwidth_bytes_per_s": "Memory bandwidth, measured",
-        "measured_cache_bytes_per_s": "Cache bandwidth, measured",
-        "dense_flop_per_s": "Dense matrix rate",
-        "measured_flop_per_s": "Matrix rate, measured",
-        "tdp_w": "Power limit",
+        "dense_flop_per_s": "Dense matrix rate (BF16)",
         "memory_bytes": "Memory for programs",
-        **dict.fromkeys(("Cells", "Type of the matrix rate", "Description", "Reported name"), ""),
+        "tdp_w": "Power limit",
+        **dict.fromkeys(("Description", "Reported name"), ""),
     }
-    yield table_of(pd.DataFrame(rows), columns, "Devices, with data-sheet numbers unless a column says measured")
-    sources = [(gpu, "; ".join(dict.fromkeys(catalogue[gpu].sources.values())) or "no data sheet") for gpu, _ in named]
+    yield table_of(pd.DataFrame(rows), columns, "Devices, with data-sheet numbers")
+    sources = [(gpu, "; ".join(dict.fromkeys(of.sources.values())) or "no data sheet") for gpu, of in known.items()]
     yield Fold("Sources of the data-sheet numbers", [Definitions(sources)])
-
-
-def _each_once(values: pd.Series) -> str | None:
-    return ", ".join(sorted(map(str, values.dropna().unique()))) or None
 
 
 def remote_code(report: Report) -> Iterator[Block]:

@@ -70,25 +70,11 @@ def host_load(cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def provenance(report: Report) -> Iterator[Block]:
-    cells = report.tables.rows
-    started = cells["started_at"].dropna()
-    named = {
-        "host": "Hosts",
-        "device_uuid": "Devices (UUID)",
-        "git_commit": "Commits of the pipeline",
-        "protocol": "Protocol versions",
-        "source": "Source of the numbers",
-    }
-    values = {heading: ", ".join(map(str, cells[column].dropna().unique())) for column, heading in named.items()}
-    rows = [[heading, texts] for heading, texts in values.items() if texts]
-    if len(started):
-        rows.append(["First and last repeat started", f"{started.min()} and {started.max()}"])
-    yield Table("Where the numbers come from", ["What", "Values"], rows, [False, False])
-    yield _measured_where(cells)
+    yield _measured_where(report.tables.rows)
     known = report.tables.get("provenance", "cell_id", "kind", "what", "value")
     recorded = known[known["kind"] == "record"]
     if recorded.empty:
-        yield Absent("versions", "no cell has a record of them")
+        yield Absent("no cell has a record of versions")
     for cell, of_cell in recorded.groupby("cell_id", sort=False):
         facts = of_cell[["what", "value"]].to_numpy(dtype=object).tolist()
         title = f"Versions and settings recorded in {report.names.get(str(cell), str(cell))}"
@@ -114,14 +100,17 @@ def _measured_where(cells: pd.DataFrame) -> Table:
         "engine_version": "Engine",
         **several,
         "protocol": "Protocol version",
+        "git_commit": "Commit of the pipeline",
         "lock_sha256": "Lock (SHA-256)",
+        "source": "Source of the numbers",
     }
     measured = cells[cells["outcome"].eq("ok")]
-    measured = measured.assign(**{name: measured[name].str[:12] for name in ("device_uuid", "lock_sha256")})
+    shortened = {name: measured[name].str[:12] for name in ("device_uuid", "git_commit", "lock_sha256")}
+    measured = measured.assign(**shortened)
     counts = measured.groupby(list(places), dropna=False, sort=False)["cell_id"].nunique().reset_index(name="cells")
-    note = (
-        "Cells with different locks, processors of CPU devices or protocol versions are not compared with each other."
-    )
+    note = "Cells with different locks, processors of CPU devices or protocol versions are not compared."
+    if len(started := cells["started_at"].dropna()):
+        note += f" The first and the last repeat started at {started.min()} and {started.max()}."
     return table_of(counts, {**places, "cells": "Cells"}, "Cells by where they were measured", note)
 
 

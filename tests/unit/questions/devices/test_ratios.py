@@ -3,8 +3,6 @@ import math
 
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.unit.made_rates import rates_record
 from tests.unit.questions.synthetic_cells import NOT_COUNTED, OTHER_PLACES, around, cell, only, starts_table, table
@@ -143,16 +141,9 @@ def test_records_of_devices_stand_in_for_data_sheets(tmp_path):
     assert device_records(tmp_path / "nowhere") == {}
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("{", "not JSON: "),
-        (json.dumps(record(matmul_flop_per_s={"bf16": "fast"})), r"matmul_flop_per_s\.bf16: [^\n]+$"),
-    ],
-)
-def test_a_damaged_record_is_named(tmp_path, text, fault):
-    (tmp_path / "h200.json").write_text(text)
-    with pytest.raises(InputError, match=rf"^.*h200\.json: {fault}"):
+def test_a_damaged_record_is_named(tmp_path):
+    (tmp_path / "h200.json").write_text(json.dumps(record(matmul_flop_per_s={"bf16": "fast"})))
+    with pytest.raises(InputError, match=r"^.*h200\.json: matmul_flop_per_s\.bf16: [^\n]+$"):
         device_records(tmp_path)
 
 
@@ -228,18 +219,6 @@ def test_what_an_interval_shows_excludes_or_leaves_open(observed, candidates, sh
     assert found["nearest"] == nearest
 
 
-def named(found, column):
-    return {*(found[column] or "").split(", ")} - {"none", ""}
-
-
-@given(st.floats(0.2, 5), st.floats(0, 1), st.dictionaries(st.sampled_from("abcd"), st.floats(0.2, 5)))
-def test_more_data_never_make_an_explanation_of_what_was_excluded(ratio, reach, candidates):
-    wide = explain(ratio, ratio / (1 + reach), ratio * (1 + reach), candidates)
-    narrow = explain(ratio, ratio / (1 + reach / 2), ratio * (1 + reach / 2), candidates)
-    assert named(wide, "explanation") <= named(narrow, "explanation")
-    assert named(narrow, "compatible_with") <= named(wide, "explanation") | named(wide, "compatible_with")
-
-
 # --- what was predicted
 
 CELLS = table(
@@ -264,6 +243,8 @@ def test_the_predicted_ratio_is_from_the_calibration_of_one_device_at_a_time():
     row = expected(predicted((180, 200), (120, 100)))
     assert row["predicted_ratio"] == pytest.approx(math.sqrt(180 / 100 * 200 / 120))
     assert row["own_predicted_ratio"] == pytest.approx(180 / 120)
+    assert row["explanation"] == "none"  # measured are 2, with bandwidths of 5.56 and FLOP rates of 2.73
+    assert "predicted" in expected(predicted((200, 200), (100, 100)))["compatible_with"]
     assert row[["predicted_ratio_low", "predicted_ratio_high"]].tolist() == pytest.approx([180 / 120, 180 / 100])
     assert row[["weights_share_b", "weights_share_a"]].tolist() == [0.4, 0.6]
     without_a_second = expected(predicted((180, None), (120, None)))
@@ -271,13 +252,3 @@ def test_the_predicted_ratio_is_from_the_calibration_of_one_device_at_a_time():
     assert without_a_second[["predicted_ratio", "predicted_ratio_low"]].isna().all()
     two_ways = expected(predicted((180, None), (120, None), sources=("calibrated", "measured rates")))
     assert pd.isna(two_ways["own_predicted_ratio"])
-
-
-@pytest.mark.parametrize(("scale", "explanation"), [(2.0, "predicted"), (2.5, "none")])
-def test_the_predicted_ratio_explains_like_any_other(scale, explanation):
-    """Measured are 2 (1.9 to 2.1) of h200 over l40s, with bandwidths of 5.56 and FLOP rates of 2.73."""
-    of_each = ((200, "h200"), (100, "l40s"))
-    cells = (cell({"max_num_seqs": 64}, around(rate, 0.01), gpu=gpu) for rate, gpu in of_each)
-    row = only(ratios(*cells, predictions=predicted((100 * scale, 100 * scale), (100, 100))))
-    assert row["predicted_ratio"] == pytest.approx(scale)
-    assert row["explanation"] == explanation

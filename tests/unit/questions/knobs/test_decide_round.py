@@ -185,17 +185,3 @@ def test_what_takes_more_starts_than_allowed_is_given_up_with_what_it_would_take
 ):
     ((_, found, further),), _, _ = opened(seqs(rates, sd=sd), at_most)
     assert (found, further is not None and further > 5) == (given_up, is_known)
-
-
-@pytest.mark.parametrize(("sd", "at_most", "given_up"), [(0.03, 8, None), (0.05, 4, TOO_MANY_STARTS)])
-def test_cells_of_other_rounds_take_more_starts_than_the_study_allows_if_they_vary(sd, at_most, given_up):
-    apart = starts_table(*seqs({1: 100, 4: 100}, sd=sd))
-    apart.loc[apart["cell_id"].str.endswith("seqs4"), "round"] += 3
-    ((_, found, _),), _, left_s = opened(apart, at_most)
-    assert (found, left_s) == (given_up, 0 if given_up else 60)
-
-
-def test_a_cell_with_two_modes_is_decided_as_any_other():
-    split = cell({"max_num_seqs": 8}, 300 * np.exp(0.001 * DRAWN[4, :6] + 0.3 * np.array([0, 1, 0, 1, 1, 0])))
-    found, decided, _ = opened([*seqs({1: 100, 2: 100, 4: 100}, starts=6, sd=0.001), split])
-    assert (found, decided) == ([], 6)

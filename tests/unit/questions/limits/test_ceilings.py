@@ -64,15 +64,6 @@ def times(rows, facts=TINY, device=None, kv_cache_dtype="auto", **options):
     return phase_times(work(rows, facts=facts, **options), facts, device, kv_cache_dtype).iloc[0].to_dict()
 
 
-@pytest.mark.parametrize("cache_bytes", [0, 2**20])
-def test_ranks_on_a_cpu_share_it_and_shorten_nothing(cache_bytes):
-    device = rates(1e9, 1e9, cache_bytes, kind="cpu")
-    rows = [(100, 20, 0), (50, 30, 0)]
-    assert times(rows, device=device, tp=2, pp=2) == times(rows, device=device)
-    gpus = rates(1e9, 1e9, cache_bytes)
-    assert times(rows, device=gpus, tp=2)["wall_s_min"] < 0.51 * times(rows, device=gpus)["wall_s_min"]
-
-
 # --- rates -------------------------------------------------------------------------------------------------------
 
 
@@ -90,20 +81,6 @@ def test_a_cpu_has_only_measured_rates(tmp_path):
         (found,) = rates_of(CPU, tmp_path)
         assert (found.source, found.cache_bytes) == ("measured", cache or 0)
         assert (found.memory_bandwidth_bytes_per_s, found.flop_per_s(TINY)) == (bandwidth, 100e9)
-    unknown = rates()
-    assert math.isnan(unknown.memory_bandwidth_bytes_per_s)
-    assert math.isnan(unknown.flop_per_s(TINY))
-    assert math.isnan(Rates("datasheet", CPU, 0).flop_per_s(TINY))
-
-
-def test_rates_measured_under_load_by_others_are_disturbed():
-    loads = (
-        ({"cpu_others_pct": 4.0, "cpu_steal_pct": 1.0}, 2),
-        ({"cpu_steal_pct": 5.1}, 2),
-        ({"cpu_others_pct": 50.0}, None),
-    )
-    found = [record(host_load=load, threads=threads).disturbed for load, threads in loads]
-    assert found == [False, True, False]  # a GPU does not mind the host's load
 
 
 def test_a_set_is_read_no_faster_than_the_next_smaller_one_and_all_larger_ones():
@@ -143,13 +120,11 @@ def test_a_gpu_has_its_data_sheet_and_its_measured_rates(tmp_path):
     ("rows", "options", "limit"),
     [
         ([(5, 4, 0)] * 3, {"allowed": 2}, (2, 6, "max_num_seqs")),
-        ([(5, 3, 0)] * 3, {"allowed": 2}, (2, 5, "max_num_seqs")),
         # What took effect counts before what was asked.
         ([(5, 4, 0)] * 2, {"effective": 1}, (1, 8, "max_num_seqs")),
         ([(5, 4, 0)] * 2, {"allowed": 1, "effective": 2}, (2, 4, "requests")),
         ([(5, 4, 0)] * 2, {}, (2, 4, "requests")),
         ([(5, 10, 0), (5, 2, 0), (5, 1, 0)], {"allowed": 3}, (3, 10, "longest_request")),
-        ([(5, 10, 0), (5, 2, 0), (5, 1, 0)], {"allowed": 2}, (2, 10, "longest_request")),
         # Each request holds 2 blocks of 8 in each of its 4 steps; 5 blocks hold at most 2.5 of them.
         ([(9, 4, 0)] * 4, {"block_size": 8, "blocks": 5}, (4, math.ceil(4 * 4 * 2 / 5), "kv_blocks")),
         ([(9, 4, 0)] * 4, {"block_size": 8, "blocks": 7}, (4, 5, "kv_blocks")),
@@ -286,8 +261,10 @@ def test_engines_side_by_side_have_as_many_sequences_each_and_read_weights_of_th
     experts = model_facts(HYBRID)
     shared = [times(rows, experts, device=device, dp=dp, effective=4 // dp)["prefill_memory_s"] for dp in (1, 2)]
     assert shared[1] == pytest.approx(shared[0] / 2)
-    cpu = rates(1e9, 1e9, kind="cpu")
+    # Ranks on a CPU share it and shorten nothing.
+    cpu = rates(1e9, 1e9, kind="cpu", cache_bytes=2**20)
     assert times(rows, device=cpu, dp=2, effective=1) == times(rows, device=cpu, effective=2)
+    assert times(rows, device=cpu, tp=2, pp=2) == times(rows, device=cpu)
 
 
 def test_a_rate_that_is_not_known_limits_nothing():
@@ -372,7 +349,6 @@ def test_no_schedule_beats_the_shortest_time(rows, allowed, intensity, cache_byt
         # How many were accepted is not known: at most three of every four after the first, which the prefill gives.
         ([(1, 9, 0)], {}, 3),
         ([(1, 8, 0), (1, 2, 0)], {}, 4),
-        ([(1, 1, 0)], {}, 1),
         # No engine may claim more than was drafted, and without drafts nothing is accepted.
         ([(1, 9, 0)], {"accepted": 8}, 3),
         ([(1, 9, 0)], {"drafted": 0, "accepted": 6}, 9),
@@ -382,9 +358,3 @@ def test_accepted_tokens_save_steps(rows, drafts, steps):
     found = work(rows, allowed=1, **({"drafted": 3} | drafts)).iloc[0]
     assert (found["sequence_steps_min"], found["steps_min"]) == (steps, steps)
     assert found["output_tokens_per_step_max"] == sum(output for _, output, _ in rows) / steps
-
-
-def test_accepted_tokens_save_readings_of_the_cache():
-    # A prefill of 10 tokens that gives the first, and two steps of 4 tokens, which read the KV of 10 and of 14 tokens.
-    found = times([(10, 9, 0)], TOY, rates(1e9, 1e18), allowed=1, drafted=3, accepted=6)
-    assert found["decode_memory_s"] * 1e9 == pytest.approx(2 * TOY.decode_weight_bytes + 24 * TOY.bytes_per_token())

@@ -124,17 +124,14 @@ def test_tokens_enter_the_cache_at_the_steps_that_the_engine_records():
     assert evenly == incomplete == pytest.approx(31.5 / 3)
 
 
-def test_the_published_example_of_contiguous_reservations():
-    # Three requests of 1024, 512 and 3072 tokens, each with 4096 slots.
-    rows = [(tokens, 1, 0, 0.0, 5.0, 5.0) for tokens in (1024, 512, 3072)]
-    found = waste(*rows, max_model_len_effective=4096).loc["contiguous_max_model_len", 0]
-    assert (found["waste_pct"], found["slots_held_mean"], found["sequences_live_mean"]) == (62.5, 3 * 4096, 3)
-
-
 def test_a_request_may_reserve_its_own_length_only_and_contiguous_memory_shares_no_prefix():
     found = waste((10, 3, 0, 1.0, 3.0, 4.0)).loc["contiguous_request_length", 0]
     assert found["tokens_held_mean"] == pytest.approx(31.5 / 3)
     assert (found["slots_held_mean"], found["source"]) == (13, "predicted")
+    # The published example: three requests of 1024, 512 and 3072 tokens, each with 4096 slots.
+    rows = [(tokens, 1, 0, 0.0, 5.0, 5.0) for tokens in (1024, 512, 3072)]
+    found = waste(*rows, max_model_len_effective=4096).loc["contiguous_max_model_len", 0]
+    assert (found["waste_pct"], found["slots_held_mean"], found["sequences_live_mean"]) == (62.5, 3 * 4096, 3)
     rows = [(20, 1, 0, 0.0, 1.0, 1.0), (20, 1, 16, 0.0, 1.0, 1.0)]
     found = waste(*rows, block_size_effective=16, max_model_len_effective=100)
     assert found.loc["contiguous_max_model_len", 0]["tokens_held_mean"] == 40
