@@ -9,27 +9,19 @@ export function inkOf() {
   return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
 }
 
-// Eight shapes, so that series can be told apart without colours. Those after the first eight repeat.
+// Five shapes, so that series can be told apart without colours. Those after the first five repeat.
+const CORNERS = [
+  [[0, -1.15], [1.1, 0.9], [-1.1, 0.9]],
+  [[0, -1.3], [1.3, 0], [0, 1.3], [-1.3, 0]],
+  [[0, 1.15], [1.1, -0.9], [-1.1, -0.9]],
+];
+
 export function mark(context, shape, x, y, r) {
-  const corners = (points) => {
-    context.moveTo(x + points[0][0] * r, y + points[0][1] * r);
-    for (const [dx, dy] of points.slice(1)) context.lineTo(x + dx * r, y + dy * r);
-    context.closePath();
-  };
   context.beginPath();
-  if (shape % 8 === 0) context.arc(x, y, r, 0, 2 * Math.PI);
-  else if (shape % 8 === 1) context.rect(x - r * 0.9, y - r * 0.9, 1.8 * r, 1.8 * r);
+  if (shape % 5 === 0) context.arc(x, y, r, 0, 2 * Math.PI);
+  else if (shape % 5 === 1) context.rect(x - r * 0.9, y - r * 0.9, 1.8 * r, 1.8 * r);
   else {
-    corners(
-      [
-        [[0, -1.15], [1.1, 0.9], [-1.1, 0.9]],
-        [[0, -1.3], [1.3, 0], [0, 1.3], [-1.3, 0]],
-        [[0, 1.15], [1.1, -0.9], [-1.1, -0.9]],
-        [[-0.4, -1.2], [0.4, -1.2], [0.4, -0.4], [1.2, -0.4], [1.2, 0.4], [0.4, 0.4], [0.4, 1.2], [-0.4, 1.2],
-          [-0.4, 0.4], [-1.2, 0.4], [-1.2, -0.4], [-0.4, -0.4]],
-        [[-1.2, 0], [0.9, -1.1], [0.9, 1.1]],
-        [[1.2, 0], [-0.9, -1.1], [-0.9, 1.1]],
-      ][(shape % 8) - 2],
-    );
+    for (const [dx, dy] of CORNERS[(shape % 5) - 2]) context.lineTo(x + dx * r, y + dy * r);
+    context.closePath();
   }
 }

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -38,25 +39,15 @@ class Absent:
 
 
 @dataclass(frozen=True)
-class CellMark:
-    """The mark of a cell at a place of a figure in pixels: the address that opens the cell, and what it shows."""
-
-    href: str
-    text: str
-    x: float
-    y: float
-
-
-@dataclass(frozen=True)
 class Figure:
     """A drawn figure by the kind of its size (wide: "", a `column`, the `first` screen): its elements, their sizes in
-    pixels and the marks of cells in them."""
+    pixels and the marks of cells in them, as `Report.cell_mark` makes them."""
 
     name: str
     title: str
     drawn: Mapping[str, str]
     sizes: Mapping[str, tuple[int, int]]
-    marks: Mapping[str, Sequence[CellMark]]
+    marks: Mapping[str, Sequence[Mapping[str, Any]]]
     alt: str
     caption: str
 
@@ -89,11 +80,12 @@ class Table:
     def classes(self) -> list[str]:
         """The classes of each column: `number`; `long` if a text in it is; `name` if a narrow window shows it first.
 
-        Names are the columns before the first number if they are few, else the two of texts with the most values, and
-        the model.
+        Names are the columns that tell the most rows apart: those before the first number if they are few, else one or
+        two of texts. If one of these links to cells, the column before it with the most values is a name as well, and
+        so is the model.
 
         >>> Table("", ["Device", "Rate", "Settings"], [["a", "1", "x"], ["a", "2", "y"]], [False, True, False]).classes
-        ['name', 'number', '']
+        ['', 'number', 'name']
         >>> Table("", [], [], []).classes
         []
         """
@@ -104,13 +96,19 @@ class Table:
             for column, item in zip(columns, row, strict=True):
                 column.append(item.text if isinstance(item, Link) else item)
         texts = [i for i, is_number in enumerate(self.numeric) if not is_number] or [0]
-        names = list(range([*self.numeric, True].index(True)))
-        if not 0 < len(names) <= min(MOST_NAMES, len(self.numeric) - 1):
-            names = sorted(texts, key=lambda i: -len(set(columns[i])))[:2]
+        leading = tuple(range([*self.numeric, True].index(True)))
+        choices = [*((i,) for i in texts), *combinations(texts, 2)]
+        if len(leading) <= min(MOST_NAMES, len(self.numeric) - 1):
+            choices.insert(0, leading)
+        names = max(choices, key=lambda of: len(set(zip(*(columns[i] for i in of), strict=True))))
+        if names != leading and (linked := [i for i in names if any(isinstance(row[i], Link) for row in self.rows)]):
+            names += tuple(sorted((i for i in texts if i < linked[0]), key=lambda i: -len(set(columns[i])))[:1])
+        names += tuple(i for i in texts if self.headings[i] == MODEL)
         kinds = ["number" if is_number else "" for is_number in self.numeric]
-        for i in texts:
-            kinds[i] += " long" * (not self.numeric[i] and max(map(len, columns[i]), default=0) > LONG)
-            kinds[i] += " name" * (i in names or self.headings[i] == MODEL)
+        for i, column in enumerate(columns):
+            kinds[i] += " long" * (not self.numeric[i] and max(map(len, column), default=0) > LONG) + " name" * (
+                i in names
+            )
         return [kind.strip() for kind in kinds]
 
 

@@ -34,11 +34,6 @@ class MainLine:
     rows: pd.DataFrame
     looks: Mapping[str, Look]
 
-    @property
-    def words(self) -> str:
-        """The rate in words, with what it counts."""
-        return rate_words(self.rate)
-
 
 def rate_words(measure: str) -> str:
     """A rate in words, with the time that it is of: no number of one stands beside one of the other without them."""

@@ -17,7 +17,7 @@ from workflow_scripts.common.columns import COLUMNS, column, unit_of
 from workflow_scripts.common.files import read_json
 from workflow_scripts.common.wording import listed, number, plural
 from workflow_scripts.page.answers import Answer
-from workflow_scripts.page.blocks import MODEL, Absent, Block, CellMark, Figure, Fold, Link, table_of
+from workflow_scripts.page.blocks import MODEL, Absent, Block, Figure, Fold, Link, table_of
 from workflow_scripts.page.kit import SIZES, Plot
 from workflow_scripts.page.plot import inline, size_px
 from workflow_scripts.study.grid import COORDINATES
@@ -105,16 +105,16 @@ class Report:
         """A link that opens a cell of the study in the page; its text is the cell's name, unless another is given."""
         return Link(f"#view=report&cell={quote(cell_id)}", text or self.names[cell_id])
 
-    def cell_mark(self, cell_id: str, measure: str, told: Sequence[float], x: float, y: float) -> CellMark:
-        """The mark of a cell in a figure, with the cell's name and what the figure shows of it: the value of a measure
-        with the ends of its interval."""
+    def cell_mark(self, cell_id: str, measure: str, told: Sequence[float], x: float, y: float) -> dict[str, Any]:
+        """The mark of a cell at a place of a figure in pixels: the address that opens the cell, and its name with what
+        the figure shows of it: the value of a measure with the ends of its interval."""
         usual = unit_of(measure)[1]
         unit, factor = unit_of(measure, told[0] / usual)
         value, *ends = (number(of * factor / usual) for of in told)
         words = f"{column(measure).in_words} " if measure in COLUMNS else ""
         interval = f" (95 % interval {' to '.join(ends)})" if ends else ""
         text = f"{self.names.get(cell_id, cell_id)}: {words}{value} {unit or 'times'}{interval}"
-        return CellMark(self.cell_link(cell_id, text).href, text, round(x, 1), round(y, 1))
+        return {"href": self.cell_link(cell_id, text).href, "text": text, "x": round(x, 1), "y": round(y, 1)}
 
     def link(self, path: Path, text: str) -> Link | None:
         """A link from the page to a file, or None if the file is not there."""
@@ -152,7 +152,7 @@ def figure_of(draw: Draw, report: Report) -> Figure | Absent:
 
 
 def figure_in(
-    folder: Path, name: str, facts: Mapping[str, Any], shows: str, mark: Callable[..., CellMark] | None = None
+    folder: Path, name: str, facts: Mapping[str, Any], shows: str, mark: Callable[..., dict[str, Any]] | None = None
 ) -> Figure:
     """A figure that `write_plot` has drawn into a folder, with the facts of its plot and what it shows; `mark` makes
     the mark of a cell from the cell, the measure, what is told, and its place in pixels."""

@@ -1,6 +1,6 @@
 """Cells side by side: lines along which only one knob changes, and the panels that hold them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -69,20 +69,14 @@ def _short(name: str, opens: str, kind: str) -> str:
 
 @dataclass(frozen=True)
 class Group:
-    """The cells of one panel; `keys` are the names that all of them share.
+    """The cells of one panel.
 
     `rows` holds one row per cell and repeat, with the knob's value as `x` and, as `series`, a label of the other
     settings that differ within the panel.
     """
 
     title: str
-    keys: Mapping[str, str]
     rows: pd.DataFrame
-
-    @property
-    def labels(self) -> list[str]:
-        """The labels that distinguish the panel's series; one empty label if there is only one series."""
-        return list(dict.fromkeys(self.rows["series"]))
 
 
 def groups_varying(rows: pd.DataFrame, knob: str, knobs: Sequence[str], panel_keys: Sequence[str]) -> list[Group]:
@@ -104,7 +98,6 @@ def groups_varying(rows: pd.DataFrame, knob: str, knobs: Sequence[str], panel_ke
     groups = [
         Group(
             " · ".join(first[names]),
-            dict(first[list(panel_keys)]),
             part.assign(series=series_labels(part, others) + environments_in_words(part)),
         )
         for _, part in rows.groupby(list(panel_keys), sort=False)

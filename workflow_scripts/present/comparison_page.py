@@ -25,7 +25,7 @@ from workflow_scripts.page.kit import Plot, ratio, use_style
 from workflow_scripts.page.plot import write_plot
 from workflow_scripts.page.report import caption_of, figure_in
 from workflow_scripts.page.style import INK
-from workflow_scripts.present.first_screen import PICTURES, FirstScreen, rows_of
+from workflow_scripts.present.first_screen import PICTURES, rows_of
 from workflow_scripts.present.page import page_of
 from workflow_scripts.statistics.comparisons import CHANGES, NOT_DECIDED
 
@@ -100,20 +100,18 @@ def render(content: Mapping[str, Any]) -> str:
         parts.setdefault(section["part"], []).append(_table(section))
     changed = sum(row["verdict"] == CHANGES for row in found["cells"])
     title = f"{found['study_b']} over {found['study_a']}: {changed} of {plural(len(found['cells']), 'measure')} changed"
-    rows, ticks = rows_of([("result", answer) for answer in answers(content)], {})
-    key = "Bars: 95 % intervals. Hollow: not decided." if ticks else ""
+    rows = rows_of([("result", answer) for answer in answers(content)], {})
     pictures = [("result", _figure(content, measure)) for measure in list(content["measures"])[:PICTURES]]
     return page_of(
         title=f"kvsweep: {found['study_a']} and {found['study_b']} compared",
         question="",
-        first=FirstScreen(title, which, rows, ticks, key, pictures, [], None, []),
+        first={"title": title, "sub": which, **rows, "pictures": pictures, "fastest": [], "without_rate": None},
         sections=[
             _section("Result", why=list(map(Text, sentences))),
             *(_section(name, tables=blocks) for name, blocks in parts.items()),
         ],
         appendix=[],
         data=None,
-        digest=None,
         timelines={},
     )
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -34,90 +34,29 @@ BESIDE = {"tpot_s_p50": "TPOT, ms", "ttft_s_p50": "TTFT, ms", "energy_j_per_outp
 MOST_WORDS, MOST_NAME, MOST_WORK, MOST_REASON = 8, 28, 60, 80
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 _FINE_TICKS = (1, 1.1, 1.2, 1.5, 2, 3, 5, 0.9, 0.8, 0.7, 0.5)
-
-
 KEY = "Bars: 95 % intervals. Hollow: undecided. While full: as many requests run as allowed."
 
 
-@dataclass(frozen=True)
-class DrawnBar:
-    """A bar on an axis, in per cent of its width; `side` is where its label stands."""
-
-    value: float
-    low: float | None
-    high: float | None
-    label: str
-    colour: str
-    hollow: bool
-    square: bool
-    up: int
-    side: str
-
-    @property
-    def label_at(self) -> float:
-        return (self.high if self.high is not None else self.value) if self.side == "right" else self.low or self.value
+def first_screen(report: Report) -> dict[str, Any]:
+    """What the reader sees first, as the template needs it."""
+    found, fastest = _answers(report), _fastest(report)
+    return {
+        "title": _title(report, [answer for _, answer in found]),
+        "sub": " · ".join(_sub(report)),
+        **rows_of(found, device_looks(report.tables)),
+        "pictures": _pictures(report),
+        **fastest,
+        "without_rate": None if fastest["fastest"] else _without_rate(report),
+    }
 
 
-@dataclass(frozen=True)
-class Row:
-    """An answer with the section that it leads to, and its bars."""
-
-    section: str
-    answer: Answer
-    bars: Sequence[DrawnBar]
-
-
-@dataclass(frozen=True)
-class Fastest:
-    """A row of the fastest settings: its device, the work, and its values as text; a link opens the cell."""
-
-    href: str
-    device: str
-    work: str
-    rate: str
-    bar: DrawnBar
-    others: Sequence[str]
-
-
-@dataclass(frozen=True)
-class FirstScreen:
-    """What the reader sees first. `ticks` are places of the axis of answers in per cent, with their texts."""
-
-    title: str
-    sub: str
-    rows: Sequence[Row]
-    ticks: Sequence[tuple[float, str]]
-    key: str
-    pictures: Sequence[tuple[str, Figure]]
-    fastest: Sequence[Fastest]
-    without_rate: Table | None
-    headings: Sequence[str]
-
-
-def first_screen(report: Report) -> FirstScreen:
-    found = _answers(report)
-    rows, ticks = rows_of(found, device_looks(report.tables))
-    headings, fastest = _fastest(report)
-    return FirstScreen(
-        _title(report, [answer for _, answer in found]),
-        " · ".join(_sub(report)),
-        rows,
-        ticks,
-        KEY if ticks else "",
-        _pictures(report),
-        fastest,
-        None if fastest else _without_rate(report),
-        headings,
-    )
-
-
-def rows_of(
-    answers: Sequence[tuple[str, Answer]], looks: Mapping[str, Look]
-) -> tuple[list[Row], list[tuple[float, str]]]:
-    """The rows of answers, each with its section, and the ticks of their common axis; `looks` are those of devices."""
+def rows_of(answers: Sequence[tuple[str, Answer]], looks: Mapping[str, Look]) -> dict[str, Any]:
+    """The rows of answers, each with its section and its bars, the ticks of their common axis in per cent with their
+    texts, and the key to it; `looks` are those of devices."""
     values = [end for _, answer in answers for bar in answer.bars for end in (bar.value, bar.low, bar.high)]
     place, ticks = _axis(values)
-    return [Row(section, answer, _bars(looks, answer.bars, place)) for section, answer in answers], ticks
+    rows = [{"section": of, "answer": answer, "bars": _bars(looks, answer.bars, place)} for of, answer in answers]
+    return {"rows": rows, "ticks": ticks, "key": KEY if ticks else ""}
 
 
 def _without_rate(report: Report) -> Table:
@@ -169,24 +108,21 @@ def _axis(values: Sequence[float]) -> tuple[Any, list[tuple[float, str]]]:
     return place, sorted(ticks)
 
 
-def _bars(looks: Mapping[str, Look], bars: Sequence[Bar], place: Any) -> list[DrawnBar]:
+def _bars(looks: Mapping[str, Look], bars: Sequence[Bar], place: Any) -> list[dict[str, Any]]:
+    """Bars on an axis, in per cent of its width; `side` is where the label stands, and `label_at` the place of it."""
     drawn = []
     for i, bar in enumerate(bars):
-        look = looks.get(bar.gpu, Look())
+        look, at = looks.get(bar.gpu, Look()), place(bar.value)
         low, high = (place(end) if math.isfinite(end) and end > 0 else None for end in (bar.low, bar.high))
-        right = high if high is not None else place(bar.value)
+        right = at if high is None else high
+        side = "right" if right < 76 else "left"
         drawn.append(
-            DrawnBar(
-                place(bar.value),
-                low,
-                high,
-                bar.label,
-                NAMED[look.colour][0],
-                bar.hollow,
-                look.marker == "s",
-                0 if len(bars) == 1 else 8 * (2 * i - 1),
-                "right" if right < 76 else "left",
-            )
+            {
+                **{"value": at, "low": low, "high": high, "label": bar.label, "side": side},
+                **{"colour": NAMED[look.colour][0], "hollow": bar.hollow, "square": look.marker == "s"},
+                "label_at": right if side == "right" else low or at,
+                "up": 0 if len(bars) == 1 else 8 * (2 * i - 1),
+            }
         )
     return drawn
 
@@ -246,15 +182,14 @@ def _sub(report: Report) -> Iterator[str]:
 
 def _pictures(report: Report) -> list[tuple[str, Figure]]:
     """The figures of the first subjects that the question asks for and that could be drawn, with their sections."""
+    end = len(report.study.question)
 
     def rank(subject: Subject) -> float:
         at = subject.asked_at(report.study.question)
-        return len(report.study.question) + 1 if at is None else at
+        return end + 2 if subject.id == "trust" else end + 1 if at is None else at
 
-    fallback = [subject for subject in SECTIONS if subject.id == "trust"]
-    subjects = [*sorted((of for of in SECTIONS if of.id != "trust"), key=rank), *fallback, CELLS]
     found: list[tuple[str, Figure]] = []
-    for subject in subjects:
+    for subject in (*sorted(SECTIONS, key=rank), CELLS):
         figures = subject.figures if subject is CELLS else subject.figures[:1]
         for draw in figures if subject.is_in(report.study) else ():
             figure = figure_of(draw, report)
@@ -265,34 +200,31 @@ def _pictures(report: Report) -> list[tuple[str, Figure]]:
     return found
 
 
-def _fastest(report: Report) -> tuple[Sequence[str], list[Fastest]]:
-    """The fastest cell of each model, workload, device and engine, the one with the highest rate first."""
+def _fastest(report: Report) -> dict[str, Any]:
+    """The fastest cell of each model, workload, device and engine, the one with the highest rate first, with links that
+    open the cells; and the headings."""
     best = sorted(_best(report), key=lambda row: -row["value"])[:MOST_FASTEST]
     if not best:
-        return [], []
+        return {"headings": [], "fastest": []}
     tables, ids = report.tables, [row["cell_id"] for row in best]
-    others = [name for name in BESIDE if tables.value(name).reindex(ids).notna().any()]
+    beside = [name for name in BESIDE if tables.value(name).reindex(ids).notna().any()]
     most = max(float(end) for row in best for end in (row["value"], row["high"]) if math.isfinite(end))
-    names, devices = device_names(tables), device_looks(tables)
-
-    def place(value: float) -> float:
-        return round(90 * value / most, 2)
-
+    names, looks = device_names(tables), device_looks(tables)
     fastest = []
     for row in best:
-        (bar,) = _bars(devices, [Bar(row["value"], row["low"], row["high"], gpu=row["gpu"])], place)
-        beside = [float(column(name).scaled(tables.value(name).get(row["cell_id"], math.nan))) for name in others]
+        bars = [Bar(row["value"], row["low"], row["high"], gpu=row["gpu"])]
+        others = [column(name).scaled(tables.value(name).get(row["cell_id"], math.nan)) for name in beside]
         fastest.append(
-            Fastest(
-                report.cell_link(row["cell_id"]).href,
-                names[row["gpu"]],
-                _work(report, row),
-                rounded(row["value"], row["low"], row["high"]),
-                bar,
-                list(map(rounded, beside)),
-            )
+            {
+                "href": report.cell_link(row["cell_id"]).href,
+                "device": names[row["gpu"]],
+                "work": _work(report, row),
+                "rate": rounded(row["value"], row["low"], row["high"]),
+                "bar": _bars(looks, bars, lambda value: round(90 * value / most, 2))[0],
+                "others": [rounded(float(value)) for value in others],
+            }
         )
-    return ["Work", "tokens/s", "", *(BESIDE[name] for name in others)], fastest
+    return {"headings": ["Work", "tokens/s", "", *(BESIDE[name] for name in beside)], "fastest": fastest}
 
 
 def _best(report: Report) -> Iterator[dict[str, Any]]:

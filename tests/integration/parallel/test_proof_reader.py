@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 
 from workflow_scripts.catalog.gpus_and_models import get_model
-from workflow_scripts.catalog.published import PROMPT_SHARES
 from workflow_scripts.common.columns import COLUMNS, column, unit_of
 from workflow_scripts.common.wording import number
 from workflow_scripts.page.blocks import DIGITS as TABLE_DIGITS
@@ -154,11 +153,6 @@ def known(tables):
         found = (number(float(value) * factor, digits) for value in values for digits in DIGITS)
         texts.setdefault(unit, set()).update(found)
 
-    # Published rates stand at a range of mixes of tokens.
-    others = tables["predictions"].dropna(subset="published")
-    add(
-        pd.concat(others["published"] * (1 - of) for of in (max(PROMPT_SHARES), others["published_prompt_share"])), RATE
-    )
     for table in tables.values():
         names = table.select_dtypes("number").columns
         for name in names:
@@ -181,8 +175,7 @@ def test_every_number_with_a_unit_is_one_of_the_tables(folder, tables, page):
         for row in rows:
             assert not re.search(rf"{UNKNOWN} to |to {UNKNOWN}", " ".join(row)), row
             for heading, text in zip(headings, row, strict=True):
-                found = OF_HEADING.search(heading) or (heading.isdecimal() and OF_HEADING.search(caption))
-                if found:
+                if found := OF_HEADING.search(heading):
                     values = re.findall(NUMBER, text.partition(" (")[0])
                     stated += [(found[1], value, f"{caption}: {row}") for value in values]
     assert len(stated) > 50

@@ -127,7 +127,7 @@ def test_cells_that_are_not_ok_are_told_with_their_reasons(page):
     cells = " ".join(page.text["td"])
     for reason in ("after 1800 s", "EngineDeadError", "not run yet"):
         assert reason in cells
-    assert any("13 measured, 5 infeasible, 1 invalid, 1 not run" in summary for summary in page.text["summary"])
+    assert any(re.match(r"Cells: \d+ measured, \d+ infeasible, .* not run", of) for of in page.text["summary"])
     assert any("2 times its ceiling" in text for text in page.text["p"])
 
 

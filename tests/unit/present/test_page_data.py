@@ -11,7 +11,6 @@ from tests.unit.present.conftest import DEMO, changed, in_table, report_of, writ
 from tests.unit.present.synthetic import SCRIPT
 from workflow_scripts.present.page_data import MOST_BYTES, MOST_ROWS, _intervals, page_data, timelines
 from workflow_scripts.statistics.comparisons import ONE_START
-from workflow_scripts.tables.summary import comparable_rows
 
 
 def unpacked(text: str) -> Any:
@@ -75,33 +74,17 @@ def test_every_repeat_has_its_measured_values_and_limits(data, cells):
     assert "itl_s_p90" not in repeats, "a column without values is left out"
 
 
-def test_limits_predictions_and_intervals_name_their_cells(data, cells):
+def test_rows_name_their_cells_and_every_measured_cell_has_its_rate_and_interval(data, cells, results):
     ids = values(data["cells"]["cell_id"])
-    columns = {"limits": "output_tokens_per_s_ceiling", "predictions": "predicted", "intervals": "low"}
-    for table, column in columns.items():
-        rows = data[table]
-        assert rows["cell"], table
-        assert all(0 <= cell < len(ids) for cell in rows["cell"])
-        assert len(rows["cell"]) == len(rows[column])
-    intervals = data["intervals"]
-    assert all(low <= high for low, high in zip(intervals["low"], intervals["high"], strict=True))
-    # Every measured cell has an interval and says what it covers.
+    for table in ("limits", "predictions", "intervals"):
+        assert {*data[table]["cell"]} <= {*range(len(ids))}, table
+        assert len({len(values(column)) for column in data[table].values()}) == 1, table
     measured = set(cells.loc[cells["outcome"].eq("ok") & cells["engine"].ne("vllm-serve"), "cell_id"])
-    of_rate = [i for i, name in enumerate(values(intervals["measure"])) if name == "output_tokens_per_s"]
-    assert {ids[intervals["cell"][i]] for i in of_rate} == measured
+    of_rate = [i for i, name in enumerate(values(data["intervals"]["measure"])) if name == "output_tokens_per_s"]
+    assert {ids[data["intervals"]["cell"][i]] for i in of_rate} == measured
     scopes = dict(zip(ids, values(data["cells"]["scope"]), strict=True))
     assert {cell for cell, scope in scopes.items() if scope == ONE_START} >= measured
-    assert None in scopes.values()
-
-
-def test_rate_and_power_of_a_cell_are_the_means_of_the_table_intervals(results, data, cells):
-    ids = values(data["cells"]["cell_id"])
     intervals = pd.read_parquet(results.root / "tables" / "intervals.parquet")
-    of = intervals[intervals["measure"] == "power_w_mean"].dropna(subset="value").set_index("cell_id")["value"]
-    valid = comparable_rows(cells).dropna(subset="power_w_mean")
-    assert set(of.index) == set(valid["cell_id"])
-    power = dict(zip(ids, data["values"]["power_w_mean"], strict=True))
-    assert {cell: power[cell] for cell in of.index} == pytest.approx(of.to_dict(), rel=1e-4)
     means = intervals[intervals["measure"] == "output_tokens_per_s"].set_index("cell_id")["value"]
     rates = dict(zip(ids, data["values"]["output_tokens_per_s"], strict=True))
     assert {cell: rates[cell] for cell in means.index} == pytest.approx(means.to_dict(), rel=1e-4)

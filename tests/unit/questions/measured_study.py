@@ -41,11 +41,6 @@ class MeasuredStudy:
             at, phases_s = {"start": start, "round": number or start}, {"start": SECONDS - 30, "measure": 30.0}
             end_cell(self.study, self.paths, self.cells[name], start, start=at, phases_s=phases_s)
 
-    def started(self) -> dict[str, int]:
-        """The number of starts of each cell that was measured."""
-        counts = {name: len(self.paths.outcomes(one)) for name, one in self.cells.items()}
-        return {name: count for name, count in counts.items() if count}
-
     def table(self) -> pd.DataFrame:
         rows = []
         for one in self.cells.values():

@@ -5,17 +5,16 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.common.columns import column
 from workflow_scripts.common.wording import plural, shortened
 from workflow_scripts.page.answers import NO, OPEN, PARTLY, YES, Answer
-from workflow_scripts.page.blocks import Block, Fold, Link, Table, outcome_words, shown, table_of
+from workflow_scripts.page.blocks import Block, Fold, Table, outcome_words, table_of
 from workflow_scripts.page.comparisons import every_knob_compared
 from workflow_scripts.page.kit import Plot, bar
 from workflow_scripts.page.report import MOST_ROWS, Report, Subject
 from workflow_scripts.page.style import INK
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.outcome import WHAT_TO_DO
-from workflow_scripts.tables.results import RATE, Tables, records
+from workflow_scripts.tables.results import RATE, Tables
 
 NO_FAULT = ("ok", "infeasible")
 # Of a reason in an answer.
@@ -93,26 +92,21 @@ def not_as_asked(report: Report) -> Iterator[Block]:
 
 
 def every_cell(report: Report) -> Iterator[Block]:
-    rates = report.tables.value(RATE)
-    for names, part in report.grid.groupby(COORDINATES, sort=False):
-        counts = part["outcome"].map(outcome_words).value_counts().items()
-        summary = f"{' · '.join(map(str, names))}: {', '.join(f'{count} {words}' for words, count in counts)}"
-        yield Fold(summary, [_cell_lines(report, part, rates)])
-
-
-def _cell_lines(report: Report, part: pd.DataFrame, rates: "pd.Series[float]") -> Table:
-    rows: list[list[str | Link]] = []
+    grid, rates = report.grid, report.tables.value(RATE)
     places = report.logs.drop_duplicates("cell_id").set_index("cell_id")["what"]
-    for cell in records(part[["cell_id", "outcome", "comparable", "reason"]]):
-        log = places.get(cell["cell_id"])
-        link = (report.link(report.cells / cell["cell_id"] / log, "log") if log else None) or "no log"
-        ended = cell["outcome"] != "missing"
-        outcome = outcome_words(cell["outcome"]) + (", not comparable" if ended and cell["comparable"] is False else "")
-        rate = shown(rates.get(cell["cell_id"]), RATE)
-        name = report.cell_link(cell["cell_id"], report.labels[cell["cell_id"]])
-        rows.append([name, outcome, rate, shown(cell["reason"]), link])
-    headings = ["Settings", "Outcome", column(RATE).axis, "Reason", "Engine log"]
-    return Table("Cells", headings, rows, [False, False, True, False, False])
+    rows = grid.head(MOST_ROWS)
+    logs = [report.link(report.cells / cell / places.get(cell, "no log"), "log") for cell in rows["cell_id"]]
+    unlike = np.where(rows["comparable"].eq(False) & rows["outcome"].ne("missing"), ", not comparable", "")
+    rows = rows.assign(
+        outcome=rows["outcome"].map(outcome_words) + unlike,
+        log=pd.Series(logs, index=rows.index, dtype=object),
+        **{RATE: rows["cell_id"].map(rates)},
+    )
+    columns = {"cell_id": "Cell", "outcome": "Outcome", RATE: "", "reason": "Reason", "log": "Engine log"}
+    note = f"The first {MOST_ROWS} of {len(grid):,}; Explore has all." if len(grid) > MOST_ROWS else ""
+    counts = grid["outcome"].map(outcome_words).value_counts().items()
+    ended = ", ".join(f"{count} {words}" for words, count in counts)
+    yield Fold(f"Cells: {ended}", [table_of(report.named(rows), columns, "Cells", note)])
 
 
 SUBJECT = Subject(

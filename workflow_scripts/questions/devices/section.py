@@ -11,7 +11,7 @@ from workflow_scripts.page.answers import NO, OPEN, PARTLY, YES, Answer, Bar, ti
 from workflow_scripts.page.blocks import MODEL
 from workflow_scripts.page.comparisons import FLAT, comparisons
 from workflow_scripts.page.kit import Plot, Reference, line
-from workflow_scripts.page.parts import claims_on, in_words
+from workflow_scripts.page.parts import claims_on, compared, in_words
 from workflow_scripts.page.report import PLACE_HEADINGS, Report, Subject, TablePart
 from workflow_scripts.page.series import device_names
 from workflow_scripts.page.style import INK, PREDICTED_LINE, Look
@@ -21,13 +21,6 @@ from workflow_scripts.tables.results import RATE, MissingError, Tables, records,
 
 PAIR = {"value_b": "First device", "value_a": "Second device", **PLACE_HEADINGS, "held": "Settings"}
 PREDICTED, MEASURED_PAIR = "predicted", "{} over {}"
-_SHARES = {
-    "weights_share": "Reading weights",
-    "kv_share": "Reading KV",
-    "operations_share": "Operations",
-    "fixed_share": "Fixed costs",
-    "launch_share": "Launches and arrival",
-}
 
 
 def along_sequences(tables: Tables) -> pd.DataFrame:
@@ -169,12 +162,7 @@ SUBJECT = Subject(
             note="Of two engines on one device, with as many sequences.",
             optional=True,
         ),
-        TablePart(
-            "comparisons",
-            {**PAIR, "metric": "Rate", "ratio": "Speed-up (95 % interval)", "scope": "Interval covers"},
-            "Ratios of devices",
-            rows=lambda tables: in_words(tables.need("comparisons").query("kind == 'device'")),
-        ),
+        compared("device", caption="Ratios of devices"),
         TablePart(
             "devices",
             {
@@ -188,9 +176,8 @@ SUBJECT = Subject(
                 "measured_flop_ratio": "Matrix rate, measured",
                 "measured_cache_ratio": "Cache bandwidth, measured",
                 "kv_tokens_ratio": column("kv_cache_tokens").label,
-                **{f"{share}_a": f"{words}, predicted" for share, words in _SHARES.items()},
             },
-            "What explains them: ratios of rates and KV caches, and shares of the time of the second device",
+            "What explains them: ratios of rates and KV caches",
             rows=explained,
         ),
         claims_on("devices"),

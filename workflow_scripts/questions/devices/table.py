@@ -15,7 +15,6 @@ from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.questions.limits.ceilings import as_measured
-from workflow_scripts.questions.predictions.table import SHARES
 from workflow_scripts.statistics.comparisons import EQUIVALENCE_ALPHA, Comparisons, holm
 from workflow_scripts.statistics.errors import FloatArray
 from workflow_scripts.tables.expected_ratios import NEAR_PCT, capability_ratios, quotient
@@ -54,7 +53,6 @@ SCHEMA = table_schema(
         "predicted_ratio_low predicted_ratio_high",
         "range of the ratios predicted from `a`, from `b` and from both; not an interval",
     ),
-    NUMBER([f"{share}_{side}" for share in SHARES for side in "ab"], "as in `predictions`"),
     NUMBER("bandwidth_ratio", "of the data sheets' memory bandwidths"),
     NUMBER("flop_ratio", "of the data sheets' dense rates for the dtype; null for quantised weights"),
     NUMBER(
@@ -194,9 +192,9 @@ def device_records(folder: Path) -> dict[str, DeviceRates]:
 
 
 def _with_expectation(pairs: pd.DataFrame, predictions: pd.DataFrame | None) -> pd.DataFrame:
-    """The pairs with what their ratio was predicted to be, and where their time goes."""
+    """The pairs with what their ratio was predicted to be."""
     rates = ["predicted", "scaled_output_tokens_per_s"]
-    predicted = pd.DataFrame(columns=[*rates, *SHARES, "speed_source"], dtype=float)
+    predicted = pd.DataFrame(columns=[*rates, "speed_source"], dtype=float)
     if predictions is not None:
         predicted = predictions[predictions["quantity"] == RATE].set_index("cell_id")[list(predicted)]
     sides = {side: predicted.reindex(pairs[side]) for side in "ab"}
@@ -211,5 +209,4 @@ def _with_expectation(pairs: pd.DataFrame, predictions: pd.DataFrame | None) -> 
         own_predicted_ratio=own,
         predicted_ratio_low=ratios.min(axis=0),
         predicted_ratio_high=ratios.max(axis=0),
-        **{f"{name}_{side}": numbers(of[name]) for side, of in sides.items() for name in SHARES},
     )

@@ -8,14 +8,13 @@ from workflow_scripts.page.answers import Answer, bars_of, factor, verdict_on
 from workflow_scripts.page.comparisons import comparisons
 from workflow_scripts.page.kit import Plot, strip
 from workflow_scripts.page.main_line import rate_words
-from workflow_scripts.page.parts import claims_on, four_metrics, in_words
-from workflow_scripts.page.report import PLACE_HEADINGS, Report, Subject, TablePart
+from workflow_scripts.page.parts import claims_on, compared, four_metrics
+from workflow_scripts.page.report import Report, Subject
 from workflow_scripts.page.series import PLACES, coloured, told_apart
 from workflow_scripts.study.setting_words import labels
-from workflow_scripts.tables.results import RATE, Tables, records, require
+from workflow_scripts.tables.results import RATE, Tables, records
 
 HF = "HuggingFace"
-NO_PAIRS = "no cells of two engines have the same device, model and workload"
 
 
 def fastest_pairs(tables: Tables) -> pd.DataFrame:
@@ -63,15 +62,6 @@ def sentence(report: Report) -> str:
     return f"The fastest vLLM cell has {said} the rate of the fastest {HF} cell."
 
 
-def all_pairs(tables: Tables) -> pd.DataFrame:
-    """All pairs of cells of two engines at one place, also those that are not comparable."""
-    rows = tables.need("comparisons")
-    rows = require(rows[rows["kind"].eq("engine") & rows["metric"].eq(RATE)], NO_PAIRS)
-    words = dict(zip(tables.cells["cell_id"], labels(tables.cells, tables.knobs), strict=True))
-    engine_a = rows["value_a"].str.partition("/")[0] + ", "
-    return in_words(rows).assign(value_b=rows["b"].map(words), value_a=engine_a + rows["a"].map(words))
-
-
 SUBJECT = Subject(
     id="engines",
     title="HuggingFace against vLLM",
@@ -81,20 +71,7 @@ SUBJECT = Subject(
     answers=answers,
     tables=[
         four_metrics("batch_size"),
-        TablePart(
-            "comparisons",
-            {
-                **PLACE_HEADINGS,
-                "value_b": "Settings",
-                "value_a": "Compared with",
-                "ratio": "Ratio (95 % interval)",
-                "verdict": "Verdict",
-                "scope": "Interval covers",
-                "why_not": "Why not comparable",
-            },
-            "Every pair of cells of two engines by output tokens/s",
-            rows=all_pairs,
-        ),
+        compared("engine"),
         claims_on("engines"),
     ],
 )

@@ -1,7 +1,7 @@
 """Latency against throughput."""
 
 from workflow_scripts.page.kit import Plot, line
-from workflow_scripts.page.main_line import ends_of, main_line, values_along
+from workflow_scripts.page.main_line import ends_of, main_line, rate_words, values_along
 from workflow_scripts.page.report import Report, Subject, of_cells
 from workflow_scripts.study.setting_words import knob_name
 from workflow_scripts.tables.results import Tables, require
@@ -22,7 +22,7 @@ def speed_per_user(tables: Tables) -> Plot:
         rows.assign(label=rows["x"].map("{:g}".format), x=rows["speed"]),
         along.looks,
         "Throughput against speed per user",
-        f"{along.words.removeprefix('output ')}, by {knob_name(along.knob)}",
+        f"{rate_words(along.rate).removeprefix('output ')}, by {knob_name(along.knob)}",
         "tokens/s per user (1 / TPOT)",
         measure=along.rate,
         x_is_setting=False,

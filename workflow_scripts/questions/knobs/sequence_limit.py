@@ -8,7 +8,7 @@ from workflow_scripts.page.answers import LIKELY_YES, NO, YES, Answer, bars_of, 
 from workflow_scripts.page.comparisons import FLAT, comparisons
 from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.kit import Plot
-from workflow_scripts.page.main_line import line_of, main_line, values_along
+from workflow_scripts.page.main_line import line_of, main_line, rate_words, values_along
 from workflow_scripts.page.parts import claims_on, compared, four_metrics
 from workflow_scripts.page.report import Report, Subject
 from workflow_scripts.page.series import device_names
@@ -28,9 +28,9 @@ def throughput(tables: Tables) -> Plot:
     line = main_line(tables)
     title, published = f"Throughput by {knob_name(line.knob)}", published_along(tables)
     if published.empty:
-        return line_of(tables, line.rate, title, line.words)
+        return line_of(tables, line.rate, title, rate_words(line.rate))
     more = {"sources": ("measured", "published"), "named": {published["series"].iloc[0]: PUBLISHED_LINE}}
-    return line_of(tables, line.rate, title, line.words, further=published, **more)
+    return line_of(tables, line.rate, title, rate_words(line.rate), further=published, **more)
 
 
 def published_along(tables: Tables) -> pd.DataFrame:

@@ -6,7 +6,7 @@ from workflow_scripts.page.blocks import Block, Text
 from workflow_scripts.page.kit import Plot, strip
 from workflow_scripts.page.report import Report, Subject
 from workflow_scripts.page.series import cell_names, coloured
-from workflow_scripts.questions.trust.what_ran import not_understood, remote_code, simulated, weights
+from workflow_scripts.questions.trust.what_ran import cautions
 from workflow_scripts.questions.trust.where_measured import (
     loaded_cells,
     rounds,
@@ -63,10 +63,6 @@ SUBJECT = Subject(
     title="How sure the numbers are",
     sentence=sentence,
     figures=[spread],
-    why=[
-        what_verdicts_cover,
-        *(starts_in_words, weights, simulated),
-        *(remote_code, not_understood),
-    ],
+    why=[what_verdicts_cover, starts_in_words, cautions],
     tables=[loaded_cells, slowed_cells, unsteady_cells, rounds],
 )

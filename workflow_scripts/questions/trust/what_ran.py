@@ -56,45 +56,28 @@ def devices(report: Report) -> Iterator[Block]:
     yield Fold("Sources of the data-sheet numbers", [Definitions(sources)])
 
 
-def remote_code(report: Report) -> Iterator[Block]:
-    models = resolved_models(report.study)
-    trusted = {name: model for name, model in models.items() if model.trust_remote_code}
-    if trusted:
-        named = ", ".join(f"{name} ({m.hub_repo} at {m.revision})" for name, m in trusted.items())
-        sentence = (
-            f"The study sets trust_remote_code, so engines ran Python code from the repositories of {named}. This "
-            "pipeline does not check that code, and it could do anything that the measuring account may do."
+def cautions(report: Report) -> Iterator[Block]:
+    """What else a reader must know of the numbers: foreign code, random weights, made-up numbers, unknown models."""
+    models, cells = resolved_models(report.study), report.tables.rows
+    if trusted := [f"{name} ({of.hub_repo} at {of.revision})" for name, of in models.items() if of.trust_remote_code]:
+        yield Text(
+            f"The study sets trust_remote_code, so engines ran Python code from the repositories of {listed(trusted)}. "
+            "This pipeline does not check that code, and it could do anything that the measuring account may do."
         )
-        yield Text(sentence)
-
-
-def weights(report: Report) -> Iterator[Block]:
-    random = [name for name, of in resolved_models(report.study).items() if of.load_format == "dummy"]
-    if random:
+    if random := [name for name, of in models.items() if of.load_format == "dummy"]:
         yield Text(
             f"The weights of {listed(random)} are random; the work does not depend on their values, but at a power "
             "limit the speed may, slightly."
         )
-
-
-def simulated(report: Report) -> Iterator[Block]:
-    cells = report.tables.rows
-    pretended = cells.loc[cells["source"] == "simulated", "gpu"].unique()
-    if len(pretended):
-        sentence = (
+    if len(pretended := cells.loc[cells["source"] == "simulated", "gpu"].unique()):
+        yield Text(
             f"No number of {', '.join(pretended)} is a measurement of a GPU. The engine ran on a CPU, and power, "
             "energy, clocks, temperature and memory are made up to test this pipeline."
         )
-        yield Text(sentence)
-
-
-def not_understood(report: Report) -> Iterator[Block]:
-    """Models for which nothing can be predicted, with the reason; they are measured like any other."""
-    models = readable_models()
-    for name in sorted(set(report.tables.rows["model"]) & models.keys()):
-        model = models[name]
+    known = readable_models()
+    for name in sorted(set(cells["model"]) & known.keys()):
         try:
-            model_facts(read_config(model.config), model.fixed_dtype or "float32")
+            model_facts(read_config(known[name].config), known[name].fixed_dtype or "float32")
         except ModelFactsError as e:
             reason = str(e).split("; supported:")[0]
             yield Text(f"Limits, KV capacity and predictions of {name} are unknown: {reason}.")

@@ -70,26 +70,9 @@ def host_load(cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def provenance(report: Report) -> Iterator[Block]:
-    yield _measured_where(report.tables.rows)
-    known = report.tables.get("provenance", "cell_id", "kind", "what", "value")
-    recorded = known[known["kind"] == "record"]
-    if recorded.empty:
-        yield Absent("no cell has a record of versions")
-    for cell, of_cell in recorded.groupby("cell_id", sort=False):
-        facts = of_cell[["what", "value"]].to_numpy(dtype=object).tolist()
-        title = f"Versions and settings recorded in {report.names.get(str(cell), str(cell))}"
-        yield Fold(title, [Table("Provenance", ["What", "Value"], facts, [False, False])])
-
-
-def rounds(report: Report) -> Iterator[Block]:
-    plan = last_plan(StudyPaths(report.cells.parent.parent, report.study.name), report.study.starts.at_least)
-    if plan is None or not report.study.starts.is_adaptive:
-        return
-    yield Text(f"{plan.in_words()}.")
-
-
-def _measured_where(cells: pd.DataFrame) -> Table:
-    """Cells by device, host, engine, environment and lock, which shows what was merged or measured again."""
+    """Cells by device, host, engine, environment and lock, which shows what was merged or measured again; and what is
+    recorded besides numbers."""
+    cells = report.tables.rows
     numbers = cells.groupby(["gpu", "engine"])[RAN_IN].nunique()
     several = {RAN_IN: "Environment"} if numbers.max() > 1 else {}
     places = {
@@ -111,7 +94,22 @@ def _measured_where(cells: pd.DataFrame) -> Table:
     note = "Cells with different locks, processors of CPU devices or protocol versions are not compared."
     if len(started := cells["started_at"].dropna()):
         note += f" The first and the last repeat started at {started.min()} and {started.max()}."
-    return table_of(counts, {**places, "cells": "Cells"}, "Cells by where they were measured", note)
+    yield table_of(counts, {**places, "cells": "Cells"}, "Cells by where they were measured", note)
+    known = report.tables.get("provenance", "cell_id", "kind", "what", "value")
+    recorded = known[known["kind"] == "record"]
+    if recorded.empty:
+        yield Absent("no cell has a record of versions")
+    for cell, of_cell in recorded.groupby("cell_id", sort=False):
+        facts = of_cell[["what", "value"]].to_numpy(dtype=object).tolist()
+        title = f"Versions and settings recorded in {report.names.get(str(cell), str(cell))}"
+        yield Fold(title, [Table("Provenance", ["What", "Value"], facts, [False, False])])
+
+
+def rounds(report: Report) -> Iterator[Block]:
+    plan = last_plan(StudyPaths(report.cells.parent.parent, report.study.name), report.study.starts.at_least)
+    if plan is None or not report.study.starts.is_adaptive:
+        return
+    yield Text(f"{plan.in_words()}.")
 
 
 SUBJECT = Subject(id="provenance", title="Provenance", tables=[provenance])
