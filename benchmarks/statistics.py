@@ -20,15 +20,17 @@ from workflow_scripts.statistics.comparisons import (
     CHANGES,
     FLAT,
     NOT_DECIDED,
+    Means,
     compare,
+    compare_occasions,
     log_margin,
     mean_errors,
     mean_interval,
     verdicts,
+    worse,
 )
 from workflow_scripts.statistics.errors import BoolArray, FloatArray, IntArray
 from workflow_scripts.statistics.further_starts import Looks, decide
-from workflow_scripts.statistics.occasions import Means, compare_occasions, worse
 from workflow_scripts.statistics.samples import Samples
 
 MARGIN_PCT, LOOKS = 5.0, Looks(2, 8)

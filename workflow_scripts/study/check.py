@@ -22,7 +22,6 @@ from workflow_scripts.common.wording import listed, plural
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.engines.description import UnpredictableError
 from workflow_scripts.engines.installation import missing_packages
-from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import every_knob, get_engine, steps_of
 from workflow_scripts.physics.model_facts import (
     ModelFacts,
@@ -76,7 +75,9 @@ def doubts(study: Study, cells: Sequence[Cell]) -> Iterator[str]:
     """A note for each setting that cannot show what the study asks: too few requests to fill an engine, a context that
     the model does not have, a knob of another kind of device, a list of values that holds one."""
     for name, group in groupby(sorted(cells, key=lambda cell: cell.workload), lambda cell: cell.workload):
-        swept = {cell.knobs.max_concurrency for cell in group if _bounds_sequences(cell.knobs)}
+        # Of cells whose requests all wait from the beginning, and whose number of sequences the study sets.
+        closed = (cell.knobs for cell in group if not isinstance(cell.knobs, Load))
+        swept = {of.max_concurrency for of in closed if any(of.described()[n].limits for n in of.set_values())}
         largest = max(swept, default=1)
         if len(swept) > 1 and (count := study.workloads[name].prompts_for(largest)) < 2 * largest:
             yield (
@@ -134,12 +135,6 @@ def beyond_graphs(study: Study, cells: Sequence[Cell]) -> Iterator[str]:
     for (at, most, first, last, better), count in found.items():
         without = f"steps of {first} to {last} sequences decode without a full CUDA graph (predicted)"
         yield f"{at}: with max_num_seqs {most} {without}; with {better} none do ({plural(count, 'cell')})"
-
-
-def _bounds_sequences(knobs: Knobs) -> bool:
-    """Whether the study sets how many sequences run, and all of them wait from the beginning."""
-    set_ones = knobs.set_values()
-    return not isinstance(knobs, Load) and any(knobs.described()[name].limits == "sequences" for name in set_ones)
 
 
 def _vocabulary(model: ResolvedModel, config: Mapping[str, Any]) -> Vocabulary:

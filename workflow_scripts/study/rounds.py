@@ -103,10 +103,6 @@ def last_plan(paths: StudyPaths, at_least: int) -> RoundPlan | None:
     return min(last, key=lambda plan: (plan.ended is not None, plan.round), default=None)
 
 
-def last_round(ended: EndedStarts) -> int:
-    return max((end.round for starts in ended.values() for end in starts.values()), default=0)
-
-
 def last_seen_s(ended: EndedStarts, paths: StudyPaths) -> float:
     """When a start that has not ended last wrote evidence (Unix time in seconds); -inf if there is none."""
     seen = [-math.inf]
@@ -120,8 +116,9 @@ def last_seen_s(ended: EndedStarts, paths: StudyPaths) -> float:
 def present_round(ended: EndedStarts, now_s: float, seen_s: float = -math.inf) -> int:
     """The round that a start now belongs to (`now_s`, Unix time): the last one, or the next after a longer break. A
     break is also taken for long if the clock was set back by as much."""
-    last = last_round(ended)
-    at_s = [end.at_s for starts in ended.values() for end in starts.values() if end.round == last]
+    ends = [end for starts in ended.values() for end in starts.values()]
+    last = max((end.round for end in ends), default=0)
+    at_s = [end.at_s for end in ends if end.round == last]
     return last if last and abs(now_s - max(*at_s, seen_s)) <= LONGEST_BREAK_S else last + 1
 
 

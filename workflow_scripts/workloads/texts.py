@@ -83,18 +83,16 @@ def read_prompts(path: Path) -> Iterator[_Line]:
     lines = [(number, line) for number, line in enumerate(text, 1) if line.strip()]
     if not lines:
         raise WorkloadError(f"{path}: there is no text in it")
+    words = {"model_type": "not a JSON object with a `prompt` or `messages`"}
     for number, line in lines:
-        yield _record(line, f"{path}:{number}") if path.suffix == ".jsonl" else _Line(prompt=line)
-
-
-def _record(line: str, where: str) -> _Line:
-    try:
-        content = json.loads(line)
-    except ValueError as e:
-        raise WorkloadError(f"{where}: not JSON: {e}") from None
-    return validated(
-        _Line, content, where, WorkloadError, {"model_type": "not a JSON object with a `prompt` or `messages`"}
-    )
+        if path.suffix != ".jsonl":
+            yield _Line(prompt=line)
+            continue
+        try:
+            content = json.loads(line)
+        except ValueError as e:
+            raise WorkloadError(f"{path}:{number}: not JSON: {e}") from None
+        yield validated(_Line, content, f"{path}:{number}", WorkloadError, words)
 
 
 def sharegpt(spec: ShareGptWorkload, vocabulary: Vocabulary, count: int) -> RequestStream:

@@ -16,9 +16,8 @@ from workflow_scripts.common.columns import column
 from workflow_scripts.common.records import Record
 from workflow_scripts.common.wording import finite, number
 from workflow_scripts.questions.compare.digest import Digest, DigestCell, Mean
-from workflow_scripts.statistics.comparisons import CHANGES, NOT_DECIDED, verdicts
+from workflow_scripts.statistics.comparisons import CHANGES, NOT_DECIDED, Means, compare_occasions, verdicts, worse
 from workflow_scripts.statistics.errors import Error, added
-from workflow_scripts.statistics.occasions import Means, compare_occasions, worse
 from workflow_scripts.tables.differences import Different, counted, differences, value_text
 from workflow_scripts.tables.measurements import SIMULATED
 

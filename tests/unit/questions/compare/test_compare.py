@@ -11,9 +11,8 @@ from tests.unit.questions.digests import CONTENT, ENVIRONMENT, cell, digest, mea
 from workflow_scripts.questions.compare import compare
 from workflow_scripts.questions.compare.comparison import KV_TOKENS, OUTCOME, Comparison, comparison, in_order
 from workflow_scripts.questions.compare.digest import Digest, DigestCell
-from workflow_scripts.statistics.comparisons import NOT_DECIDED, verdicts
+from workflow_scripts.statistics.comparisons import NOT_DECIDED, Means, compare_occasions, verdicts
 from workflow_scripts.statistics.errors import Error
-from workflow_scripts.statistics.occasions import Means, compare_occasions
 
 A, B = (cell("bs32", mean(100), began=f"2026-01-0{day}T00:00:00Z") for day in (1, 2))
 
