@@ -40,8 +40,7 @@ GROUPS = {
 }
 STEPS = {
     "Steps of the workflow; Snakemake calls them": {
-        "fetch-sharegpt": "prepare.sharegpt_file",
-        "install-environment": "prepare.environment",
+        "install-environment": "catalog.environments",
         "prepare-model": "prepare.model",
         "prepare-workload": "prepare.workload",
         "measure-device": "measure.device_speed",

@@ -1,5 +1,11 @@
 """Environments: other versions of an engine than the installed one, each with a Python of its own.
 
+    kvsweep install-environment --environment vllm-0.25.1 --kind cpu --out RECORD.json
+
+installs the environment of some cells from its lock, if it is not there. One that the site has put there, as a virtual
+environment or as a script `bin/python`, is left as it is. If the installation fails, the record says why, and the
+command still ends with 0: only the cells of this environment end, with that reason.
+
 A lock `envs/PACKAGE-VERSION-KIND.txt` makes the environment `PACKAGE-VERSION` for devices of that kind, such as
 `vllm-0.25.1` by `envs/vllm-0.25.1-cpu.txt`. The default environment is the one that runs the pipeline; in code its name
 is empty.
@@ -9,11 +15,15 @@ import os
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
 from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.common.command import command, option, out
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import write_json
 
 LOCKS = CHECKOUT / "envs"
 # What a study calls the default environment beside others.
@@ -96,3 +106,18 @@ def _install(lock: str, mark: Path) -> str | None:
 def installing(python: Path) -> Path:
     """The file that is in an environment's folder until its installation ends."""
     return python.parents[1] / "installing"
+
+
+@command(
+    "install-environment",
+    option("--environment", required=True, help="its name, e.g. vllm-0.25.1"),
+    option("--kind", required=True, help="kind of device: cpu or cuda"),
+    out("record of how it went"),
+)
+def main(args: Namespace) -> None:
+    environments = load_environments()
+    locks = [f"{name} for {kind}" for name, of_kind in environments.items() for kind in of_kind]
+    if args.kind not in environments.get(args.environment, {}):
+        raise InputError(f"{args.environment} for {args.kind}: there is no such lock; allowed: {', '.join(locks)}")
+    python = python_of(args.environment, args.kind)
+    write_json(args.out, {"python": str(python), "fault": install(args.environment, args.kind)})

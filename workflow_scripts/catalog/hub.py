@@ -1,4 +1,4 @@
-"""Files of a model or a dataset on the Hugging Face hub, at one commit."""
+"""Files of a model on the Hugging Face hub, at one commit."""
 
 import logging
 import os
@@ -11,14 +11,8 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNot
 
 from workflow_scripts.common.faults import InputError
 
-# What to do without a network, by type of repository.
-_WITHOUT = {
-    "model": "set load_format: dummy in the study for a model of config/models/",
-    "dataset": "measure without the file, if the workload has a fallback",
-}
 
-
-def fetch(repo: str, revision: str, patterns: Sequence[str], repo_type: str = "model") -> list[Path]:
+def fetch(repo: str, revision: str, patterns: Sequence[str]) -> list[Path]:
     """Files at the top of `repo` at commit `revision` whose names match `patterns`, from the hub's cache (`HF_HOME`) or
     the network; the token comes only from the environment variable `HF_TOKEN`. Raises InputError if they cannot be
     had."""
@@ -28,7 +22,6 @@ def fetch(repo: str, revision: str, patterns: Sequence[str], repo_type: str = "m
         snapshot = snapshot_download(
             repo,
             revision=revision,
-            repo_type=repo_type,
             token=os.environ.get("HF_TOKEN") or False,
             allow_patterns=list(patterns),
             ignore_patterns=["*/*"],
@@ -41,8 +34,8 @@ def fetch(repo: str, revision: str, patterns: Sequence[str], repo_type: str = "m
         raise InputError(f"{repo}: not on the hub, or private; set HF_TOKEN for a private one") from None
     except LocalEntryNotFoundError:
         raise InputError(
-            f"{repo} at {revision}: the hub cannot be reached and the cache does not hold it; run this once where "
-            f"there is a network, with the same HF_HOME, or {_WITHOUT[repo_type]}"
+            f"{repo} at {revision}: the hub cannot be reached and the cache does not hold it; run this once where there"
+            " is a network, with the same HF_HOME, or set load_format: dummy in the study for a model of config/models/"
         ) from None
     except HfHubHTTPError as e:
         raise InputError(

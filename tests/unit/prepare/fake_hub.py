@@ -13,12 +13,10 @@ class FakeHub:
 
     address: str
 
-    def __init__(
-        self, files: dict[str, bytes], repo: str, revision: str, refusal: tuple[int, str] | None = None, kind: str = ""
-    ):
+    def __init__(self, files: dict[str, bytes], repo: str, revision: str, refusal: tuple[int, str] | None = None):
         self.files, self.repo, self.revision, self.refusal = files, repo, revision, refusal
-        self.tree = f"/api/{kind or 'models'}/{repo}/tree/{revision}"
-        self.resolve = f"/{kind + '/' if kind else ''}{repo}/resolve/{revision}/"
+        self.tree = f"/api/models/{repo}/tree/{revision}"
+        self.resolve = f"/{repo}/resolve/{revision}/"
         self.requests: list[tuple[str, str | None]] = []
 
     @property
