@@ -3,9 +3,9 @@
     kvsweep capacity --model llama-3.1-8b-instruct --gpu h200 \\
         --block-size 16 --gpu-memory-utilization 0.9 --max-model-len 8192
 
-prints the memory of each device as a sum, the KV cache of a token, of a request of `--max-model-len` tokens and, with
-`--batch`, of so many requests, and what fits. If the longest request does not fit, it names settings with which it
-would. Each term is predicted from the way in which vLLM profiles memory, read from an
+prints the memory of the limiting device as a sum, the KV cache of a token, of a request of `--max-model-len` tokens
+and, with `--batch`, of so many requests, and what fits. If the longest request does not fit, it names settings with
+which it would. Each term is predicted from the way in which vLLM profiles memory, read from an
 engine's log (`--from-log`), or given.
 
 With `--json`, each term has a value, a unit and how it was found. Sizes are those of the limiting device, the one with
@@ -17,7 +17,7 @@ import math
 import re
 from argparse import BooleanOptionalAction, Namespace
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,10 +30,14 @@ from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.common.command import command, option, positive, share
 from workflow_scripts.common.files import read_json
 from workflow_scripts.common.records import mapping_of, validated
+from workflow_scripts.common.wording import listed
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.engines.capacity import KvPool, PipelineRank, Term
 from workflow_scripts.engines.vllm.kv_groups import kv_cache_tokens, kv_pool
 from workflow_scripts.engines.vllm.memory import (
+    GIB,
+    MIB,
+    BatchLimits,
     CapacityError,
     EngineSettings,
     batch_of,
@@ -52,6 +56,14 @@ LOG_FACTS = ("available_kv_cache_gib", "model_weights_gib", "peak_activation_gib
 MOST_GIB = 10**6
 _GIB = Annotated[float, Field(strict=True, gt=-MOST_GIB, lt=MOST_GIB)]
 _LOG = mapping_of({"engine_version": StrictStr, **dict.fromkeys(LOG_FACTS, _GIB)}, extra="allow")
+
+_PARTS = {
+    "weights": "weights",
+    "activation": "peak of activations",
+    "cuda_graphs": "CUDA graphs",
+    "other": "outside of torch",
+    "available_kv_cache": "KV cache",
+}
 
 # Maximum number of devices that are tried for a model that does not fit.
 MOST_RANKS = 64
@@ -77,8 +89,11 @@ def predict_capacity(
     """
     batch = batch_of(settings, facts, gpu)
     pool = kv_pool(facts, settings, batch, gpu.kind)
-    ranks = _terms_by_rank(facts, gpu, settings, pool, log_facts)
-    limiting = min(ranks, key=lambda terms: terms["num_blocks"].value)
+    _check_ranks(facts, settings)
+    log_gib = {name: value for name in LOG_FACTS if (value := (log_facts or {}).get(name)) is not None}
+    ranks = split_layers(facts.layers, settings.pipeline_parallel_size)
+    of_ranks = [_of_rank(facts, gpu, settings, rank, pool, log_gib) for rank in ranks]
+    limiting = min(of_ranks, key=lambda terms: terms["num_blocks"].value)
     blocks, tokens = int(limiting["num_blocks"].value), batch.max_model_len
     needed = pool.blocks_per_request(tokens)
     how = f"num_blocks / {needed} blocks of a request of {tokens} tokens"
@@ -97,23 +112,6 @@ def predict_capacity(
     of_all = {n: Term(t.value * engines, t.unit, f"{t.how}, x {engines} engines") for n, t in of_an_engine.items()}
     fitted = of_an_engine if engines == 1 else of_all
     return limiting | fitted | {"bytes_per_request": of_a_request, "feasible": fitting}
-
-
-def terms_by_rank(
-    facts: ModelFacts, gpu: Gpu, settings: EngineSettings, log_facts: Mapping[str, Any] | None = None
-) -> list[dict[str, Term]]:
-    """Memory terms and blocks of each pipeline rank, whose tensor ranks are alike. Raises as `predict_capacity`."""
-    pool = kv_pool(facts, settings, batch_of(settings, facts, gpu), gpu.kind)
-    return _terms_by_rank(facts, gpu, settings, pool, log_facts)
-
-
-def _terms_by_rank(
-    facts: ModelFacts, gpu: Gpu, settings: EngineSettings, pool: KvPool, log_facts: Mapping[str, Any] | None
-) -> list[dict[str, Term]]:
-    _check_ranks(facts, settings)
-    log_gib = {name: value for name in LOG_FACTS if (value := (log_facts or {}).get(name)) is not None}
-    ranks = split_layers(facts.layers, settings.pipeline_parallel_size)
-    return [_of_rank(facts, gpu, settings, rank, pool, log_gib) for rank in ranks]
 
 
 def fitting_settings(facts: ModelFacts, gpu: Gpu, settings: EngineSettings) -> dict[str, int]:
@@ -265,10 +263,74 @@ def main(args: Namespace) -> None:
         report |= {"quantization": facts.quantization, "settings": asdict(settings) | asdict(batch), **terms}
         print(json.dumps(report, indent=2, default=asdict))
         return
-    # Here, because rich takes longer to import than JSON takes to print.
-    from workflow_scripts.engines.vllm.capacity_in_words import print_capacity
-
     devices = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
     title = f"{args.model} on {devices} x {gpu.name}, vLLM {settings.vllm_version}, predicted"
     fits = {} if terms["feasible"].value else fitting_settings(facts, gpu, settings) if not log else _possible_by(log)
-    print_capacity(title, terms_by_rank(facts, gpu, settings, log), terms, settings, batch, fits)
+    _print(title, terms, settings, batch, fits)
+
+
+def _print(
+    title: str, terms: Mapping[str, Term], settings: EngineSettings, batch: BatchLimits, fits: Mapping[str, int]
+) -> None:
+    # Here, because rich takes longer to import than JSON takes to print.
+    from rich.table import Table
+
+    from workflow_scripts.common.terminal import Terminal
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("memory")
+    limiting = (
+        f"each of rank {terms['pipeline_rank'].value:.0f}" if settings.pipeline_parallel_size > 1 else "each device"
+    )
+    table.add_column(limiting, justify="right", no_wrap=True)
+    table.add_column("how")
+    for row in _rows(terms, settings):
+        table.add_row(*row)
+    terminal = Terminal()
+    for part in (title, "", table, "", *_what_fits(terms, settings, batch), *_what_would_fit(terms, fits)):
+        terminal.print(part)
+
+
+def _rows(terms: Mapping[str, Term], settings: EngineSettings) -> Iterator[tuple[str, str, str]]:
+    """The memory of the limiting device as a sum, and what its last term holds: words, size, and how it was found."""
+    parts = [name for name in _PARTS if name in terms]
+    for name in parts:
+        yield f"{'  ' if name == parts[0] else '+ '}{_PARTS[name]}", _gib(terms[name].value), terms[name].how
+    if "budget" in terms:
+        rest = terms["budget"].value - sum(terms[name].value for name in parts)
+        if abs(rest) > MIB:  # else it is of rounding
+            yield "+ difference", _gib(rest), "of the log from the predicted terms"
+        share = f"{settings.gpu_memory_utilization:g} of {_gib(terms['device_memory'].value)}"
+        yield "= usable", _gib(terms["budget"].value), share
+    yield "KV of a token", f"{terms['bytes_per_token'].value:,.0f} B", terms["bytes_per_token"].how
+    for name, words in {"bytes_per_request": "KV of a request", "bytes_per_batch": "KV of the batch"}.items():
+        if name in terms:
+            yield words, _gib(terms[name].value), terms[name].how
+    yield "a KV block", f"{terms['bytes_per_block'].value / MIB:.3g} MiB", terms["bytes_per_block"].how
+    yield "KV blocks", f"{terms['num_blocks'].value:,.0f}", terms["num_blocks"].how
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:,.2f} GiB"
+
+
+def _what_fits(terms: Mapping[str, Term], settings: EngineSettings, batch: BatchLimits) -> Iterator[str]:
+    blocks, tokens, of_block = (terms[name].value for name in ("num_blocks", "kv_cache_tokens", "tokens_per_block"))
+    yield f"KV cache: {blocks:,.0f} blocks of {of_block:,.0f} tokens, {tokens:,.0f} tokens in all."
+    length, concurrency = f"{batch.max_model_len:,} tokens", terms["max_concurrency"].value
+    if terms["feasible"].value:
+        yield f"{math.floor(concurrency):,} requests of {length} fit at once (maximum concurrency {concurrency:.2f})."
+    elif (lacking := -terms["available_kv_cache"].value) > 0:
+        yield f"It does not fit: each device lacks {_gib(lacking)} for all but the KV cache."
+    elif concurrency > 1:
+        yield f"vLLM refuses to start: {terms['feasible'].how}."
+    else:
+        yield f"It does not fit: a request of {length} needs more blocks (maximum concurrency {concurrency:.2f})."
+
+
+def _what_would_fit(terms: Mapping[str, Term], fits: Mapping[str, int]) -> Iterator[str]:
+    options = [f"--{name.replace('_', '-')} {value}" for name, value in fits.items()]
+    if options:
+        yield f"It would fit with {listed(options, 'or')}."
+    elif not terms["feasible"].value and "log: " not in terms["available_kv_cache"].how:
+        yield "No number of such devices makes it fit."

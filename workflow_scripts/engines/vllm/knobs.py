@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from workflow_scripts.common.knob import Knob
-from workflow_scripts.engines.description import REFUSED, EngineDescription
+from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.knobs import ENGINE_ARGS, Knobs, Positive
 from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.sampling import SETTINGS, THINKING
@@ -25,31 +25,15 @@ PRELOAD = ("vllm", "vllm.entrypoints.llm", "vllm.v1.engine.llm_engine", *(_OF_A_
 
 
 DeviceKind = Literal["cuda", "rocm", "cpu"]
-CacheDtype = Literal[
-    "auto",
-    "bfloat16",
-    "float16",
-    "fp8",
-    "fp8_e4m3",
-    "fp8_e5m2",
-    "fp8_inc",
-    "fp8_ds_mla",
-    "nvfp4_ds_mla",
-    "fp8_per_token_head",
-    "int8_per_token_head",
-    "int4_per_token_head",
-    "nvfp4",
-    "nvfp4_4over6",
-    "turboquant_k8v4",
-    "turboquant_4bit_nc",
-    "turboquant_k3v4_nc",
-    "turboquant_3bit_nc",
-    "ultraquant_4bit",
-]
+_InPairs = Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "nvfp4", "nvfp4_4over6"]
+_OfLatents = Literal["fp8_ds_mla", "nvfp4_ds_mla"]
+_OfHeads = Literal["fp8_per_token_head", "int8_per_token_head", "int4_per_token_head"]
+_Turbo = Literal["turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc", "ultraquant_4bit"]
+CacheDtype = Literal[_InPairs, _OfLatents, _OfHeads, _Turbo]
 # Sizes of KV blocks that the attention backends accept: their `get_supported_kernel_block_sizes` and `platforms/` in
 # vLLM 0.32. On a GPU FlashAttention, Triton and FlexAttention accept multiples of 16; FlashInfer accepts 16, 32 and 64,
 # and splits multiples of them. On a CPU multiples of 32 are accepted.
-_STEP: dict[DeviceKind, int] = {"cuda": 16, "rocm": 16, "cpu": 32}
+KERNEL_BLOCK: dict[DeviceKind, int] = {"cuda": 16, "rocm": 16, "cpu": 32}
 DEFAULT_BLOCK_SIZE: dict[DeviceKind, int] = {"cuda": 16, "rocm": 16, "cpu": 128}  # if a study sets none
 
 
@@ -61,7 +45,7 @@ def why_block_size_is_refused(kind: DeviceKind, block_size: int) -> str | None:
     >>> why_block_size_is_refused("cuda", 16) is None
     True
     """
-    step = _STEP[kind]
+    step = KERNEL_BLOCK[kind]
     if block_size % step == 0:
         return None
     return f"no attention backend takes blocks of {block_size} tokens on {kind}: only multiples of {step}"
@@ -321,9 +305,8 @@ _COUNTERS = {
     "estimated_flops": "vllm:estimated_flops_per_gpu",
 }
 
-# Besides the usual words: its configs are checked by pydantic, and the memory, the sizes and the model by itself.
-REFUSALS = (
-    *REFUSED,
+# Its configs are checked by pydantic, and the memory, the sizes and the model by itself.
+_REFUSALS = (
     r"validation errors? for \w*(?:Config|Args)",
     r"No (?:available memory|common block size|valid)|No KV cache layout|share no supported KV cache block size",
     r"failed to be inspected|is not multimodal|has been removed|does not yet support|which does not allow",
@@ -349,7 +332,7 @@ VLLM = EngineDescription(
     versions=">=0.11",
     preload=PRELOAD,
     needs=("torch", "transformers"),
-    refusals=REFUSALS,
+    refusals=_REFUSALS,
     counters=_COUNTERS,
     random_weights="vllm",
     sampling=SETTINGS - {THINKING},

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cache, partial
 
 from workflow_scripts.engines.capacity import KvGroup, KvPool, Term
+from workflow_scripts.engines.vllm.knobs import KERNEL_BLOCK, DeviceKind
 from workflow_scripts.engines.vllm.memory import BatchLimits, EngineSettings, with_drafting_layers
 from workflow_scripts.physics.cache_types import EIGHT_BITS
 from workflow_scripts.physics.layers import (
@@ -33,7 +34,6 @@ _TOKENS_BY_CONCURRENCY = (0, 21)  # "KV cache size: N tokens" is the concurrency
 
 _SIDE_BY_SIDE = (0, 32)  # how pages of several sizes of a layer are packed is known from here on
 
-_KERNEL_BLOCK = {"cuda": 16, "rocm": 16, "cpu": 32}  # tokens of the smallest block of an attention kernel
 _KERNEL_BLOCK_LATENT = 128  # of latent attention beside states
 # The only one that kernels of sparse attention take.
 _BLOCK_WITH_INDEXER = {LatentAttention: 64, Attention: 128, CompressedAttention: 256}
@@ -99,7 +99,7 @@ def packed_groups(stack: Sequence[Layer]) -> Iterator[KvGroup]:
             yield KvGroup("compressed", tuple(own), len(own), reach, stretch=stretch, layer_bytes=of_layers)
 
 
-def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, kind: str) -> KvPool:
+def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, kind: DeviceKind) -> KvPool:
     """How vLLM plans the pool of a model on devices of a kind (`cuda`, `rocm` or `cpu`). Raises ModelFactsError if the
     planning of such layers is not known here."""
     # Cells of a study differ in settings that do not matter here.
@@ -108,7 +108,7 @@ def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, kin
 
 
 @cache
-def _planned(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, kind: str) -> KvPool:
+def _planned(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, kind: DeviceKind) -> KvPool:
     tensor, stored = settings.tensor_parallel_size, partial(facts.cache_type, settings.kv_cache_dtype)
     contexts, on_cpu = settings.decode_context_parallel_size, kind == "cpu"
     stack = with_drafting_layers(facts, settings.draft_layers, settings.draft_stack)
@@ -143,7 +143,7 @@ def _planned(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, ki
             raise ModelFactsError(f"{facts.model_type}: {why}")
     token_bytes, block_size = max(per_token), _BLOCK_WITH_INDEXER[indexed[0]] if indexed else settings.block_size
     if states:
-        step = max(_KERNEL_BLOCK[kind], settings.block_size, _KERNEL_BLOCK_LATENT if latent else 0)
+        step = max(KERNEL_BLOCK[kind], settings.block_size, _KERNEL_BLOCK_LATENT if latent else 0)
         block_size = max(block_size, step * math.ceil(max(states) / (step * token_bytes)))
 
     groups = tuple(packed_groups(stack) if packed else layer_groups(stack, settings.version >= _FREES_CHUNKS))

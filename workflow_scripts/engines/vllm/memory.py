@@ -19,8 +19,7 @@ from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.engines.capacity import PipelineRank, Term
 from workflow_scripts.engines.vllm.graphs import capture_sizes
-from workflow_scripts.physics.cache_types import CacheType
-from workflow_scripts.physics.layers import Attention, CompressedAttention, Experts, LatentAttention, Layer, State
+from workflow_scripts.physics.layers import Experts, Layer, State
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, NOT_COUNTED, ModelFacts, ModelFactsError
 
 GIB = 2**30
@@ -217,30 +216,9 @@ def _bytes_per_token(
         for mixer in layer.mixers
         if not isinstance(mixer, State)
     )
-    value = sum(count * mixer.cache_bytes(stored, tensor) for (mixer, stored), count in mixers.items())
-    terms = [_of_one_kind(mixer, count, tensor, stored) for (mixer, stored), count in mixers.items()]
-    return Term(value, "bytes", f"{' + '.join(terms)}, on one device")
-
-
-def _of_one_kind(mixer: Attention | LatentAttention, layers: int, tensor: int, stored: CacheType) -> str:
-    indexer = f" + {mixer.indexer_bytes} bytes of the indexer" if mixer.indexer_dim else ""
-    element = f"{stored.element_bytes:g}"
-    if isinstance(mixer, CompressedAttention):
-        compressed = f" + ({' + '.join(map(str, mixer.widths.values()))}) / {mixer.ratio}" if mixer.widths else ""
-        return f"{layers} layers x ({mixer.vector_bytes} bytes in the window{compressed})"
-    if stored.latent_bytes:
-        return f"{layers} layers x ({stored.latent_bytes} bytes{indexer})"
-    if isinstance(mixer, LatentAttention):
-        return f"{layers} layers x (({mixer.kv_rank} + {mixer.rope_dim}) elements x {element} bytes{indexer})"
-    kind = "" if mixer.reach is None else f" with {mixer.kind} tokens"
-    kv_heads = max(1, mixer.kv_heads // tensor)
-    if stored.scale_bytes:
-        of_head = stored.head_bytes(mixer.head_dim, mixer.value_dim or mixer.head_dim)
-        return f"{layers} layers{kind} x ({kv_heads} KV heads x {of_head} bytes, scales included{indexer})"
-    if indexer or mixer.value_dim:
-        elements = f"{kv_heads} KV heads x ({mixer.head_dim} + {mixer.pair_dim - mixer.head_dim}) elements"
-        return f"{layers} layers{kind} x ({elements} x {element} bytes{indexer})"
-    return f"2 x {layers} layers{kind} x {kv_heads} KV heads x {mixer.head_dim} elements x {element} bytes"
+    each = [(count, mixer.kind, mixer.cache_bytes(stored, tensor)) for (mixer, stored), count in mixers.items()]
+    terms = (f"{count} layers ({kind}) x {size:,} bytes" for count, kind, size in each)
+    return Term(sum(count * size for count, _, size in each), "bytes", f"{' + '.join(terms)}, on one device")
 
 
 def memory_terms(

@@ -198,23 +198,20 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "")
     """The scheduler of vLLM with these settings. Raises UnpredictableError if what the settings do is not modelled, and
     ModelFactsError if it is not known how vLLM plans the KV cache of such layers."""
     drafts, tokens_per_step = _drafts(knobs, facts)
-    if (knobs.pipeline_parallel_size or 1) > 1:
-        raise UnpredictableError("pipeline_parallel_size above 1: batches that take turns are not modelled")
-    if (knobs.decode_context_parallel_size or 1) > 1:
-        raise UnpredictableError("decode_context_parallel_size above 1: ranks that share tokens are not modelled")
-    if knobs.ranks > 1 and gpu.kind == "cpu":
-        raise UnpredictableError(
-            "tensor_parallel_size or data_parallel_size above 1: ranks that share a CPU are not modelled"
-        )
-    if knobs.engines > 1 and any(facts.of_kind(Experts)):
-        raise UnpredictableError(
-            "data_parallel_size above 1: engines that share experts, so that each waits for all, are not modelled"
-        )
+    gpu_runs = gpu.kind != "cpu"
     engine = engine_settings(knobs, gpu, version)
     batch = batch_of(engine, facts, gpu)
     pool = None if facts.is_uniform else kv_pool(facts, engine, batch, gpu.kind)
-    if pool and any(group.stretch != 1 for group in pool.groups):
-        raise UnpredictableError(f"{facts.model_type}: groups with blocks of unequal length are not modelled")
+    not_modelled = {
+        "pipeline_parallel_size above 1: batches that take turns": engine.pipeline_parallel_size > 1,
+        "decode_context_parallel_size above 1: ranks that share tokens": engine.decode_context_parallel_size > 1,
+        "tensor_parallel_size or data_parallel_size above 1: ranks that share a CPU": knobs.ranks > 1 and not gpu_runs,
+        "data_parallel_size above 1: engines that share experts": knobs.engines > 1 and any(facts.of_kind(Experts)),
+        f"{facts.model_type}: groups with blocks of unequal length": pool and any(g.stretch != 1 for g in pool.groups),
+    }
+    for what, applies in not_modelled.items():
+        if applies:
+            raise UnpredictableError(f"{what} are not modelled")
     scheduler = SchedulerSettings(
         max_num_seqs=batch.max_num_seqs,
         max_num_batched_tokens=batch.max_num_batched_tokens,
@@ -222,13 +219,13 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "")
         max_model_len=batch.max_model_len,
         enable_prefix_caching=engine.caches_prefixes(facts),
         enable_chunked_prefill=knobs.enable_chunked_prefill is not False,
-        async_scheduling=gpu.kind != "cpu" and engine.version >= ASYNC_SCHEDULING,  # vLLM turns it off on a CPU
+        async_scheduling=gpu_runs and engine.version >= ASYNC_SCHEDULING,  # vLLM turns it off on a CPU
         pool=pool,
         tokens_per_step=tokens_per_step,
     )
     sizes = sizes_of_graphs(engine, batch, gpu)
     decoded = decodes_as_one_graph(sizes, batch.max_num_seqs * (1 + engine.num_speculative_tokens))
-    graphs = Graphs(max(sizes, default=0), sizes=tuple(sizes), decode_tokens=decoded) if gpu.kind != "cpu" else None
+    graphs = Graphs(max(sizes, default=0), sizes=tuple(sizes), decode_tokens=decoded) if gpu_runs else None
     return EngineSteps(
         scheduler,
         batch.max_model_len,
