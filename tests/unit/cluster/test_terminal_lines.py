@@ -10,7 +10,7 @@ import pytest
 from snakemake.logging import ColorizingTextHandler, DefaultFormatter
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from workflow_scripts.cluster.terminal_lines import TerminalLines, time_left
+from workflow_scripts.cluster.terminal_lines import TerminalLines
 
 
 @pytest.fixture
@@ -42,12 +42,6 @@ def test_an_ended_job_is_one_line_with_the_cells_measured_and_the_time_left(say,
     assert line.count("\n") == 1
     # Eight cells in twenty minutes, so the other two take five.
     assert all(part in line for part in ("measure", "3 of 9", "8 of 10", "5 min"))
-
-
-def test_the_time_left_is_that_of_the_cells_left():
-    assert [bool(time_left(180.0, ended, 10)) for ended in (0, 1, 9, 10)] == [False, True, True, False]
-    assert "27 min" in time_left(180.0, 1, 10)
-    assert "0 min" not in time_left(180.0, 9, 10)
 
 
 def test_a_failed_job_shows_its_message_log_and_time_limits_and_no_files(say, tmp_path):

@@ -116,14 +116,6 @@ def test_a_holder_with_a_full_queue_is_named_and_waited_for_up_to_the_limit(shar
     assert SCOPE in capsys.readouterr().out
 
 
-def test_a_holder_that_answers_is_waited_for_up_to_the_limit_too(shared, monkeypatch):
-    with another_user(hold) as pid:
-        wait_for(lambda: not is_free(), what="the holder")
-        monkeypatch.setenv(WAIT, "0.01")
-        with pytest.raises(TimeoutError, match=rf"process {pid} of user .* since \d{{4}}-"), device_lock(CPU):
-            pass
-
-
 def test_a_lock_in_a_folder_or_of_a_gpu_of_this_job_alone_cannot_be_held_by_others(shared, monkeypatch, capsys):
     gpu = load_gpus()["h200"]
     monkeypatch.setenv(WAIT, "0.001")

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from workflow_scripts.common.knob import Knob
-from workflow_scripts.engines.description import REFUSED, EngineDescription
+from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.knobs import Knobs, Positive
 from workflow_scripts.workloads.sampling import SETTINGS, THINKING
 
@@ -62,7 +62,6 @@ HF_STATIC = EngineDescription(
     versions=">=4.57",
     preload=("torch", "transformers", "transformers.modeling_utils"),
     needs=("torch", "transformers", "accelerate"),
-    refusals=REFUSED,
     peaks={"torch_memory_bytes_max": "torch_max_memory_allocated_bytes"},
     random_weights="transformers",
     sampling=SETTINGS - {THINKING},

@@ -4,15 +4,12 @@ import os
 import secrets
 import shutil
 import socket
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from importlib.metadata import entry_points
 from typing import Any
 
 from workflow_scripts.catalog.endpoints import Endpoint, filled
 from workflow_scripts.engines.engine import SCRATCH, Effective, EngineSetup
-from workflow_scripts.engines.hf.knobs import PACKAGES
 from workflow_scripts.engines.hf.model import with_random_weights
 from workflow_scripts.engines.serving.client import Address, ServerError, Target
 from workflow_scripts.engines.serving.processes import LastCommand, ServerProcess
@@ -60,7 +57,7 @@ class OpenAiEndpoint(Serving):
             def serve() -> None:
                 if random:
                     with_random_weights(setup, folder)
-                _become(words, environment)
+                os.execvpe(words[0], words, environment)
 
             server = ServerProcess.forked(serve)
         sampling = setup.sampling
@@ -97,17 +94,6 @@ class OpenAiEndpoint(Serving):
         if self._last_command is not None:
             self._last_command.run(STOP_LIMIT_S)
         super().stop()
-
-
-def _become(words: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Go on as a command; one of HuggingFace is called, because this process has imported its libraries already."""
-    scripts = entry_points(group="console_scripts", name=words[0]) if words[0] in PACKAGES else ()
-    if not scripts:
-        os.execvpe(words[0], list(words), dict(environment))
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.argv = list(words)
-    sys.exit(next(iter(scripts)).load()())
 
 
 def text_of_as_many_tokens(tokenizer: Any, token_ids: Sequence[int]) -> str:

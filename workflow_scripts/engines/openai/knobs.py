@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from workflow_scripts.common.knob import Knob
-from workflow_scripts.engines.description import REFUSED, EngineDescription
+from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.hf.knobs import PACKAGES
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.workloads.arrivals import Load
@@ -32,7 +32,6 @@ OPENAI = EngineDescription(
     library="aiohttp",
     # Of all servers that an endpoint can name, only that of transformers is in this environment.
     packages=PACKAGES,
-    preload=("transformers.cli.transformers", "transformers.modeling_utils"),
+    preload=("transformers.modeling_utils",),
     adapter="workflow_scripts.engines.openai.adapter:OpenAiEndpoint",
-    refusals=REFUSED,
 )

@@ -76,17 +76,16 @@ class Address:
         limit = aiohttp.ClientTimeout(total=limit_s)
         return aiohttp.ClientSession(connector=connector or aiohttp.TCPConnector(limit=0), timeout=limit)
 
-    def call(self, path: str, body: Any = None, method: str | None = None) -> str:
+    def call(self, path: str, method: str = "GET") -> str:
         """Send a request and return the text of the answer. Raises OSError if the server cannot be reached or answers
         with too much, StatusError if it answers with another status than success."""
         import aiohttp
 
         async def answered() -> bytes:
-            how, content = method or ("GET" if body is None else "POST"), bytearray()
-            asked = {"json": body, "headers": self.headers, "allow_redirects": False}
+            content, asked = bytearray(), {"headers": self.headers, "allow_redirects": False}
             async with (
                 self.session(TIMEOUT_S) as session,
-                session.request(how, self.base_url + path, **asked) as answer,
+                session.request(method, self.base_url + path, **asked) as answer,
             ):
                 if not 200 <= answer.status < 300:
                     raise StatusError(answer.status)
@@ -146,13 +145,12 @@ def send(
     prompts: Sequence[Prompt],
     arrivals_s: Sequence[float],
     users: int | None,
-    limit_s: float | None = None,
     is_enough: IsEnough | None = None,
 ) -> list[RequestRecord]:
     """Send all requests and return their records, in the order of `requests`; a failed request has an `error`. None
     is sent after `is_enough`, which gets each record. `arrivals_s`: when each request is due, in seconds after the
     first. `users`: maximum number of requests in flight at once, or of conversations: a request of one is due when the
-    answers in its prompt have ended. Raises TimeoutError if not all are answered after `limit_s`."""
+    answers in its prompt have ended."""
     # With a number of users only, a request arrives when a user is free; its position in the file is no arrival time.
     closed_loop = users is not None and not any(arrivals_s)
     target_asked = replace(target, keep_answers=True) if any(request.answers for request in requests) else target
@@ -200,7 +198,7 @@ def send(
             return [of.result() for _, of in sorted(answered.items())]
 
     with asyncio.Runner(loop_factory=_Loop) as runner:
-        records = runner.run(asyncio.wait_for(sent(), limit_s))
+        records = runner.run(sent())
     if not target.keep_answers:
         return [replace(record, token_ids=None, text=None, reasoning=None) for record in records]
     return records

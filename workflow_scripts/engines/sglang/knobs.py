@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from workflow_scripts.common.knob import Knob
-from workflow_scripts.engines.description import REFUSED, EngineDescription
+from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.knobs import Knobs, Positive, flat
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.workloads.arrivals import Load
@@ -93,7 +93,6 @@ SGLANG_SERVE = EngineDescription(
     library="sglang",
     packages=("sglang",),
     versions=">=0.5.23",
-    refusals=REFUSED,
     # It needs another torch than vLLM, so it has environments of its own only.
     locks={},
     counters={

@@ -1,13 +1,9 @@
 """Waiting for a server and reading its metrics, with small test servers."""
 
-import os
 import socket
-import sys
 from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
-from unittest.mock import patch
 
 import psutil
 import pytest
@@ -16,7 +12,7 @@ from tests.http_server import Handler, serving
 from tests.processes import wait_for
 from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.engines.engine import EngineSetup, Step
-from workflow_scripts.engines.openai.adapter import OpenAiEndpoint, _become, free_port, text_of_as_many_tokens
+from workflow_scripts.engines.openai.adapter import OpenAiEndpoint, free_port, text_of_as_many_tokens
 from workflow_scripts.engines.serving import client
 from workflow_scripts.engines.serving.client import (
     Address,
@@ -226,12 +222,3 @@ def test_a_server_that_cannot_be_started_is_told():
         port = taken.getsockname()[1]
         with pytest.raises(ServerError, match=rf"port {port} of 127.0.0.1 .*: Address already in use"):
             endpoint(port=port).start()
-
-
-def test_a_command_of_huggingface_goes_on_in_the_process_that_has_imported_its_libraries(monkeypatch, capsys):
-    started = []
-    monkeypatch.setattr(os, "execvpe", lambda *command: started.append(command))
-    monkeypatch.setattr(sys, "argv", [])
-    with patch.dict(os.environ), pytest.raises(SystemExit) as ended:
-        _become(["transformers", "version"], {"ONLY": "this"})
-    assert (started, ended.value.code, capsys.readouterr().out.strip()) == ([], 0, version("transformers"))
