@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.unit.measure.test_run import Unstoppable, defined, job_of
@@ -13,6 +14,7 @@ from workflow_scripts.engines.engine import EngineSetup, RequestRecord
 from workflow_scripts.measure import run
 from workflow_scripts.study.definition import Definition
 from workflow_scripts.study.outcome import Measured
+from workflow_scripts.study.study import is_late
 from workflow_scripts.workloads.request import Request
 
 REQUESTS = 200
@@ -95,3 +97,8 @@ def test_a_failed_request_ends_the_search(tmp_path, monkeypatch):
     job = job_of(tmp_path, monkeypatch, lambda setup: Failing(setup, 20, []))
     run.measure(job.model_copy(update={"definition": searching()}))
     assert read_json(job.evidence / "measured.json")["outcome"] == "engine_error"
+
+
+def test_limits_hold_for_all_that_are_set():
+    latencies = {"ttft_s": np.array([0.5, 1.1, 0.5]), "e2e_s": np.array([3.0, 2.0, 3.1])}
+    assert is_late({"ttft_s": 1.0, "e2e_s": 3.0}, latencies).tolist() == [False, True, True]

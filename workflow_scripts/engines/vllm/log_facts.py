@@ -126,9 +126,7 @@ ROWS: tuple[FactRow, ...] = (
     # --- version -----------------------------------------------------------------------------------------------------
     _row(_first, r"LLM engine \(v(?P<engine_version>\d[^\s)]{0,80})\)"),  # 0.3 to 0.32
     _row(_first, r"vLLM API server version v?(?P<engine_version>\d\S{0,80})"),  # 0.10
-    _row(
-        _first, r"vLLM server version v?(?P<engine_version>\d[^\s,]{0,80})"
-    ),  # 0.32, where the terminal has no colours
+    _row(_first, r"vLLM server version v?(?P<engine_version>\d[^\s,]{0,80})"),  # 0.32, on a terminal without colours
     _row(_first, r"[█▀▄]\s+version\s+v?(?P<engine_version>\d\S{0,80})"),  # 0.25 and 0.32, beside the logo
     _row(_first, r"vLLM [Vv]ersion ?: v?(?P<engine_version>\d\S{0,80})"),  # collect_env
     _row(_first, r"\"vllm_version\": \"(?P<engine_version>\d[^\s\"]{0,80})\""),  # its usage statistics
@@ -212,9 +210,8 @@ ROWS: tuple[FactRow, ...] = (
     # --- torch.compile: who loaded some graphs and compiled others compiled ------------------------------------------
     _row(_first, r"(?P<graphs_from_cache>Compiling a graph|saved AOT compiled function)"),  # 0.8 to 0.25, 0.25 and 0.32
     _row(_first, r"(?P<graphs_from_cache>Directly load) (?:AOT compilation|the compiled graph)"),
-    _row(
-        _largest, r"torch\.compile (?:and\s[\w\s/]{1,100}together )?t(?:akes|ook) {compile_s:number} s"
-    ),  # 0.8 to 0.32
+    # 0.8 to 0.32
+    _row(_largest, r"torch\.compile (?:and\s[\w\s/]{1,100}together )?t(?:akes|ook) {compile_s:number} s"),
     # --- attention ---------------------------------------------------------------------------------------------------
     _row(
         _first,

@@ -322,16 +322,6 @@ def pool_of(config, kind="cuda", **given):
     return kv_pool(facts, asked, batch_of(asked, facts, GPU), kind)
 
 
-def test_layers_of_a_kind_form_groups_of_equal_size():
-    # 52 layers with a window in groups of 10, and the 10 without.
-    groups = [(len(group.layers), group.slots) for group in pool_of(GEMMA_3).groups]
-    assert groups == [(9, 10)] * 4 + [(8, 10)] * 2 + [(10, 10)]
-    # Kinds of nearly equal numbers form one group each.
-    kinds = ["sliding_attention"] * 12 + ["full_attention"] * 13
-    groups = pool_of(GPT_OSS | {"num_hidden_layers": 25, "layer_types": kinds}).groups
-    assert [(len(group.layers), group.slots) for group in groups] == [(12, 13), (13, 13)]
-
-
 def test_chunks_and_windows_keep_what_each_version_keeps():
     config = GPT_OSS | {"model_type": "llama4_text", "intermediate_size_mlp": 64, "attention_chunk_size": 128}
     assert len(pool_of(config, vllm_version="0.12").groups) == 1
