@@ -178,11 +178,11 @@ def test_a_text_is_cut_to_as_many_tokens_as_were_meant(tokens):
     assert len(tokenizer(text)["input_ids"]) == (tokens if tokens > 1 else 7)
 
 
-def endpoint(sampling: Sampling | None = None, **entry: object) -> OpenAiEndpoint:
+def endpoint(sampling: Sampling | None = None, limit_s: float = 60.0, **entry: object) -> OpenAiEndpoint:
     """A server that never answers."""
     entry = {"command": ["sleep", "600"], "served_model": "m", **entry}
     server = Endpoint.model_validate(entry)
-    setup = EngineSetup(Path(), "auto", "float32", 0, {"endpoint": "e"}, "cpu", endpoint=server, start_limit_s=0.3)
+    setup = EngineSetup(Path(), "auto", "float32", 0, {"endpoint": "e"}, "cpu", endpoint=server, start_limit_s=limit_s)
     return OpenAiEndpoint(replace(setup, sampling=sampling))
 
 
@@ -205,7 +205,7 @@ def test_a_server_that_is_not_healthy_in_time_is_ended_by_its_own_command_or_by_
     done = tmp_path / "done"
     # A stop command that is not there leaves no server either.
     for stop_command in (["sh", "-c", 'echo "{name}" > "$0"', str(done)], ["no-such-command"]):
-        engine = endpoint(stop_command=stop_command)
+        engine = endpoint(stop_command=stop_command, limit_s=0.3)
         with pytest.raises(RuntimeError, match=r"not healthy after 0.3 s"):
             engine.start()
         assert engine._server is not None
