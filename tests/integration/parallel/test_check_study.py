@@ -1,6 +1,5 @@
 """Settings are checked with the installed vLLM."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -57,21 +56,6 @@ def test_what_an_engine_refuses_is_one_line_with_sweep_knob_and_its_words(tmp_pa
         (line,) = (line for line in printed.err.splitlines() if f": sweep {refused['name']}: " in line)
         assert words in line
     assert "Valid options are: FLASH_ATTN" in printed.err  # in vLLM's own words
-    assert "will probably end as infeasible, for example h200/vllm/llama-3.1-8b-instruct/w/bs4: " in printed.out
-
-
-def test_the_cells_of_an_environment_are_checked_by_its_own_python(tmp_path, monkeypatch, capfd):
-    name, python = "transformers-5.23.0", tmp_path / ".venv-transformers-5.23.0-cpu/bin/python"
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\necho asked\nexec {sys.executable} "$@"\n')
-    python.chmod(0o700)
-    monkeypatch.setenv("KVSWEEP_ENVIRONMENTS", str(tmp_path))
-    paged = sweep("page", "hf-continuous", page_size=32, num_blocks=64, max_batch_tokens=256)
-    study = write_study(tmp_path, {**paged, "environment": name}, name="asked")
-    assert main(["--study", str(study)]) == 0
-    printed = capfd.readouterr().out
-    assert "asked\n" in printed
-    assert "no setting refused" in printed
 
 
 def test_the_engines_take_every_study_of_the_project():

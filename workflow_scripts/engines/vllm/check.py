@@ -44,12 +44,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Fault:
-    """What vLLM refuses, in its own words. `only_here`: this installation could not look at the model, which is no
-    fault of the study. `lacks`: this version does not have the knobs, with which the cell ends as infeasible."""
+    """What vLLM refuses, in its own words. Not `refused`: this installation could not look at the model, or this
+    version does not have the knobs, so that the cell ends as infeasible."""
 
     words: str
-    only_here: bool = False
-    lacks: bool = False
+    refused: bool = True
 
 
 def vllm_faults(settings: Sequence[Setting]) -> list[Fault | None]:
@@ -98,9 +97,9 @@ def _faults(settings: Sequence[Setting]) -> list[Fault | None]:
         try:
             vllm_versions.check_arguments(asked.engine_arguments())
         except ValueError as e:
-            return Fault(str(e), lacks=True)
+            return Fault(str(e), refused=False)
         words = refusal(setting, asked)
-        return None if words is None else Fault(words, only_here=_NOT_LOADED in words)
+        return None if words is None else Fault(words, refused=_NOT_LOADED not in words)
 
     return [fault(setting) for setting in settings]
 
