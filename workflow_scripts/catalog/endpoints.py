@@ -62,10 +62,6 @@ class Endpoint(Record):
         description="the settings of sampling that it applies",
         exclude_if=lambda names: names == OPENAI_SAMPLING,
     )
-    # A prediction changes nothing that is measured.
-    like: dict[str, Any] = Field(
-        {}, description="`engine` and its knobs by which the server is predicted; none if left out", exclude=True
-    )
     sampled_body: dict[str, Any] = Field(
         {}, description="instead of `extra_body` where tokens are drawn", exclude_if=lambda body: not body
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from httpx2 import HTTPError  # the client of huggingface_hub
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 from workflow_scripts.common.faults import InputError
 
@@ -26,21 +26,16 @@ def fetch(repo: str, revision: str, patterns: Sequence[str]) -> list[Path]:
             allow_patterns=list(patterns),
             ignore_patterns=["*/*"],
         )
-    except GatedRepoError:
+    except RepositoryNotFoundError:  # or gated
         raise InputError(
-            f"{repo} is gated: accept its licence on the hub and set HF_TOKEN to a token of that account"
+            f"{repo} is not on the hub, or gated or private: accept its licence on the hub and set HF_TOKEN to a token "
+            "of that account"
         ) from None
-    except RepositoryNotFoundError:
-        raise InputError(f"{repo}: not on the hub, or private; set HF_TOKEN for a private one") from None
     except LocalEntryNotFoundError:
         raise InputError(
             f"{repo} at {revision}: the hub cannot be reached and the cache does not hold it; run this once where there"
             " is a network, with the same HF_HOME, or set load_format: dummy in the study for a model of config/models/"
         ) from None
-    except HfHubHTTPError as e:
-        raise InputError(
-            f"{repo} at {revision}: the hub answers {e.response.status_code}: {e.server_message}"
-        ) from None
-    except HTTPError as e:
-        raise InputError(f"{repo} at {revision}: the connection to the hub failed: {e}") from None
+    except (HfHubHTTPError, HTTPError) as e:
+        raise InputError(f"{repo} at {revision}: the hub answers: {' '.join(str(e).split())}") from None
     return sorted(path for path in Path(snapshot).glob("*") if any(path.match(p) for p in patterns))

@@ -45,6 +45,10 @@ class SchedulerSettings:
     pool: KvPool | None = None
     tokens_per_step: float = 1.0
 
+    @property
+    def tokens_per_block(self) -> int:
+        return (self.pool or self).block_size
+
 
 @dataclass(frozen=True)
 class Drafts:

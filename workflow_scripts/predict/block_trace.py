@@ -18,7 +18,7 @@ from workflow_scripts.common.files import write_text
 from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.predict.kv_pool import BlockEvent
 from workflow_scripts.predict.predictions import tasks_of
-from workflow_scripts.predict.schedule import RequestLengths, ScheduleError, StepTime
+from workflow_scripts.predict.schedule import ScheduleError
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.speed import CellTask, Task, step_time_of
 from workflow_scripts.study.grid import COORDINATES, find_cell
@@ -30,21 +30,13 @@ OF_CELL = ("cell_id", *COORDINATES, "knobs")
 COLUMNS = (*OF_CELL, "block_size", "num_blocks", *BlockEvent._fields, "source")
 
 
-def trace_blocks(
-    requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None = None
-) -> list[BlockEvent]:
-    """Everything that happens to KV blocks until all requests end; arguments and errors as in `make_schedule`."""
-    events: list[BlockEvent] = []
-    make_schedule(requests, settings, step_time, events=events)
-    return events
-
-
 def trace_of_cell(task: Task, cell: CellTask) -> pd.DataFrame:
     """The events of a cell. Raises ScheduleError if it has no schedule of blocks."""
     if not isinstance(task.decides, SchedulerSettings):
         raise ScheduleError(f"{cell.record.engine}: static batches have no KV blocks")
     settings = replace(task.decides, num_blocks=cell.record.num_blocks)
-    events = trace_blocks(task.requests, settings, step_time_of(cell, task.requests))
+    events: list[BlockEvent] = []
+    make_schedule(task.requests, settings, step_time_of(cell, task.requests), events=events)
     of_cell = {name: getattr(cell.record, name) for name in OF_CELL}
     of_cell |= {"block_size": settings.block_size, "num_blocks": settings.num_blocks}
     rows = [of_cell | event._asdict() | {"source": "predicted"} for event in events]

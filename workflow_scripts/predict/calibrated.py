@@ -96,25 +96,18 @@ class Speed(Record):
     calibrated_of: str | None = None
     how: str
 
-    def without_band(self) -> "Speed":
-        """The same for what no public run is like."""
-        errors = dict.fromkeys(("error_pct", "ttft_error_pct", "tpot_error_pct", "of_group", "band_group"))
-        how = self.how.replace(self._words_of_band, "")
-        return self.model_copy(update={**errors, "error_s": 0.0, "ttft_error_s": 0.0, "how": how})
-
     @property
-    def _words_of_band(self) -> str:
-        band = self.of_group
-        return f"; the band is that of {band.runs} public runs: {band.group}" if band else ""
+    def in_words(self) -> str:
+        """How the costs were found, and whose band it is."""
+        band = self.of_group if self.band_group else None
+        return self.how + (f"; the band is that of {band.runs} public runs: {band.group}" if band else "")
 
-    def with_band_of_group(self) -> "Speed":
-        """The same without a band of its own: with that of its group, if there are public runs like it."""
-        band = self.of_group
-        errors = {"error_pct": band and band.error_pct, "ttft_error_pct": band and band.ttft_error_pct}
-        errors["tpot_error_pct"] = band and band.tpot_error_pct
-        errors |= dict.fromkeys(("error_s", "ttft_error_s"), 0.0)
-        how = "" if self.band_group else self._words_of_band
-        return self.model_copy(update={**errors, "band_group": band and band.group, "how": self.how + how})
+    def with_band_of(self, group: GroupBand | None) -> "Speed":
+        """The same without a band of its own: with that of a group of public runs, if there are any like it."""
+        kinds = ("error_pct", "ttft_error_pct", "tpot_error_pct")
+        errors = {kind: group and getattr(group, kind) for kind in kinds}
+        errors |= {"error_s": 0.0, "ttft_error_s": 0.0}
+        return self.model_copy(update={**errors, "band_group": group and group.group})
 
 
 @dataclass(frozen=True)
@@ -179,7 +172,7 @@ def _with_public_costs(speed: Speed, wanted: Wanted, record: CalibrationRecord |
     client_s = public_costs().server_s if served else 0.0
     update = {"costs": beyond.costs(speed.costs), "how": speed.how + beyond.how, "client_s": client_s}
     speed = speed.model_copy(update={**update, "of_group": beyond.band})
-    return speed.with_band_of_group() if speed.error_pct is None else speed
+    return speed.with_band_of(speed.of_group) if speed.error_pct is None else speed
 
 
 def _candidates(wanted: Wanted, calibrations: Path | None, project_files: Path) -> Iterator[tuple[Source, Path]]:

@@ -4,12 +4,11 @@ There is one record for each cell of an engine that keeps its KV cache in blocks
 the tables of published claims that the study names.
 """
 
-import csv
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-
-from pydantic import JsonValue
+from pathlib import Path
+from typing import Any
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models, models_by_repo, resolve
 from workflow_scripts.catalog.published import Published, PublishedError
@@ -51,25 +50,21 @@ def predict_study(cells: Iterable[Cell]) -> Iterator[Capacity]:
 def predict_published(published: Published, claims: Iterable[str]) -> Iterator[Capacity]:
     """One record for each number of blocks in the tables of these claims; `published` holds what was published. Such a
     table is `kv_blocks_*.csv`, with the columns gpu, model (its name on the hub), vllm_version, gpu_memory_utilization,
-    max_model_len, block_size, num_gpu_blocks, kv_cache_tokens and max_concurrency. Raises PublishedError if a claim,
-    table or column is missing, a value is no number, or no catalogue entry names a device."""
-    tables = {claim.table for claim in map(published.claim, claims) if claim.table is not None}
-    for path in sorted(published.folder / table for table in tables if table.startswith("kv_blocks_")):
-        with path.open(encoding="utf-8", newline="") as lines:
-            rows = list(csv.DictReader(lines, restval=""))
-        for number, row in enumerate(rows, start=1):
+    max_model_len, block_size, num_gpu_blocks, kv_cache_tokens and max_concurrency. Raises InputError if a claim, table
+    or column is missing, a value is not allowed, or no catalogue entry names a device."""
+    by_table = {claim.table: claim for claim in map(published.claim, claims) if claim.table}
+    for table in sorted(name for name in by_table if name.startswith("kv_blocks_")):
+        for number, row in enumerate(published.table(by_table[table]), start=1):
             try:
-                if row["num_gpu_blocks"]:
-                    yield replace(_predict_row(row), cell_id=f"published/{path.stem}/{number}")
+                if row["num_gpu_blocks"] is not None:
+                    yield replace(_predict_row(row), cell_id=f"published/{Path(table).stem}/{number}")
             except KeyError as e:
-                raise PublishedError(f"{path}: there is no column {e}") from None
-            except ValueError as e:
-                raise PublishedError(f"{path}: row {number}: {e}") from None
+                raise PublishedError(f"{published.folder / table}: there is no column {e}") from None
 
 
-def _predict_row(row: Mapping[str, str]) -> Capacity:
-    kinds = {"block_size": int, "max_model_len": int, "gpu_memory_utilization": float}
-    knobs = validated(VllmKnobs, {name: kind(row[name]) for name, kind in kinds.items()}, row["model"])
+def _predict_row(row: Mapping[str, Any]) -> Capacity:
+    asked = ("block_size", "max_model_len", "gpu_memory_utilization")
+    knobs = validated(VllmKnobs, {name: row[name] for name in asked}, row["model"])
     gpus, model = resolve(row["gpu"]), models_by_repo().get(row["model"])
     if len(gpus) > 1:
         capacity = Capacity({}, unknown=f"{row['gpu']} may be any of {', '.join(gpu.name for gpu in gpus)}")
@@ -77,15 +72,12 @@ def _predict_row(row: Mapping[str, str]) -> Capacity:
         capacity = Capacity({}, unknown=f"{row['model']} is no model of config/models")
     else:
         capacity = vllm_capacity(knobs, gpus[0], facts_on(model, gpus[0], cpu_here(gpus[0])), row["vllm_version"])
-    published: dict[str, JsonValue] = {name: row[name] for name in ("gpu", "model")}
-    published["num_blocks"] = int(row["num_gpu_blocks"])
-    published["kv_cache_tokens"] = int(row["kv_cache_tokens"]) if row["kv_cache_tokens"] else None
-    published["max_concurrency"] = float(row["max_concurrency"]) if row["max_concurrency"] else None
+    stated = {name: row[name] for name in ("gpu", "model", "kv_cache_tokens", "max_concurrency")}
     return replace(
         capacity,
         vllm_version=row["vllm_version"],
         gpu_memory_utilization=knobs.gpu_memory_utilization,
         block_size=knobs.block_size,
         infeasible=None,  # others ran it
-        published=published,
+        published=stated | {"num_blocks": row["num_gpu_blocks"]},
     )

@@ -9,7 +9,9 @@ what was found is printed too. All else is predicted: no engine runs. docs/hits.
 """
 
 import json
+import math
 from argparse import Namespace
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ import numpy as np
 
 from workflow_scripts.catalog.any_gpu import GPU_NUMBERS
 from workflow_scripts.catalog.any_model import ANY_MODEL
-from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus
 from workflow_scripts.common.command import RESULTS, above_zero, command, option, positive
 from workflow_scripts.common.files import numbered_jsonl, sha256_of
 from workflow_scripts.engines.capacity import Capacity
@@ -27,11 +29,12 @@ from workflow_scripts.engines.registry import capacity_of, get_engine
 from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.engines.vllm.memory import GIB
 from workflow_scripts.physics.step_time import FloatArray, IntArray
-from workflow_scripts.predict.offloading import host_link, worth_of_offloading
 from workflow_scripts.predict.predict_cell import knob_options, one_cell, predictable
 from workflow_scripts.predict.predictions import tasks_of
 from workflow_scripts.predict.prefix_hits import OF_PREEMPTED, OF_PROMPT, PrefixHits, curve, knee, prefix_hits
+from workflow_scripts.predict.public_costs import public_costs
 from workflow_scripts.predict.schedule import RequestLengths, ScheduleError
+from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.speed import step_time_of, work_of
 from workflow_scripts.predict.timing import time_schedule
 from workflow_scripts.study.grid import Cell, expand, find_cell
@@ -119,7 +122,7 @@ def evictions_s(case: Case, hits: PrefixHits) -> dict[str, float] | None:
 def changes(study: Study, case: Case, points: list[tuple[int, int]], prepared: Path | None) -> Iterator[dict[str, Any]]:
     """What could be changed, the smallest change first, each with the tokens that are found then."""
     requests, settings = case.task.requests, case.settings
-    unit = (settings.pool or settings).block_size
+    unit = settings.tokens_per_block
     if requests.prefix_tokens is not None:
         parts = (requests.prefix_tokens < requests.prompt_tokens) & (requests.prefix_tokens > 0)
         added = np.where(parts, -requests.prefix_tokens % unit, 0)
@@ -153,15 +156,61 @@ def changes(study: Study, case: Case, points: list[tuple[int, int]], prepared: P
         yield {"change": "kv_offloading_size", "to_gib": gib, "how": how, "found": found}
 
 
-def offloading(case: Case, hits: PrefixHits, link_gb_per_s: float | None) -> dict[str, Any] | None:
-    """Whether KV offloading pays, for the median of evicted tokens, or of prompts if none were evicted. None if the
-    link or the speed of the device is not known."""
-    given = ("given", link_gb_per_s * 1e9) if link_gb_per_s else None
-    if (link := given or host_link(load_gpus()[case.cell.gpu])) is None:
+# How GPUs with such links between them are usually attached to their host.
+_HOST_LINKS = {"nvlink2": "pcie3", "nvlink3": "pcie4", "infinity_fabric": "pcie5"}
+_HOST_LINKS |= dict.fromkeys(("nvlink4", "nvlink5"), "pcie5")
+# Those that are attached by faster links: NVLink-C2C and PCIe 6.
+_FASTER = ("gh200-96gb", "gh200-144gb", "b300")
+
+
+def host_link(gpu: Gpu) -> tuple[str, float] | None:
+    """The link to the host's memory and its bytes per second in one direction; None if it is not known.
+
+    >>> host_link(load_gpus()["h200"]), host_link(load_gpus()["l40s"]), host_link(load_gpus()["gh200-96gb"])
+    (('pcie5', 52500000000.0), ('pcie4', 26200000000.0), None)
+    """
+    if gpu.link is None or gpu.name in _FASTER:
         return None
-    tokens = int(np.median(hits.evictions[:, 3] if len(hits.evictions) else case.task.requests.prompt_tokens))
-    worth = worth_of_offloading(case.task, case.of_cell, case.bytes_per_block, link[1], tokens)
-    return worth and {"link": link[0], "link_gb_per_s": link[1] / 1e9, **worth}
+    link = _HOST_LINKS.get(gpu.link, gpu.link)
+    return link, public_costs().links[link].bytes_per_s
+
+
+def offloading(case: Case, hits: PrefixHits, link_gb_per_s: float | None) -> dict[str, Any] | None:
+    """Whether KV offloading pays: the time to load blocks from the host's memory, over a link of each device's own,
+    against the time to compute their tokens. From how many tokens on (None if never), and both times for the median of
+    evicted tokens, or of prompts if none were evicted, in whole blocks. None if the link or the speed of the device is
+    not known, or no request has two blocks. docs/hits.md says what is left out."""
+    task, cell, settings = case.task, case.of_cell, case.settings
+    given = ("given", link_gb_per_s * 1e9) if link_gb_per_s else None
+    link, speed, unit = given or host_link(load_gpus()[case.cell.gpu]), cell.speed, settings.tokens_per_block
+    most = (settings.max_model_len - 1) // unit - 1  # beside one that is computed in any case
+    if link is None or speed is None or most < 1:
+        return None
+    reaches = [group.reach for group in settings.pool.groups] if settings.pool else [None]
+
+    def loaded_s(blocks: int) -> float:
+        needed = [blocks if reach is None else min(blocks, math.ceil(max(1, reach - 1) / unit)) for reach in reaches]
+        return sum(needed) * case.bytes_per_block / link[1]
+
+    def served_s(blocks: int) -> float:
+        one = RequestLengths(np.array([blocks * unit]), np.ones(1, dtype=np.int64))
+        schedule = make_schedule(one, replace(settings, num_blocks=None))
+        return time_schedule(schedule, work_of(schedule, cell, replace(task, requests=one)), speed.costs, one).wall_s
+
+    def computed_s(blocks: int) -> float:
+        return max(0.0, round(served_s(blocks + 1) - served_s(1), 9))
+
+    tokens = int(np.median(hits.evictions[:, 3] if len(hits.evictions) else task.requests.prompt_tokens))
+    from_blocks = 1 + bisect_left(range(1, most + 1), True, key=lambda count: loaded_s(count) < computed_s(count))
+    blocks = min(most, max(1, tokens // unit))
+    return {
+        "link": link[0],
+        "link_gb_per_s": link[1] / 1e9,
+        "pays_from_tokens": from_blocks * unit if from_blocks <= most else None,
+        "tokens": blocks * unit,
+        "load_s": loaded_s(blocks),
+        "compute_s": computed_s(blocks),
+    }
 
 
 def measured_found(path: Path) -> int | None:
@@ -183,7 +232,7 @@ def report_of(
     points = curve(case.task.requests, settings, case.step_time)
     prompts, found = int(case.task.requests.prompt_tokens.sum()), hits.total("found")
     of_cell = {name: getattr(cell, name) for name in ("gpu", "model", "workload")}
-    unit = (settings.pool or settings).block_size
+    unit = settings.tokens_per_block
     options = list(changes(study, case, points, prepared))
     most = max((one["found"] for one in options), default=found)
     # Nearly as good is good enough, if it is a smaller change.

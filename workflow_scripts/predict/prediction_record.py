@@ -51,7 +51,6 @@ class Prediction:
     cached_tokens: int | None = None
     recomputed_tokens: int | None = None
     evicted_blocks: int | None = None
-    prompts_to_fill: int | None = None
     graph_sizes: str | None = None
     beyond_graphs_steps_share: float | None = None
     beyond_graphs_time_share: float | None = None

@@ -34,7 +34,7 @@ from workflow_scripts.predict.public_costs import public_costs
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.speed import CellTask, Task, predict_task
 from workflow_scripts.study.calibrations import variant
-from workflow_scripts.study.grid import Cell, endpoints_of, like
+from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.study.study import WITHIN_SHARE, Study
 from workflow_scripts.workloads.arrivals import Load
@@ -45,11 +45,7 @@ from workflow_scripts.workloads.workload_kinds import MultiTurnWorkload, Workloa
 
 CHARACTERS_PER_TOKEN = 4
 # What a prediction with drafts leaves out.
-DRAFTED = (
-    "each sequence is taken to get the mean of tokens in every step; launches of the draft model, its tokens' part of "
-    "the budget, EAGLE's layers before attention, and prefix blocks that drafts do not keep are not modelled"
-)
-MEMORY_OF_DRAFT = "the KV cache is taken to hold all running sequences beside the draft model"
+DRAFTED = "each sequence is taken to get the mean of drafted tokens in every step, and to find KV blocks beside them"
 # A rate is found within this factor, and searched up to this part and multiple of what all requests at once reach.
 PRECISION, RANGE = 1.02, 32.0
 VLLM_VERSION = option("--vllm-version", help="of vLLM's cells, such as 0.10.1 (default: of their environment)")
@@ -209,9 +205,6 @@ class _Inputs:
         count = self.study.workloads[cell.workload].prompts_for(cell.knobs.max_concurrency)
         names = (cell.id, cell.gpu, cell.engine_at, cell.model, cell.workload, cell.knobs.slug())
         found: dict[str, Any] = {"num_requests": count}
-        # A server is predicted as the engine that forms steps like it, if it has such an entry.
-        if cell.endpoint and (stand_in := like(cell.endpoint, endpoints_of(self.study))):
-            cell = replace(cell, engine=stand_in[0], knobs=stand_in[1])
         knobs = cell.knobs
         try:
             if knobs.why_unpredicted:
@@ -247,9 +240,6 @@ class _Inputs:
                 raise UnpredictableError(fault)
         except (UnpredictableError, ModelFactsError) as e:
             return Prediction(*names, **found | {"unknown": str(e)})
-        if isinstance(steps.decides, StaticBatches) and requests.arrival_s is not None:
-            found |= {"unknown": "a server that answers in static batches at a rate is not modelled"}
-            return Prediction(*names, **found)
         prompts, outputs = int(requests.prompt_tokens.sum()), int(requests.output_tokens.sum())
         record = Prediction(*names, **found, lengths=kind, prompt_tokens=prompts, output_tokens=outputs)
         ahead = steps.decides.async_scheduling or VLLM.name in get_engine(cell.engine).packages
@@ -257,12 +247,11 @@ class _Inputs:
         ranks = knobs.ranks // steps.engines
         wanted = (cell.engine, cell.model, facts.dtype, variant(knobs), ahead, ranks, cell.environment, facts)
         # What a prediction leaves out, so that it has no band.
-        unmodelled = ["the server around this engine is not modelled"] if record.engine != cell.engine_at else []
-        unmodelled += ["engines are assumed to take turns with equal requests"] if steps.engines > 1 else []
+        unmodelled = ["engines are assumed to take turns with equal requests"] if steps.engines > 1 else []
         unmodelled += ["users' pauses between answers are not modelled"] if load.users else []
         if steps.drafts:
             steps = replace(steps, drafts=_with_further_tokens(steps, requests))
-            unmodelled += [DRAFTED + (f"; {MEMORY_OF_DRAFT}" if capacity.unknown else "")]
+            unmodelled += [DRAFTED]
         if isinstance(workload, MultiTurnWorkload) and workload.answers == "real":
             unmodelled += ["prompts that wait for answers, and answers found in the prefix cache, are not modelled"]
         # By the data sheet, which no engine on the device can undercut.

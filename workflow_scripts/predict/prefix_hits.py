@@ -69,7 +69,7 @@ def prefix_hits(requests: RequestLengths, settings: SchedulerSettings, step_time
             tokens["found_again"][lookup.request] += lookup.found
             tokens["computed_again"][lookup.request] += lookup.goal - lookup.found
     seen = seen_tokens(requests, list(first))
-    unit = (settings.pool or settings).block_size
+    unit = settings.tokens_per_block
     for one, lookup in first.items():
         prompt = int(requests.prompt_tokens[one])
         known = min(int(seen[one]), prompt - 1)
@@ -127,7 +127,7 @@ def curve(
 
     endless = found(None)
     most = endless.needs_blocks or 1
-    least = int((requests.prompt_tokens + requests.output_tokens).max()) // (settings.pool or settings).block_size + 1
+    least = int((requests.prompt_tokens + requests.output_tokens).max()) // settings.tokens_per_block + 1
     sizes = {int(size) for size in np.geomspace(min(least, most), most, SIZES)}
     points = {most: int(endless.cached_tokens.sum())}
     for blocks in sizes | ({settings.num_blocks} if settings.num_blocks else set()):

@@ -21,6 +21,7 @@ from workflow_scripts.physics.step_time import COMPUTING, READING, StepCosts
 PUBLIC_COSTS = CONFIG / "calibration/public_runs.yaml"
 GPUS_OF_A_NODE = 8
 CURRENT, SYNCHRONOUS, OLD_CORE = "current", "synchronous", "v0"
+_HOSTS = {SYNCHRONOUS: "a host that plans no step ahead (before vLLM 0.14)", OLD_CORE: "the host of vLLM before 0.8"}
 
 
 class HostCosts(Record):
@@ -172,18 +173,10 @@ class Beyond:
     @property
     def how(self) -> str:
         """What was added, in words; empty if nothing was."""
-        parts = {
-            {
-                SYNCHRONOUS: "a host that plans no step ahead (before vLLM 0.14)",
-                OLD_CORE: "the host of vLLM before 0.8",
-            }.get(self.generation, ""): self.generation in public_costs().hosts,
-            f"all-reduces of {self.ranks} ranks over {self.gpu.link}": self.ranks > 1 and self.gpu.link,
-            "all-reduces over an unknown link are left out": self.ranks > 1 and not self.gpu.link,
-            f"more than the {GPUS_OF_A_NODE} GPUs of a node: the network between nodes is not modelled": (
-                self.ranks > GPUS_OF_A_NODE
-            ),
-            "a server": self.served,
-            "AMD's reachable rates": self.amd,
-        }
-        named = ", ".join(part for part, applies in parts.items() if applies)
-        return f"; with costs from public runs of {named}" if named else ""
+        named = [_HOSTS[self.generation]] if self.generation in public_costs().hosts else []
+        if self.ranks > 1:
+            named.append(f"all-reduces of {self.ranks} ranks over {self.gpu.link or 'an unknown link, left out'}")
+        if self.ranks > GPUS_OF_A_NODE:
+            named.append(f"{GPUS_OF_A_NODE} GPUs of a node (the network between nodes is not modelled)")
+        named += ["a server"] * self.served + ["AMD's reachable rates"] * self.amd
+        return f"; with costs from public runs of {', '.join(named)}" if named else ""

@@ -112,7 +112,7 @@ def _predict(cell: CellTask, task: Task, schedule: Schedule) -> Prediction:
     speed = cell.speed
     if why := _beyond(work, speed) + (f"; {cell.unmodelled}" if cell.unmodelled else ""):
         speed = speed.model_copy(update={"how": speed.how + why})
-        speed = speed.without_band() if cell.steps.drafts else speed.with_band_of_group()
+        speed = speed.with_band_of(None if cell.steps.drafts else speed.of_group)  # no public run has drafts
     timed = time_schedule(schedule, work, speed.costs, task.requests, cell.users)
     fastest = time_schedule(schedule, work, cell.ceiling, task.requests, cell.users) if cell.ceiling else None
     record = _with_counts(cell, schedule, timed.segment_s, task)
@@ -125,7 +125,7 @@ def _predict(cell: CellTask, task: Task, schedule: Schedule) -> Prediction:
         walls_s = [time_schedule(schedule, work, costs, task.requests).wall_s for costs in cell.scaled]
         record = replace(record, scaled_output_tokens_per_s=record.output_tokens / geometric_mean(walls_s))
     record = _with_costs(record, cell, speed, task, timed)
-    record = replace(record, speed_source=speed.source, band_group=speed.band_group, how=speed.how)
+    record = replace(record, speed_source=speed.source, band_group=speed.band_group, how=speed.in_words)
     calibrated = {name: getattr(speed, name) for name in ("calibrated_at", "calibrated_uuid", "calibrated_of")}
     return replace(record, **calibrated)
 
@@ -182,7 +182,6 @@ def _with_counts(cell: CellTask, schedule: Schedule, segment_s: FloatArray, task
         bound_by = PROMPTS
     else:
         bound_by = KV_BLOCKS if schedule.needs_blocks is None else TOKEN_BUDGET
-    to_fill = _prompts_to_fill(bound_by, task)
     graphs = cell.steps.graphs
     shares: tuple[float | None, float | None] = (None, None)
     if graphs and graphs.sizes:
@@ -208,7 +207,6 @@ def _with_counts(cell: CellTask, schedule: Schedule, segment_s: FloatArray, task
         cached_tokens=int(schedule.cached_tokens.sum()) * engines,
         recomputed_tokens=int(schedule.recomputed_tokens.sum()) * engines,
         evicted_blocks=schedule.evicted_blocks and schedule.evicted_blocks * engines,
-        prompts_to_fill=to_fill and to_fill * engines,
     )
 
 
@@ -321,23 +319,6 @@ def _with_shares(record: Prediction, work: StepWork, costs: StepCosts, timed: Ti
         arrival_s=arrival_s,
         **{name: seconds / busy_s for name, seconds in shares.items()},
     )
-
-
-def _prompts_to_fill(bound_by: str, task: Task) -> int | None:
-    """Fewest prompts with which as many sequences run as allowed; None if prompts are not the limit. Additional prompts
-    repeat the lengths of the existing ones."""
-    settings, requests = task.decides, task.requests
-    if isinstance(settings, StaticBatches) or bound_by != PROMPTS or requests.arrival_s is not None:
-        return None
-    count = settings.max_num_seqs
-    for _ in range(4):
-        order = np.arange(count) % len(requests)
-        more = RequestLengths(requests.prompt_tokens[order], requests.output_tokens[order])
-        segments = make_schedule(more, settings).segments
-        if (segments.decode_seqs + segments.prefill_seqs).max() >= settings.max_num_seqs:
-            return count
-        count = -(-count * 5 // 4)
-    return None
 
 
 def _with_costs(record: Prediction, cell: CellTask, speed: Speed, task: Task, timed: Timed) -> Prediction:

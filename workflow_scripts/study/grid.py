@@ -90,7 +90,6 @@ def expand(study: Study) -> tuple[Cell, ...]:
                 raise StudyError(f"{where}.knobs.speculative_method: mtp: {without}")
             if cell.endpoint is not None:
                 check_known([cell.endpoint], endpoints, f"{where}.knobs.endpoint")
-                like(cell.endpoint, endpoints)
             if (fault := _fault_of(cell, study)) is not None:
                 raise StudyError(f"{where}: {fault}")
             # The same point may belong to two sweeps: it is then measured once and counts in both.
@@ -112,16 +111,6 @@ def find_cell(study: Study, cell_id: str) -> Cell:
 def endpoints_of(study: Study) -> Mapping[str, Endpoint]:
     """The servers that a study may name: those of config/endpoints.yaml, and its own, which take precedence."""
     return {**load_endpoints(), **study.endpoints}
-
-
-def like(name: str, endpoints: Mapping[str, Endpoint]) -> tuple[str, Knobs] | None:
-    """The engine, with its knobs, by which a server is predicted; None if its entry names none. Raises StudyError."""
-    knobs = dict(endpoints[name].like)
-    if not knobs:
-        return None
-    where, engine = f"endpoints.{name}.like", str(knobs.pop("engine", ""))
-    check_known([engine], load_engines(), f"{where}.engine")
-    return engine, _knobs(engine, {}, knobs, where)
 
 
 def _check_environments(sweep: Sweep, where: str) -> None:

@@ -55,15 +55,3 @@ def test_a_study_names_servers_of_its_own_and_another_command_is_another_cell():
         endpoint = cell_definition(changed, cell, resolved_models(changed)).endpoint
         commands.append(endpoint and endpoint.command)
     assert commands == [("serve",), ("serve-faster",)]
-
-
-@pytest.mark.parametrize(
-    ("named", "message"),
-    [
-        ({"engine": "nope"}, r"endpoints\.mine\.like\.engine: 'nope' .* allowed: .*hf-static"),
-        ({"engine": "hf-static", "batchsize": 2}, r"endpoints\.mine\.like\.knobs\.batch"),
-    ],
-)
-def test_a_server_is_predicted_like_an_engine_that_there_is(named, message):
-    with pytest.raises(StudyError, match=message):
-        expand(study(endpoints={"mine": {**COMMAND, "like": named}}))

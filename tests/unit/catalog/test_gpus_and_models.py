@@ -1,4 +1,3 @@
-import hashlib
 import shutil
 
 import pytest
@@ -124,27 +123,6 @@ def test_a_broken_entry_is_left_out_by_those_who_do_not_need_it(tmp_path, monkey
     monkeypatch.setattr(gpus_and_models, "load_models", lambda: load_models(tmp_path))
     assert list(readable_models()) == ["opt-125m"]
     assert list(models_by_repo()) == ["facebook/opt-125m"]
-
-
-# SHA-256 of the published config.json at the revision in model.yaml, as public files state it.
-PUBLISHED = {
-    "deepseek-v3": "cbf0b95dc614de208a109bb5fd4e7eed11385e9c68411d2c17db5319443035d9",
-    "gemma-3-27b-it": "cabd884f5e0d4f01a5bd7fe14bd4bacd0bd83f3725a02acbdc4e72dc001835fa",
-    "gpt-oss-120b": "933aeb666a3fd851133ddd7686414f369bc564c4185fb5704416550879f10566",
-    "gpt-oss-20b": "3a2a26ded679375b7928ddeca59764df",
-    "mixtral-8x7b": "9d56d04b36d0fd12ff54ae4c5bac769c",
-    "qwen3-235b-a22b": "0ecd5d6fe6f2db6739e4e36ab06b88ebe7bd013ef31b9583f43796059a2b23a4",
-    "qwen3-30b-a3b": "2850ddb3bf7aecad20b611e2d44f3077",
-}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_configs_are_the_published_ones_byte_for_byte(name):
-    model = get_model(name)
-    content = model.config.read_bytes()
-    found = [hashlib.sha256(bytes_).hexdigest() for bytes_ in (content, content.removesuffix(b"\n"))]
-    assert any(digest.startswith(PUBLISHED[name]) for digest in found)
-    assert PUBLISHED[name][:12] in (model.config.parent / "model.yaml").read_text(encoding="utf-8")
 
 
 (ENTRY,) = blocks(recipe("A GPU"), "yaml")

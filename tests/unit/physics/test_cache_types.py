@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
-from workflow_scripts.engines.vllm.capacity import predict_capacity
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
-from workflow_scripts.engines.vllm.memory import EngineSettings
 from workflow_scripts.engines.vllm.predictions import why_gpu_is_refused
 from workflow_scripts.physics.cache_types import CACHE_TYPES
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
@@ -52,16 +50,6 @@ def test_layers_at_the_ends_keep_their_own_type_where_vllm_spares_them():
     }
     assert packed == set(range(LLAMA.layers)) - spared
     assert LLAMA.bytes_per_token("turboquant_k8v4") == 8 * (4 * 512 + 28 * 196)
-
-
-@pytest.mark.parametrize(
-    ("name", "per_token"),
-    [("auto", 131072), ("fp8", 65536), ("int8_per_token_head", 32 * 8 * 264), ("nvfp4", 32 * 8 * 144)],
-)
-def test_tokens_that_fit_follow_from_the_bytes(name, per_token):
-    terms = predict_capacity(LLAMA, get_gpu("h100-sxm"), EngineSettings(kv_cache_dtype=name))
-    assert terms["bytes_per_token"].value == LLAMA.bytes_per_token(name) == per_token
-    assert terms["num_blocks"].value == terms["available_kv_cache"].value // (16 * per_token)
 
 
 def test_a_layout_of_latent_vectors_needs_them_and_packed_heads_need_keys_and_values():

@@ -1,5 +1,4 @@
 import json
-from collections import Counter
 
 import pytest
 
@@ -256,12 +255,6 @@ def test_parameters_that_a_token_uses_are_as_published(name):
     assert used / 1e9 == pytest.approx(ACTIVE[name], rel=0.02)
 
 
-def test_decode_reads_the_output_matrix_but_only_rows_of_the_tables():
-    opt = read_model_facts(MODELS["opt-125m"].config)
-    assert opt.decode_weight_bytes == 2 * (opt.parameters - 2050 * 768)
-    assert opt.lm_head_parameters == 0
-
-
 def test_bytes_follow_the_dtype():
     config = LLAMA | {"dtype": "bfloat16"}
     facts, wide = model_facts(config), model_facts(config, dtype="float32")
@@ -423,27 +416,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
             read_model_facts(tmp_path / "config.json")
 
 
-REMEMBERED = {
-    **{"llama": {"full": 3}, "mistral-window": {"window of 16": 3}, "qwen2-windows": {"full": 1, "window of 8": 2}},
-    **{"gemma2": {"window of 8": 2, "full": 2}, "gemma3_text": {"window of 8": 6, "full": 1}},
-    **{"gpt_oss": {"window of 8": 2, "full": 1}, "llama4_text": {"chunks of 16": 6, "full": 2}},
-    **{"deepseek_v3": {"latent": 3}, "qwen3_next": {"gated delta net": 6, "full": 2}},
-    **{"nemotron_h": {"Mamba-2 state": 3, "full": 1}},
-    **{
-        "falcon_h1": {"full": 3, "Mamba-2 state": 3},
-        "phi3-whole-window": {"full": 3},
-        "qwen2-window-off": {"full": 3},
-    },
-}
-
-
-@pytest.mark.parametrize("name", REMEMBERED)
-def test_what_layers_remember(name):
-    facts = model_facts(VARIANTS[name])
-    assert Counter(mixer.kind for layer in facts.stack for mixer in layer.mixers) == REMEMBERED[name]
-    assert facts.is_uniform == (set(REMEMBERED[name]) in ({"full"}, {"latent"}))
-
-
 def test_an_indexer_adds_its_keys_and_limits_what_is_read():
     facts, without = model_facts(VARIANTS["deepseek_v32"]), model_facts(DEEPSEEK)
     assert facts.bytes_per_token() - without.bytes_per_token() == 3 * 132
@@ -472,11 +444,6 @@ def test_a_layer_that_takes_the_choice_of_another_has_no_indexer(sharing, own):
     of_one = (all_.parameters - model_facts(DEEPSEEK).parameters) // 3
     assert all_.parameters - some.parameters == (3 - own) * of_one
     assert [reach.limit for reach in some.reaches] == [8]
-
-
-def test_mimo_has_the_layers_of_qwen2():
-    mimo, qwen2 = model_facts(LLAMA | {"model_type": "mimo"}), model_facts(VARIANTS["qwen2"])
-    assert (mimo.stack, mimo.parameters) == (qwen2.stack, qwen2.parameters)
 
 
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
@@ -574,14 +541,6 @@ def test_states_have_their_own_types_and_are_split_over_ranks():
     assert facts.state_bytes(tensor=2) == facts.state_bytes() // 2
     # Each of 4 ranks has a copy of the channels of one of the 2 groups.
     assert facts.state_bytes(tensor=4) == 3 * (2 * (96 + 2 * 4 * 6) // 4 * 3 + 4 * recurrent // 4)
-
-
-def test_a_token_uses_only_its_experts():
-    facts, dense = model_facts(MIXTRAL), model_facts(LLAMA)
-    of_one = 3 * 48 * 100
-    assert facts.parameters == dense.parameters + 3 * (3 * of_one + 4 * 48)
-    assert facts.layer_matmul_parameters == dense.layer_matmul_parameters + 3 * (of_one + 4 * 48)
-    assert facts.weight_bytes - facts.decode_weight_bytes == 4 * (3 * 2 * of_one + 70 * 48)
 
 
 def test_any_config_has_a_vocabulary_and_a_context():

@@ -10,27 +10,19 @@ from hypothesis import strategies as st
 
 from tests.unit.predict.planned import study, write_study
 from tests.unit.predict.test_scheduler import SETTINGS, sharing_requests
-from workflow_scripts.predict.block_trace import main, trace_blocks
+from workflow_scripts.predict.block_trace import main
+from workflow_scripts.predict.kv_pool import BlockEvent
 from workflow_scripts.predict.plan import plan
-from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.study.grid import expand
-
-
-def test_a_block_table_grows_by_one_block_when_the_last_one_is_full():
-    events = trace_blocks(RequestLengths(np.array([6]), np.array([4])), SETTINGS)
-    # 6 tokens in step 0; two more fill block 2 in steps 1 and 2, so step 3 appends one. The 10th token is never put in.
-    taken = [(0, "allocated", 0, 0, 1), (0, "allocated", 0, 1, 2), (3, "appended", 0, 2, 3)]
-    found = [(e.step, e.event, e.request, e.place, e.block) for e in events]
-    assert found == [*taken, *((4, "freed", 0, place, place + 1) for place in (2, 1, 0))]
-    assert [e.tokens for e in events] == [6, 6, 9, None, None, None]
 
 
 @settings(max_examples=25)
 @given(sharing_requests(), st.integers(12, 40), st.booleans(), st.booleans())
 def test_a_trace_has_the_blocks_and_the_preemptions_of_the_schedule(requests, blocks, is_async, caching):
     limits = replace(SETTINGS, num_blocks=blocks, async_scheduling=is_async, enable_prefix_caching=caching)
-    schedule, events = make_schedule(requests, limits), trace_blocks(requests, limits)
+    events: list[BlockEvent] = []
+    schedule = make_schedule(requests, limits, events=events)
     held: Counter[int] = Counter()
     tables: dict[tuple[int, int], int] = {}
     peak, lost = 0, set()

@@ -75,14 +75,6 @@ def test_a_calibration_of_another_model_to_which_nothing_can_be_fitted_stops_no_
     assert speed_for(wanted(), calibrations, tmp_path / "none") is None
 
 
-def test_a_calibration_of_windows_on_a_gpu_to_which_nothing_can_be_fitted_stops_no_plan(tmp_path):
-    gpu, known = get_gpu("h200"), {"model": "windows-8b", "variant": "default", "dtype": "bfloat16"}
-    record = calibration_with(default_speed(gpu, "bfloat16").costs, gpu="h200", knobs={}, **known)
-    calibrations = written(tmp_path, "h200/vllm/windows-8b/default.json", record)
-    speed = speed_for(wanted(gpu=gpu, **known), calibrations, tmp_path / "none")
-    assert (speed.source, "calibration is of no use" in speed.how) == ("data sheet", True)
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [({"ranks": 2}, "number of ranks"), ({"model": "smollm-135m", "dtype": "bfloat16"}, "57m and type float32")],
@@ -117,15 +109,6 @@ def test_a_gpu_that_nobody_calibrated_gets_shares_of_its_data_sheet_and_no_band(
     assert 1 / speed.costs.attention_flops == pytest.approx(0.6 * 989.5e12)
     assert speed.costs.steps == 1e-3
     assert speed.how.startswith("uncalibrated: 85% of bandwidth and 60% of arithmetic of the data sheet")
-
-
-def test_an_engine_that_waits_for_each_step_launches_all_layers_one_by_one():
-    ahead, waits = (default_speed(get_gpu("h200"), "bfloat16", ahead=ahead).costs.launch for ahead in (True, False))
-    assert (ahead.ahead, waits.ahead, waits.piecewise_layers) == (True, False, 0)
-    # For the 32 layers of Llama-3.1-8B, 18 ms were seen with one sequence, and 24 to 25 ms with 16 of unequal length.
-    for sequences, seconds in ((1, 18.2e-3), (16, 24.5e-3)):
-        found = waits.steps + sequences * waits.sequences + 32 * waits.eager_layers
-        assert found == pytest.approx(seconds, rel=0.05)
 
 
 def test_measured_rates_go_before_the_data_sheet_and_make_a_cpu_known():

@@ -48,16 +48,6 @@ def test_decoding_beyond_the_captured_sizes_is_told(version, beyond, tmp_path, c
     assert pd.isna([eager.graph_sizes, eager.beyond_graphs_steps_share, eager.beyond_graphs_time_share]).all()
 
 
-def test_every_start_of_a_cell_costs_its_time(tmp_path, capsys):
-    hours = {}
-    for starts in (1, 3):
-        path = write_study(tmp_path, starts=starts)
-        assert main(["--study", str(path), "--results", str(tmp_path / "results")]) == 0
-        (line,) = [line for line in capsys.readouterr().out.splitlines() if "h200" in line and " h " in line]
-        hours[starts] = float(line.split()[-2])
-    assert hours[3] == pytest.approx(3 * hours[1], rel=0.05)
-
-
 def test_a_search_costs_its_passes(tmp_path, capsys):
     searching = sweep(engine="vllm-serve", knobs={"find": "highest_rate", "max_num_seqs": 16})
     path = write_study(tmp_path, [searching], slo={"ttft_s": 0.1})

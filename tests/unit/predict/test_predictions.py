@@ -8,19 +8,17 @@ import pytest
 from tests.unit.made_studies import fixed
 from tests.unit.predict.planned import study, sweep
 from workflow_scripts.common.files import sha256_of
-from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict import predictions, speed
 from workflow_scripts.predict.calibrated import Speed
 from workflow_scripts.predict.prediction_record import FIELDS
 from workflow_scripts.predict.predictions import lengths_of, predict_cells
 from workflow_scripts.predict.public_costs import public_costs
-from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.workloads.make_requests import make_requests
 from workflow_scripts.workloads.request import Vocabulary, WorkloadError
-from workflow_scripts.workloads.workload_kinds import IdenticalWorkload, PromptsWorkload
+from workflow_scripts.workloads.workload_kinds import PromptsWorkload
 
 
 def predict(tmp_path, **changes):
@@ -78,13 +76,6 @@ def test_the_highest_load_keeps_the_limits_and_a_higher_one_does_not(error_pct, 
         assert ends == (None, None)
     else:
         assert ends[0] < highest < ends[1]
-
-
-def test_no_load_is_predicted_where_even_one_request_is_late(tmp_path, monkeypatch):
-    known(monkeypatch)
-    knobs = SERVER | {"find": "highest_rate"}
-    record = predict(tmp_path, sweeps=[sweep(engine="vllm-serve", knobs=knobs)], slo={"ttft_s": 0.5})
-    assert [row["highest_load"] for row in record.values()] == [None]
 
 
 def test_the_rate_by_calibrations_of_other_devices(tmp_path, monkeypatch):
@@ -201,7 +192,7 @@ def test_the_data_sheet_limits_what_is_predicted(tmp_path):
 )
 def test_what_keeps_more_from_running_at_once(tmp_path, changes, bound_by, peak):
     record = one(tmp_path, knobs={"block_size": 16} | changes)
-    assert (record["bound_by"], record["prompts_to_fill"]) == (bound_by, 256 if bound_by == "prompts" else None)
+    assert record["bound_by"] == bound_by
     assert record["running_peak"] == peak or (peak is None and record["running_peak"] < 24)
 
 
@@ -211,7 +202,6 @@ def test_blocks_bind_where_memory_is_short(tmp_path):
     assert record["preemptions"] > 0
     assert record["recomputed_tokens"] >= 900 * record["preemptions"]
     assert record["blocks_peak"] == record["num_blocks"] - 1
-    assert record["prompts_to_fill"] is None
 
 
 def test_users_keep_as_many_requests_in_progress_and_wait_beyond_the_places(tmp_path, monkeypatch):
@@ -230,21 +220,6 @@ def test_users_keep_as_many_requests_in_progress_and_wait_beyond_the_places(tmp_
     known(monkeypatch)
     knobs = {"max_num_seqs": 4, "users": 12, "max_num_batched_tokens": 1024}
     assert one(tmp_path, engine="vllm-serve", knobs=knobs)["ttft_s_p50"] == pytest.approx(2 * 32 + 1, abs=3)
-
-
-def test_servers_are_predicted_like_the_engine_that_their_entry_names(tmp_path, monkeypatch):
-    known(monkeypatch, error_pct=10.0)
-    alone, batch = (
-        one(tmp_path, engine="openai", knobs={"endpoint": endpoint, "users": 8})
-        for endpoint in ("transformers-serve", "transformers-serve-continuous")
-    )
-    assert (alone["running_peak"], alone["steps"], batch["running_peak"]) == (1, 24 * 32, 8)
-    # One after the other: each waits for the seven others.
-    assert alone["ttft_s_p50"] == pytest.approx(7 * 32 + 1)
-    assert batch["num_blocks"] == 256
-    for record in (alone, batch):
-        assert record["error_pct"] is None
-        assert "not modelled" in record["how"]
 
 
 BY_SMALL = {"speculative_method": "draft_model", "speculative_model": "smollm-135m", "num_speculative_tokens": 3}
@@ -294,7 +269,6 @@ CPU = {"block_size": 32, "cpu_kv_cache_gib": 1}
         ({"model": "gpt-oss-20b"}, BY_SMALL, "several kinds"),
         ({"engine": "vllm-serve"}, {"users": 2, "request_rate_per_s": 1}, "users and a rate"),
         ({"engine": "openai"}, {"endpoint": "tgi"}, "no schedule"),
-        ({"engine": "openai"}, {"endpoint": "transformers-serve", "request_rate_per_s": 1}, "static batches at a rate"),
     ],
 )
 def test_what_is_not_predicted_says_why(tmp_path, place, knobs, unknown):
@@ -362,16 +336,3 @@ def test_texts_of_a_file_are_guessed_and_said_to_be(tmp_path):
     assert kind == "prompts, a token for every 4 characters"
     with pytest.raises(WorkloadError, match="3 requests are needed"):
         lengths_of(spec, 3)
-
-
-def test_answers_to_one_prompt_share_its_full_blocks_in_the_same_step():
-    spec = IdenticalWorkload(kind="identical", num_prompts=8, samples=4, prompt_tokens=20, output_tokens=5)
-    requests, kind = lengths_of(spec, 8)
-    settings = SchedulerSettings(8, 4096, 16, 64, async_scheduling=False)
-    schedule = make_schedule(requests, settings)
-    assert kind == "identical"
-    assert schedule.first_step.tolist() == [0] * 8
-    assert schedule.cached_tokens.tolist() == [0, 16, 16, 16] * 2
-    # One shared block for each prompt, and one block for each answer.
-    assert schedule.peak_blocks_held == 2 + 8
-    assert make_schedule(requests, replace(settings, enable_prefix_caching=False)).peak_blocks_held == 2 * 8

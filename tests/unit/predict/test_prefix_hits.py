@@ -10,8 +10,6 @@ import pytest
 from tests.unit.predict.planned import sweep, write_study
 from tests.unit.predict.test_scheduler import SETTINGS
 from workflow_scripts.common.files import write_jsonl
-from workflow_scripts.engines.capacity import KvGroup, KvPool
-from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.predict.hits import main
 from workflow_scripts.predict.prefix_hits import OF_PROMPT, curve, knee, prefix_hits
 from workflow_scripts.predict.schedule import RequestLengths
@@ -20,21 +18,6 @@ TRACE = ["--trace", "tests/fixtures/traces/mooncake.jsonl", "--hash-block-tokens
 CACHE = ["--model", "llama-3.1-8b-instruct", "--gpu", "h100-sxm", "--block-size", "16", "--max-model-len", "400"]
 FIXED = ["--study", "config/studies/prefix_caching.yaml", "--workload", "nothing-shared", "--max-model-len", "4096"]
 SHARED = {"kind": "shared_prefix", "num_prompts": 24, "prefix_tokens": 100, "prompt_tokens": 30, "output_tokens": 8}
-
-
-def equal(tokens: int, times: int) -> RequestLengths:
-    prompts = np.full(times, tokens)
-    return RequestLengths(prompts, np.ones_like(prompts), None, np.zeros_like(prompts), prompts)
-
-
-@pytest.mark.parametrize(("unit", "prompt", "found"), [(528, 552, 528), (528, 979, 528), (784, 240, 0)])
-def test_a_hybrid_finds_whole_units_of_a_prompt_that_comes_again(unit, prompt, found):
-    groups = (KvGroup("all", (0,), 1, None), KvGroup("state", (1,), 1, 0))
-    settings = SchedulerSettings(1, 8192, 16, 8192, 99, pool=KvPool(groups, 1, unit, 2, 0))
-    tokens = prefix_hits(equal(prompt, 2), settings).tokens
-    second = {name: int(counts[1]) for name, counts in tokens.items()}
-    parts = {"found": found, "shorter_than_block": prompt - found - 1, "last_token": 1}
-    assert second == dict.fromkeys(second, 0) | parts
 
 
 def test_evicted_blocks_are_found_in_a_larger_cache():

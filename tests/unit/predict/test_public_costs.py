@@ -1,22 +1,13 @@
 """What is added to the costs of one calibrated GPU: old hosts, links between ranks, servers, AMD's rates."""
 
-import csv
-
-import numpy as np
 import pytest
 
 from tests.unit.predict.planned import study, sweep
-from workflow_scripts.catalog.gpus_and_models import CONFIG, get_gpu, load_gpus, models_by_repo, resolve
-from workflow_scripts.engines.steps import EngineSteps, SchedulerSettings
+from workflow_scripts.catalog.gpus_and_models import get_gpu, load_gpus
 from workflow_scripts.engines.vllm.memory import CapacityError
-from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.step_time import StepCosts
-from workflow_scripts.predict.calibrated import default_speed
 from workflow_scripts.predict.predictions import at_version, predict_cells
 from workflow_scripts.predict.public_costs import Beyond, public_costs
-from workflow_scripts.predict.schedule import RequestLengths
-from workflow_scripts.predict.scheduler import make_schedule
-from workflow_scripts.predict.timing import step_work, time_schedule
 from workflow_scripts.study.grid import expand
 
 ONE = {"one": {"kind": "fixed", "num_prompts": 1, "prompt_tokens": 16, "output_tokens": 64}}
@@ -106,23 +97,3 @@ def test_every_prediction_has_the_band_of_its_group_and_says_so(tmp_path, change
         assert record.tpot_s_p50.high == pytest.approx((1 + band.tpot_error_pct / 100) * record.tpot_s_p50.value)
         assert f"public runs: {band.group}" in record.how
     assert record.kv_error_pct == public_costs().kv_error_pct
-
-
-@pytest.mark.parametrize(("gpu", "worst"), [("rtx4090", 10), ("l4", 50)])
-def test_the_default_shares_meet_published_sweeps(gpu, worst):
-    with (CONFIG / "published/concurrency_sweeps.csv").open(encoding="utf-8", newline="") as lines:
-        rows = [row for row in csv.DictReader(lines) if resolve(row["gpu"])[0].name == gpu]
-    assert rows
-    for row in rows:
-        model, clients = models_by_repo()[row["model"]], int(row["concurrency"])
-        prompts = int(row["num_prompts"] or 20 * clients)
-        facts = read_model_facts(model.config, model.fixed_dtype)
-        requests = RequestLengths(*(np.full(prompts, int(row[name])) for name in ("prompt_tokens", "output_tokens")))
-        # A client sends its next request when it has the answer: like a waiting request that gets a free place.
-        settings = SchedulerSettings(clients, 2048, 16, facts.max_positions, async_scheduling=False)
-        schedule = make_schedule(requests, settings)
-        speed = default_speed(get_gpu(gpu), facts.dtype)
-        work = step_work(schedule.segments, facts, EngineSteps(settings, facts.max_positions))
-        timed = time_schedule(schedule, work, speed.costs, requests)
-        predicted = requests.output_tokens.sum() / timed.wall_s
-        assert abs(100 * (predicted / float(row["output_tokens_per_s"]) - 1)) < worst

@@ -1,7 +1,6 @@
 """Schedules worked out by hand, and properties of every schedule. An integration test compares them with vLLM's."""
 
 from dataclasses import asdict, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from workflow_scripts.engines.capacity import KvGroup, KvPool
 from workflow_scripts.engines.steps import SchedulerSettings
-from workflow_scripts.predict.schedule import RequestLengths, ScheduleError, StepRun
+from workflow_scripts.predict.schedule import RequestLengths, ScheduleError
 from workflow_scripts.predict.scheduler import make_schedule
 
 SETTINGS = SchedulerSettings(
@@ -24,13 +23,6 @@ def lengths(*prompt_and_output: tuple[int, int], **arrays: list[Any]) -> Request
     prompts, outputs = zip(*prompt_and_output, strict=True)
     more = {name: np.array(values) for name, values in arrays.items()}
     return RequestLengths(np.array(prompts), np.array(outputs), **more)
-
-
-def scheduled(requests: RequestLengths, settings: SchedulerSettings, **options: Any) -> list[dict[int, int]]:
-    """Tokens that each request computes, step by step."""
-    runs: list[StepRun] = []
-    make_schedule(requests, settings, observe=runs.append, **options)
-    return [run.scheduled_tokens for run in runs for _ in range(run.steps)]
 
 
 def test_one_request_is_a_prefill_and_a_run_of_decode_steps():
@@ -52,24 +44,6 @@ def test_segments_do_not_grow_with_the_tokens_and_no_requests_have_none():
     schedule = make_schedule(empty, SETTINGS)
     assert len(schedule.segments) == 0
     assert schedule.needs_blocks == 1
-
-
-TWO_BLOCKS_OF_TWO = replace(SETTINGS, block_size=2, enable_prefix_caching=False)
-
-
-def test_the_last_that_runs_gives_its_blocks():
-    requests = lengths((2, 4), (2, 4))
-    settings = replace(TWO_BLOCKS_OF_TWO, num_blocks=4)
-    # In step 1 both need a second block and there is one; the second request waits until 3 tokens fit, and has them
-    # computed again in step 4.
-    expected = [{0: 2, 1: 2}, {0: 1}, {0: 1}, {0: 1}, {1: 3}, {1: 1}, {1: 1}]
-    assert scheduled(requests, settings) == expected
-    schedule = make_schedule(requests, settings)
-    columns = {"preemptions": [0, 1], "recomputed_tokens": [0, 3], "first_step": [0, 0], "first_token_step": [0, 0]}
-    columns["last_token_step"] = [3, 6]
-    assert {name: getattr(schedule, name).tolist() for name in columns} == columns
-    assert (schedule.peak_blocks_held, schedule.needs_blocks) == (3, None)
-    assert (schedule.holds_for(4), schedule.holds_for(5)) == (True, False)
 
 
 def test_a_shared_text_is_lost_when_its_blocks_are_needed():
@@ -104,13 +78,9 @@ def test_what_can_never_run_is_an_error(requests, changes, message):
 
 
 @st.composite
-def cases(draw: st.DrawFn, sharing: bool = True) -> tuple[RequestLengths, SchedulerSettings]:
+def cases(draw: st.DrawFn) -> tuple[RequestLengths, SchedulerSettings]:
     pairs = draw(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 30)), min_size=1, max_size=12))
-    arrays = {}
-    if sharing and draw(st.booleans()):
-        arrays["prefix_id"] = [draw(st.integers(0, 2)) for _ in pairs]
-        arrays["prefix_tokens"] = [draw(st.integers(0, prompt)) for prompt, _ in pairs]
-    requests = lengths(*pairs, **arrays)
+    requests = lengths(*pairs)
     block_size = draw(st.sampled_from([1, 4, 16]))
     least = -(-max(prompt + output - 1 for prompt, output in pairs) // block_size) + 1
     seqs, tokens = draw(st.integers(1, 12)), draw(st.sampled_from([1, 3, 17, 200]))
@@ -120,38 +90,7 @@ def cases(draw: st.DrawFn, sharing: bool = True) -> tuple[RequestLengths, Schedu
     return requests, settings
 
 
-@given(cases())
-def test_every_token_is_computed_within_the_limits(case):
-    requests, settings = case
-    runs: list[StepRun] = []
-    schedule = make_schedule(requests, settings, observe=runs.append)
-    segments = schedule.segments
-    computed = np.zeros(len(requests), dtype=np.int64)
-    for run in runs:
-        for request, tokens in run.scheduled_tokens.items():
-            computed[request] += tokens * run.steps
-        assert sum(run.scheduled_tokens.values()) <= settings.max_num_batched_tokens
-        assert len(run.running) <= settings.max_num_seqs
-        assert all(max(pair) <= schedule.peak_blocks_held for pair in pairwise(run.blocks_held))
-    assert settings.num_blocks is None or schedule.peak_blocks_held <= settings.num_blocks - 1
-    # All but the last token that is generated; what is preempted, again.
-    once = requests.prompt_tokens + requests.output_tokens - 1 - schedule.cached_tokens
-    assert np.all(computed >= once)
-    assert np.all((computed == once) | (schedule.preemptions > 0))
-    again = computed - once
-    assert np.all(schedule.recomputed_tokens >= again)
-    assert np.all((schedule.recomputed_tokens == 0) | (schedule.preemptions > 0))
-    assert np.sum(segments.steps * segments.generation_tokens) == requests.output_tokens.sum()
-    assert np.sum(segments.steps * (segments.decode_seqs + segments.prefill_tokens)) == computed.sum()
-    assert np.all(segments.steps[segments.prefill_seqs > 0] == 1)
-    # First come, first served; and nobody waits forever.
-    assert np.all(np.diff(schedule.first_step) >= 0)
-    assert np.all((schedule.first_step >= 0) & (schedule.first_step <= schedule.first_token_step))
-    assert np.all(schedule.first_token_step + requests.output_tokens - 1 <= schedule.last_token_step)
-    assert schedule.last_token_step.max() == segments.steps.sum() - 1
-
-
-@given(cases(sharing=False), st.integers(0, 3))
+@given(cases(), st.integers(0, 3))
 def test_enough_blocks_decide_the_same_and_one_less_does_not(case, more):
     requests, settings = case
     schedule = make_schedule(requests, replace(settings, num_blocks=None))
@@ -223,13 +162,3 @@ def test_counted_blocks_and_single_blocks_give_the_same_schedule(requests, token
             assert np.repeat(values, expected.segments.steps).tolist() == getattr(found.segments, name).tolist(), name
     same = {name: getattr(expected, name) for name in ("segments", "evicted_blocks", "needs_blocks")}
     np.testing.assert_equal(asdict(replace(found, **same)), asdict(expected))
-
-
-@limits(max_examples=20)
-@given(sharing_requests(), st.sampled_from([(4,), (ALL, 4), (ALL, STATE), (9, STATE, ALL)]), st.booleans())
-def test_with_the_blocks_that_a_schedule_needs_it_stays_the_same(requests, reaches, caching):
-    free = make_schedule(requests, settings_of(*reaches, caching=caching, state_blocks=2 if caching else 1))
-    assert free.needs_blocks is not None
-    again = make_schedule(requests, replace(free.settings, num_blocks=free.needs_blocks))
-    np.testing.assert_equal(asdict(replace(again, settings=free.settings)), asdict(free))
-    assert free.segments.generation_tokens.sum() == requests.output_tokens.sum()

@@ -1,9 +1,7 @@
 import pytest
 
 from tests.unit.predict.test_timing import FACTS, lengths
-from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.engines.steps import StaticBatches
-from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.step_time import COMPUTING, KINDS, READING
 from workflow_scripts.predict.static_batches import static_work
 
@@ -63,12 +61,6 @@ def test_without_padding_only_empty_slots_need_a_mask(cache, kv):
     assert kv_of(found) == kv
     # Without a mask a prompt's tokens look at themselves and those before: 1 + 2 + 3 + 4.
     assert of_kinds(found.first, COMPUTING)[0] == 2 * LAYER_PARAMETERS * 4 + 2 * LM_HEAD_PARAMETERS + 4 * WIDTH * 10
-
-
-def test_heads_that_share_no_kv_are_not_spread_out():
-    facts = read_model_facts(get_model("opt-125m").config, get_model("opt-125m").dtype)
-    read = of_kinds(work([3, 5], [2, 3], "dynamic", facts=facts).first, READING) - facts.decode_weight_bytes
-    assert read.tolist() == [2 * 5 * 3 * facts.bytes_per_token(), 2 * 6 * 3 * facts.bytes_per_token()]
 
 
 @pytest.mark.parametrize(

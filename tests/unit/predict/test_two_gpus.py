@@ -8,13 +8,11 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from tests.unit.predict.planned import study, sweep
 from workflow_scripts.catalog.gpus_and_models import CONFIG, get_gpu, get_model
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.predict import predictions
 from workflow_scripts.predict.calibrated import PROJECT_FILES, default_speed, scaled, speed_for
 from workflow_scripts.predict.predictions import predict_cells
-from workflow_scripts.predict.public_costs import public_costs
 from workflow_scripts.predict.step_fit import fit_calibration
 from workflow_scripts.study.calibrations import CalibrationRecord
 from workflow_scripts.study.grid import expand
@@ -157,16 +155,3 @@ def test_all_passes_are_used_whichever_steps_their_requests_formed(gpu, passes):
     assert 6e-3 < 32 * launch.piecewise_layers < 10e-3
     assert 22e-3 < 32 * launch.eager_layers < 30e-3
     assert found.costs.weight_bytes * record_of(gpu).rates.memory_bytes_per_s == pytest.approx(1.1, abs=0.05)
-
-
-def test_first_tokens_of_a_server_below_saturation_do_not_drift(tmp_path):
-    knobs = {"block_size": 16, "max_num_seqs": 64, "max_model_len": 4096, "request_rate_per_s": 2.0}
-    workload = {"even": {"kind": "fixed", "num_prompts": 64, "prompt_tokens": 200, "output_tokens": 64}}
-    planned = study(tmp_path, workloads=workload, sweeps=[sweep(engine="vllm-serve", knobs=knobs)])
-    (record,) = predict_cells(planned, expand(planned))
-    # A step with one prompt takes some 27 ms to launch, of which the device's own work hides a part.
-    assert (0.01 < record.ttft_s_p50.value < 0.04, record.ttft_s_p99.value < 0.06) == (True, True)
-    # The offline engine's calibration is used with the band of servers.
-    band = public_costs().bands["calibrated"]
-    assert (record.speed_source, record.error_pct, record.band_group) == ("project file", band.error_pct, band.group)
-    assert "another engine vllm" in record.how

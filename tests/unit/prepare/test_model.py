@@ -133,9 +133,9 @@ def test_code_of_a_repository_is_fetched_only_where_the_study_trusts_it(serve, p
 @pytest.mark.parametrize(
     ("refusal", "message"),
     [
-        ((403, "GatedRepo"), "is gated: accept its licence on the hub and set HF_TOKEN"),
-        ((404, "RepoNotFound"), "not on the hub, or private"),
-        ((404, "RevisionNotFound"), f"{OPT.revision}: the hub answers 404"),
+        ((403, "GatedRepo"), "gated or private: accept its licence on the hub and set HF_TOKEN"),
+        ((404, "RepoNotFound"), "is not on the hub"),
+        ((404, "RevisionNotFound"), f"{OPT.revision}: the hub answers: 404"),
     ],
 )
 def test_a_refusal_of_the_hub_is_one_message(serve, prepare, tmp_path, refusal, message):

@@ -71,7 +71,7 @@ def around(mean, sd=0.001, turn=0):
 def plan_of(cells, **columns):
     """A plan of these cells by calibrated costs; `columns` are what it predicts."""
     plan = cells.drop_duplicates("cell_id")[["cell_id", "gpu", "engine", "model", "workload", "knobs"]]
-    unknown = ("prompts_to_fill", "cached_tokens", "prompt_tokens", "error_pct", "ttft_error_pct", "graph_tokens")
+    unknown = ("cached_tokens", "prompt_tokens", "error_pct", "ttft_error_pct", "graph_tokens")
     known = dict.fromkeys(unknown, math.nan)
     known |= {"speed_source": "calibrated", "bound_by": "sequences", "running_peak": 16.0, "full_share": 0.5}
     known |= {"max_num_seqs": plan["knobs"].str.extract(r"seqs(\d+)", expand=False).astype(float)}

@@ -34,7 +34,7 @@ Rates = Mapping[tuple[str, str, str, float], tuple[float, float]]
 # Shares of the predicted time, in the order in which the page names them.
 SHARES = ("weights_share", "kv_share", "operations_share", "fixed_share", "launch_share")
 # What else the plan says of a cell's rate.
-_BESIDE = (*("scaled_output_tokens_per_s", "full_share", "prompts_to_fill", "published", "published_prompt_share"),)
+_BESIDE = ("scaled_output_tokens_per_s", "full_share", "published", "published_prompt_share")
 
 SCHEMA = table_schema(
     "predictions",
@@ -67,7 +67,6 @@ SCHEMA = table_schema(
     NUMBER("running_peak_predicted running_peak_measured", "sequences that run at once"),
     NUMBER("evicted_blocks_predicted", "predicted number of times that a block of a shared text loses its content"),
     NUMBER("full_share", "predicted share of time with all allowed sequences running"),
-    NUMBER("prompts_to_fill", "prompts needed to run that many sequences, if prompts are the limit"),
     NUMBER(
         "scaled_output_tokens_per_s",
         "predicted from the study's other devices, scaled by the measured rates; geometric mean of several",
