@@ -9,32 +9,12 @@ Sources: [Pope] Pope et al., Efficiently Scaling Transformer Inference, 2022; [K
 Management for LLM Serving with PagedAttention, 2023; [Williams] Williams et al., Roofline, 2009.
 """
 
-import math
-from collections.abc import Sequence
-from statistics import linear_regression
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Number = TypeVar("Number", float, npt.NDArray[np.float64])
-
-
-# --- KV cache: how much fits -------------------------------------------------------------------------------------
-
-
-def memory_and_overhead(observed: Sequence[tuple[float, float]], bytes_per_block: float) -> tuple[float, float]:
-    """Bytes of a device's memory, and of all in its budget except the KV cache, from pairs of utilization and blocks.
-
-    The KV cache has the memory times the utilization, without the overhead. So blocks are linear in the utilization:
-    the slope is the memory and the intercept the overhead, both counted in blocks. At least two different utilizations
-    are needed. Blocks of 2 bytes on 100 bytes of memory, of which 10 are taken:
-
-    >>> memory_and_overhead([(0.5, 20), (0.75, 32.5)], 2)
-    (100.0, 10.0)
-    """
-    line = linear_regression(*zip(*observed, strict=True))
-    return line.slope * bytes_per_block, -line.intercept * bytes_per_block
 
 
 # --- KV cache: how much is wasted --------------------------------------------------------------------------------
@@ -135,34 +115,3 @@ def forward_flops(
     (60000000000.0, 240)
     """
     return 2 * layer_parameters * tokens + 2 * lm_head_parameters * logit_tokens + 4 * attention_width * attended_tokens
-
-
-# --- speed: ceilings ---------------------------------------------------------------------------------------------
-
-
-def request_time_min_s(
-    sequences: float,
-    prompt_tokens: float,
-    output_tokens: float,
-    weight_bytes: float,
-    bytes_per_token: float,
-    flops_per_request: float,
-    memory_bandwidth_bytes_per_s: float,
-    flop_per_s: float = math.inf,
-) -> float:
-    """Shortest device time per request in a long run with at most `sequences` live at once.
-
-    A request takes part in at least `output_tokens` steps: one that reads its prompt and gives the first token, and one
-    for each further token. A step reads the weights once for all its sequences, so a request's share of these reads is
-    `output_tokens / sequences`. Its further steps read the KV of all earlier tokens. Prompts may be read in steps
-    in which others decode, and reading overlaps with computing, so the larger of the two sums is the limit.
-
-    One sequence, 10 + 4 tokens, weights of 100 bytes, KV of 1 byte per token, at 10 bytes/s: 4 steps read 400 bytes of
-    weights, and steps 2 to 4 read 10 + 11 + 12 bytes of KV.
-
-    >>> request_time_min_s(1, 10, 4, 100, 1, 0, 10)
-    43.3
-    """
-    weights_read = weight_bytes * output_tokens / sequences
-    kv_read = bytes_per_token * decode_kv_tokens_read(prompt_tokens, output_tokens)
-    return max((weights_read + kv_read) / memory_bandwidth_bytes_per_s, flops_per_request / flop_per_s)

@@ -91,16 +91,11 @@ def ceiling(
     sequences = min(max_num_seqs, fitting)
     bandwidth, flop_per_s = gpu.memory_bandwidth_bytes_per_s, matrix_flop_per_s(gpu, facts) or math.inf
     flops = facts.request_flops(computed, workload.output_tokens, attention_cost(gpu, facts, kv_cache_dtype))
-    time_s = formulas.request_time_min_s(
-        sequences,
-        workload.prompt_tokens,
-        workload.output_tokens,
-        facts.decode_weight_bytes,
-        bytes_per_token,
-        flops,
-        bandwidth,
-        flop_per_s,
-    )
+    # A request takes part in at least as many steps as it has output tokens. A step reads the weights once for all its
+    # sequences; those after the first also read the KV of all earlier tokens. Reading overlaps with computing.
+    weights_read = facts.decode_weight_bytes * workload.output_tokens / sequences
+    kv_read = bytes_per_token * formulas.decode_kv_tokens_read(workload.prompt_tokens, workload.output_tokens)
+    time_s = max((weights_read + kv_read) / bandwidth, flops / flop_per_s)
     if flops / flop_per_s >= time_s:
         limit, because = "arithmetic", f"{flops / 1e12:.3g} TFLOP per request at {flop_per_s / 1e12:.4g} TFLOP/s"
     else:

@@ -19,18 +19,6 @@ from workflow_scripts.physics.step_time import (
     usual_waits_s,
 )
 
-size = st.floats(1e6, 1e12)
-rate = st.floats(1e9, 1e13)
-tokens = st.integers(1, 100_000)
-
-
-@given(prompt=tokens, output=st.integers(1, 60), weights=size, per_token=st.floats(0, 1e6), bandwidth=rate)
-def test_a_request_alone_takes_the_sum_of_its_steps(prompt, output, weights, per_token, bandwidth):
-    steps = [weights] + [weights + (prompt + i) * per_token for i in range(output - 1)]
-    time = f.request_time_min_s(1, prompt, output, weights, per_token, 0, bandwidth)
-    assert time == pytest.approx(sum(steps) / bandwidth)
-
-
 seconds = {"prefill_s": st.floats(0, 10), "step_s": st.floats(1e-3, 1)}
 
 

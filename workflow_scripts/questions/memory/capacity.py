@@ -5,6 +5,7 @@ made, docs/tables.md documents every column.
 """
 
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from pydantic import StrictFloat, StrictInt, StrictStr
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.common.records import mapping_of, validated
 from workflow_scripts.engines.vllm.knobs import VLLM
-from workflow_scripts.physics import formulas
 from workflow_scripts.tables.summary import RAN, Row, as_applied, records
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import NUMBER, TEXT, TableError, table_schema
@@ -178,8 +178,9 @@ def _implied(table: pd.DataFrame) -> pd.DataFrame:
     implied = pd.DataFrame(index=table.index, columns=["implied_memory_bytes", "implied_overhead_bytes"], dtype=float)
     for _, rows in seen.groupby([*alike, "predicted_overhead_bytes"], dropna=False):
         if rows["gpu_memory_utilization"].nunique() > 1:
-            observed = list(zip(rows["gpu_memory_utilization"], rows["observed_num_blocks"], strict=True))
-            implied.loc[rows.index] = formulas.memory_and_overhead(observed, rows["bytes_per_block"].iloc[0])
+            # The cache has the memory times the utilization, without the overhead, so blocks are linear in it.
+            line = linear_regression(rows["gpu_memory_utilization"], rows["observed_num_blocks"])
+            implied.loc[rows.index] = rows["bytes_per_block"].iloc[0] * np.array([line.slope, -line.intercept])
     return implied
 
 
