@@ -104,13 +104,13 @@ def test_the_keyboard_moves_from_point_to_point_and_opens_a_cell(tab, report):
 
 
 def test_addresses_of_sections_and_cells_still_lead_there(tab, report):
-    opened = "[...document.querySelectorAll('#view-report .section[open]')].map((fold) => fold.id)"
+    unfolded = "[...document.querySelectorAll('#view-report .section[open]')].map((fold) => fold.id)"
     tab.open(report)
-    assert tab.evaluate(opened) == []
+    assert tab.evaluate(unfolded) == []
     tab.open(report, "#glossary")
-    assert tab.evaluate(opened) == ["glossary"]
+    assert tab.evaluate(unfolded) == ["glossary"]
     tab.open(report, "#energy")
-    assert tab.evaluate(opened) == []
+    assert tab.evaluate(unfolded) == []
     assert 0 <= tab.evaluate("document.getElementById('energy').getBoundingClientRect().top") < 600
     assert not tab.evaluate("document.getElementById('view-report').hidden")
     # A part of a section opens all that it is in.
