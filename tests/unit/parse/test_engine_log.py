@@ -233,17 +233,6 @@ def test_lines_of_docker_and_of_loggers_that_write_json():
     assert parse_engine_log(json.dumps(records[1])).status is None
 
 
-@pytest.mark.parametrize("width", range(30, 100))
-def test_short_log_cut_anywhere(width):
-    text = (
-        "INFO 05-30 16:23:28 executor_base.py:110] # cuda blocks: 7191, # CPU blocks: 4681\n"
-        "INFO 05-30 16:23:28 executor_base.py:115] Maximum concurrency for 32768 tokens per request: 3.51x\n"
-        "INFO 05-30 16:23:28 [log.py:142] vllm cache_config_info with initialization after num_gpu_blocks is: 5867\n"
-        "INFO 05-30 16:24:18 model_runner.py:1562] Graph capturing finished in 43 secs, took 0.17 GiB\n"
-    )
-    assert stated(parse_engine_log(wrapped(text, width))) == stated(parse_engine_log(text))
-
-
 # A hundred times what the lines need.
 CPU_S = 300
 

@@ -47,16 +47,6 @@ def test_facts_of_an_h200_and_of_a_block_size_that_it_refuses(raw):
     assert facts.error.startswith("ValueError: No valid attention backend found")
 
 
-def test_a_start_that_loads_its_graphs_is_told_from_one_that_compiles(starts):
-    start_s: dict[bool | None, list[float]] = {}
-    for raw, outcome in starts:
-        facts = read_engine_log(raw / "engine.log")
-        start_s.setdefault(facts.graphs_from_cache, []).append(outcome.phases_s["start"])
-        assert (facts.compile_s is None) == (facts.graphs_from_cache is None)
-    assert {cached: len(starts) for cached, starts in start_s.items()} == {None: 3, False: 14, True: 12}
-    assert max(start_s[True]) < min(start_s[False])
-
-
 @pytest.mark.parametrize("sequences", [1, 4, 16, 64, 256])
 def test_the_captured_sizes_are_those_that_predictions_assume(raw, sequences):
     steps = vllm_steps(VllmKnobs(max_num_seqs=sequences, max_model_len=4096), get_gpu("h200"), FACTS)

@@ -163,17 +163,12 @@ def differences(asked: dict[str, object], effective: dict[str, object]) -> objec
     [
         ({"attention_backend": "FLASH_ATTN"}, {"attention_backend": "CPU_ATTN"}, "CPU_ATTN, not FLASH_ATTN"),
         ({"max_num_batched_tokens": 64}, {"max_num_batched_tokens": 2048}, "2048, not 64"),
-        ({"enable_chunked_prefill": False}, {"enable_chunked_prefill": True}, "True, not False"),
         ({"gpu_memory_utilization": 0.9}, {"gpu_memory_utilization": 0.92}, "0.92, not 0.9"),
         ({"block_size": 32}, {"block_size": 32}, None),
-        ({"enable_prefix_caching": True}, {"enable_prefix_caching": True}, None),
-        ({"enable_prefix_caching": False}, {"enable_prefix_caching": False}, None),
         ({"gpu_memory_utilization": 0.9}, {"gpu_memory_utilization": 0.9}, None),
-        ({"quantization": "awq"}, {"quantization": "awq"}, None),
         # Left to the engine, not set, or not told.
         ({"kv_cache_dtype": "auto"}, {"kv_cache_dtype": "fp8"}, None),
         ({"max_model_len": None}, {"max_model_len": 512}, None),
-        ({"quantization": "fp8"}, {"quantization": None}, None),
         ({"cpu_kv_cache_gib": 1}, {"num_gpu_blocks": 2048}, None),
     ],
 )
