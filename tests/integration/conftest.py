@@ -26,40 +26,24 @@ HOSTED_HERE = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"url.{CHECKOUT}.ins
 
 TINY = {"gpu": "cpu-all", "model": "tiny-llama-57m"}
 BLOCKS = {"block_size": 32, "max_num_seqs": 4}
-STUDY = study_content(
-    {
-        **TINY,
-        "name": "vllm",
-        "gpu": ["cpu-1core", "cpu-all", "h200"],
-        "workload": ["short", "endless"],
+FLASH = {"attention_backend": "FLASH_ATTN"}
+SWEEPS: dict[str, dict[str, Any]] = {
+    "vllm": {
+        **{"gpu": ["cpu-1core", "cpu-all", "h200"], "workload": ["short", "endless"]},
         "knobs": {"block_size": [16, 32], "max_num_seqs": 4},
     },
-    {
-        **TINY,
-        "name": "prefix",
-        "workload": "prefix",
-        "knobs": {"block_size": 32, "max_num_seqs": 1, "enable_prefix_caching": [True, False]},
-    },
-    {
-        **TINY,
-        "name": "traces",
-        "workload": "trace",
-        "knobs": {"block_size": 32, "max_num_seqs": 2, "num_gpu_blocks_override": [17, 257]},
-    },
-    {**TINY, "name": "ranks", "knobs": {**BLOCKS, "tensor_parallel_size": 2, "attention_backend": "FLASH_ATTN"}},
-    {**TINY, "name": "int8", "model": "tiny-llama-57m-w8a8", "knobs": {**BLOCKS, "attention_backend": "FLASH_ATTN"}},
-    {
-        **TINY,
-        "name": "hf-static",
-        "engine": "hf-static",
-        "knobs": {"batch_size": 4, "cache_implementation": ["dynamic", "static"]},
-    },
-    {
-        **TINY,
-        "name": "hf-continuous",
+    "prefix": {"workload": "prefix", "knobs": {**BLOCKS, "max_num_seqs": 1, "enable_prefix_caching": [True, False]}},
+    "traces": {"workload": "trace", "knobs": {**BLOCKS, "max_num_seqs": 2, "num_gpu_blocks_override": [17, 257]}},
+    "ranks": {"knobs": {**BLOCKS, **FLASH, "tensor_parallel_size": 2}},
+    "int8": {"model": "tiny-llama-57m-w8a8", "knobs": {**BLOCKS, **FLASH}},
+    "hf-static": {"engine": "hf-static", "knobs": {"batch_size": 4, "cache_implementation": ["dynamic", "static"]}},
+    "hf-continuous": {
         "engine": "hf-continuous",
         "knobs": {"page_size": 32, "num_blocks": 64, "max_batch_tokens": 128},
     },
+}
+STUDY = study_content(
+    *({**TINY, "name": name, **sweep} for name, sweep in SWEEPS.items()),
     name="small",
     question="do the engines run?",
     repeats=2,

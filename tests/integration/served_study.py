@@ -9,6 +9,8 @@ from typing import NamedTuple
 import psutil
 import yaml
 
+from tests.unit.made_studies import fixed
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 # Secrets of a user's environment; none of them may be in any file that is written.
 SECRETS = {
@@ -18,6 +20,7 @@ SECRETS = {
     "VLLM_API_KEY": "plantedKeyOfARunningServer0123456789",
     "AWS_SECRET_ACCESS_KEY": "plantedAccessKeyOfAUser0123456789",
 }
+CHATS = {"kind": "prompts", "num_prompts": 3, "chat": True, "keep_answers": True}
 SEVERAL = {"max_model_len": 512, "enforce_eager": True, "cpu_kv_cache_gib": 1, "block_size": 32}
 DRAFTS = {"speculative_method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
 
@@ -31,8 +34,19 @@ class Made(NamedTuple):
 
 
 def study(**changes: object) -> dict[str, object]:
-    of_server = {"gpu": "cpu-all", "model": "tiny-llama-57m"}
-    vllm = {**of_server, "engine": "vllm-serve"}
+    vllm = {"engine": "vllm-serve", "workload": "short"}
+    sweeps = {
+        "rates": {**vllm, "knobs": {"request_rate_per_s": [4, 1000]}},
+        "users": {**vllm, "knobs": {"users": 4}},
+        "engines": {**vllm, "knobs": {"users": 4, "data_parallel_size": 2}},
+        "chat": {**vllm, "workload": "chat", "knobs": {"users": 2}},
+        "reasoning": {**vllm, "workload": "reasoned", "knobs": {"users": 2, "reasoning_parser": "deepseek_r1"}},
+        "talk": {**vllm, "workload": "talk", "knobs": {"users": 2}},
+        "refused": {**vllm, "knobs": {"users": 4, "block_size": 16}},
+        "hf": {**vllm, "engine": "openai", "knobs": {"endpoint": ["transformers-serve"], "users": 4}},
+        "drafts": {"engine": "vllm", "workload": "drafts", "knobs": DRAFTS},
+        "static": {"engine": "hf-static", "workload": "drafts", "knobs": {"batch_size": 2}},
+    }
     return {
         "schema_version": 1,
         "name": "served",
@@ -43,63 +57,30 @@ def study(**changes: object) -> dict[str, object]:
         "slo": {"ttft_s": 1.0, "tpot_s": 0.5},
         "workloads": {
             "short": {
-                "kind": "synthetic",
-                "num_prompts": 16,
-                "keep_answers": True,
+                **{"kind": "synthetic", "num_prompts": 16, "keep_answers": True},
                 "prompt_tokens": {"median": 16, "sigma": 0.5, "minimum": 4, "maximum": 48},
                 "output_tokens": {"median": 8, "sigma": 0.5, "minimum": 2, "maximum": 16},
             },
             "chat": {
-                "kind": "prompts",
-                "num_prompts": 3,
+                **CHATS,
                 "file": "tests/fixtures/prompts/chats.jsonl",
                 "sha256": "d8b8afb1cb96dfa3f469b0799e559faa215705d270903efbdc373f14e8d7b4e5",
                 "output_tokens": 8,
-                "chat": True,
-                "keep_answers": True,
                 "sampling": {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1, "seed": 5},
             },
             "reasoned": {
-                "kind": "prompts",
-                "num_prompts": 3,
+                **CHATS,
                 "file": "tests/fixtures/prompts/reasoned.jsonl",
                 "sha256": "fe02acf1bb85612442bea85d2d2a2d209adf770ec77248a9eaeb17d8148d8a73",
                 "output_tokens": 16,
-                "chat": True,
-                "keep_answers": True,
                 "sampling": {"temperature": 0.8, "seed": 5, "thinking_token_budget": 16},
             },
-            "talk": {
-                **{"kind": "multi_turn", "num_prompts": 8, "turns": 2, "prompt_tokens": 40, "output_tokens": 8},
-                **{"answers": "real", "sub_agents": 2, "think_s": 0.02},
-            },
-            "drafts": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 32, "output_tokens": 24},
-            "long": {"kind": "fixed", "num_prompts": 64, "prompt_tokens": 16, "output_tokens": 40},
+            "talk": fixed(*(8, 40, 8), kind="multi_turn", turns=2, answers="real", sub_agents=2, think_s=0.02),
+            "drafts": fixed(4, 32, 24),
+            "long": fixed(64, 16, 40),
         },
         "engine_defaults": {"vllm-serve": {**SEVERAL, "max_num_seqs": 4}, "vllm": {**SEVERAL, "max_num_seqs": 2}},
-        "sweeps": [
-            {"name": "rates", **vllm, "workload": "short", "knobs": {"request_rate_per_s": [4, 1000]}},
-            {"name": "users", **vllm, "workload": "short", "knobs": {"users": 4}},
-            {"name": "engines", **vllm, "workload": "short", "knobs": {"users": 4, "data_parallel_size": 2}},
-            {"name": "chat", **vllm, "workload": "chat", "knobs": {"users": 2}},
-            {
-                "name": "reasoning",
-                **vllm,
-                "workload": "reasoned",
-                "knobs": {"users": 2, "reasoning_parser": "deepseek_r1"},
-            },
-            {"name": "talk", **vllm, "workload": "talk", "knobs": {"users": 2}},
-            {"name": "refused", **vllm, "workload": "short", "knobs": {"users": 4, "block_size": 16}},
-            {
-                "name": "hf",
-                **of_server,
-                "engine": "openai",
-                "workload": "short",
-                "knobs": {"endpoint": ["transformers-serve"], "users": 4},
-            },
-            {"name": "drafts", **of_server, "engine": "vllm", "workload": "drafts", "knobs": DRAFTS},
-            {"name": "static", **of_server, "engine": "hf-static", "workload": "drafts", "knobs": {"batch_size": 2}},
-        ],
+        "sweeps": [{"name": name, "gpu": "cpu-all", "model": "tiny-llama-57m", **of} for name, of in sweeps.items()],
         **changes,
     }
 
