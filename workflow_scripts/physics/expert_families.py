@@ -242,7 +242,7 @@ def _deepseek_v4(c: ConfigValues) -> Fields:
         key_dim=width - rope,
         value_dim=width,
         query_rank=c.size("q_lora_rank"),
-        attended=window,
+        attended=window,  # at least; ceilings count no more
         window=window,
         output_groups=groups,
         output_rank=c.size("o_lora_rank"),
