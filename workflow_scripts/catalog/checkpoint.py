@@ -1,7 +1,7 @@
 """Files of a model's folder beside its config: the tokenizer and the weights, with a hash of their content."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ _TOKENIZERS = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
 # In order of preference; a folder often holds the same weights in several formats.
 WEIGHT_FILES = (("*.safetensors", "*.safetensors.index.json"), ("*.bin", "*.bin.index.json"))
 FILES = "files.json"  # record of the hashed files
+# Where configs state how many layers draft; and the families for which vLLM has a number of its own.
+_DRAFTING_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+_DRAFT_BY_FAMILY = ("longcat_flash", "step3p", "mimo_v2", "minimax_m3", "dots3_note")
 WEIGHT_FORMATS = ", ".join(pattern for pattern, _ in WEIGHT_FILES)
 
 
@@ -87,3 +90,16 @@ def hashed(paths: Iterable[Path], known: HashedFiles | None) -> HashedFiles:
 def _sha256(path: Path, size: int, changed_ns: int) -> str:
     """The hash of a file's content, read once per process for each size and time of change."""
     return sha256_of(path)
+
+
+def drafting_layers(config: Mapping[str, Any]) -> int:
+    """How many layers draft (multi-token prediction), as the config says or as vLLM 0.32 assumes of its family
+    (`hf_config_override` in vllm/config/speculative.py).
+
+    >>> drafting_layers({"model_type": "mimo", "num_nextn_predict_layers": 1}), drafting_layers({"model_type": "llama"})
+    (1, 0)
+    """
+    parts = (config, config.get("text_config"), config.get("mtp_config"))
+    named = [part.get(key) for part in parts if isinstance(part, Mapping) for key in _DRAFTING_LAYERS]
+    of_family = str(config.get("model_type")).startswith(_DRAFT_BY_FAMILY)
+    return max([int(of_family), *(count for count in named if isinstance(count, int))])

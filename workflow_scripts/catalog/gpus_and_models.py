@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from workflow_scripts.catalog.checkpoint import HashedFiles
+from workflow_scripts.catalog.checkpoint import HashedFiles, drafting_layers
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json
@@ -40,9 +40,6 @@ _ARITHMETIC: Mapping[str, tuple[FlopDtype, ...]] = {
     "bfloat16": ("bf16",),
     "float16": ("fp16",),
 }
-# Where configs state how many layers draft; and the families for which vLLM has a number of its own.
-_DRAFTING_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
-_DRAFT_BY_FAMILY = ("longcat_flash", "step3p", "mimo_v2", "minimax_m3", "dots3_note")
 _DATASHEET_FIELDS = ("memory_bytes", "usable_memory_bytes", "memory_bandwidth_bytes_per_s", "dense_flop_per_s", "tdp_w")
 
 
@@ -138,12 +135,8 @@ class Model(Record):
 
     @property
     def has_drafting_layers(self) -> bool:
-        """Whether the model has layers that draft (multi-token prediction), as its config says or as vLLM 0.32 assumes
-        of its family (`hf_config_override` in vllm/config/speculative.py)."""
-        config = read_json(self.config)
-        parts = (config, config.get("text_config"), config.get("mtp_config"))
-        named = any(part.get(key) for part in parts if isinstance(part, Mapping) for key in _DRAFTING_LAYERS)
-        return named or str(config.get("model_type")).startswith(_DRAFT_BY_FAMILY)
+        """Whether the model has layers that draft (multi-token prediction)."""
+        return drafting_layers(read_json(self.config)) > 0
 
     def pinned(self) -> tuple[str, str]:
         """Hub repository and commit to fetch; without a commit two runs could load different weights. Raises

@@ -12,7 +12,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workflow_scripts.catalog.checkpoint import read_config_json
+from workflow_scripts.catalog.checkpoint import drafting_layers, read_config_json
 from workflow_scripts.catalog.gpus_and_models import Gpu, Model
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.device.device_record import Device
@@ -84,7 +84,7 @@ class ModelFacts:
     (8030261248, 16060522496, 15009849344)
 
     `encoder_parameters`: of the encoder that turns pictures into tokens; decoding never reads them. `kv_cache_dtype`:
-    of the cache, if the checkpoint states it.
+    of the cache, if the checkpoint states it. `drafting_layers`: of multi-token prediction, not in `stack`.
     """
 
     model_type: str
@@ -99,6 +99,7 @@ class ModelFacts:
     encoder_parameters: int = 0
     quantization: str | None = None
     kv_cache_dtype: str | None = None
+    drafting_layers: int = 0
 
     def __hash__(self) -> int:
         return self._hash
@@ -429,7 +430,7 @@ def model_facts(
         if weights:
             raise
         method = NOT_COUNTED
-    fields = {"kv_cache_dtype": stored_kv_cache_dtype(config), **fields}
+    fields = {"kv_cache_dtype": stored_kv_cache_dtype(config), "drafting_layers": drafting_layers(config), **fields}
     return ModelFacts(model_type=kind, dtype=dtype, quantization=method, **fields)
 
 

@@ -284,8 +284,8 @@ class _Inputs:
 def _known_without_draft(
     capacity: Capacity, engine: EngineDescription, knobs: Knobs, gpu: Gpu, facts: ModelFacts, environment: str
 ) -> bool:
-    """Whether the capacity is known, or only what a draft model takes is not."""
-    if not (capacity.unknown and knobs.draft_model):
+    """Whether the capacity is known, or only what a draft model or layers that draft take is not."""
+    if not (capacity.unknown and knobs.drafts):
         return not capacity.unknown
     plain = knobs.model_copy(update={"num_speculative_tokens": 0})
     without = capacity_of(engine, plain, gpu, facts, environment)

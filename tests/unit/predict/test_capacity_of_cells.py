@@ -204,7 +204,9 @@ def test_a_draft_model_and_weights_of_an_unknown_kind_leave_the_capacity_unknown
     assert "draft model" in drafted["unknown"]
     assert drafted["num_blocks"] is None
     assert predict(**by, num_speculative_tokens=4, block_size=8)["infeasible"] is not None
-    assert "mtp" in predict(speculative_method="mtp", num_speculative_tokens=1)["unknown"]
+    own = {"facts": replace(LLAMA_8B, drafting_layers=1), "speculative_method": "mtp", "num_speculative_tokens": 1}
+    assert "layers that draft" in predict(**own)["unknown"]
+    assert predict(**own, block_size=16, kv_cache_memory_bytes=33 * 2**26)["num_blocks"] == 1024  # of 2 ** 16 per layer
     assert predict(**by, num_speculative_tokens=0)["num_blocks"] == predict()["num_blocks"]
     # Steps of whole sequences with their drafts are captured too.
     looked_up = predict(speculative_method="ngram", num_speculative_tokens=4)

@@ -19,6 +19,7 @@ from workflow_scripts.engines.vllm.memory import (
     EngineSettings,
     batch_of,
     sizes_of_graphs,
+    with_drafting_layers,
 )
 from workflow_scripts.physics.cache_types import CACHE_TYPES
 from workflow_scripts.physics.layers import CompressedAttention, Experts, State
@@ -75,8 +76,6 @@ def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = 
         unknown = "without cpu_kv_cache_gib the cache takes a share of the host's memory, which is not known beforehand"
     elif gpu.kind == "cpu" and knobs.states_in != "auto" and any(facts.of_kind(State)):
         unknown = "the processor decides which mamba_ssm_cache_dtype vLLM keeps"
-    elif knobs.drafts and knobs.speculative_method == "mtp":
-        unknown = "mtp: the layers that draft have weights and a KV cache of their own, which are not predicted"
     else:
         try:
             if draft := draft_facts(knobs, facts):
@@ -102,8 +101,13 @@ def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = 
 
 
 def draft_facts(knobs: VllmKnobs, facts: ModelFacts) -> ModelFacts | None:
-    """Facts of the draft model, which has the dtype of the model that it drafts for; None without one. Raises
-    ModelFactsError if its structure is not known."""
+    """Facts of the draft model, which has the dtype of the model that it drafts for; None without one. The model's own
+    layers that draft are like its last one that attends to all tokens, and use its vocabulary. Raises ModelFactsError
+    if its structure is not known."""
+    if knobs.drafts and knobs.speculative_method == "mtp":
+        full = with_drafting_layers(facts, 1)[-1].mixers[0]
+        like = next(layer for layer in reversed(facts.stack) if full in layer.mixers)
+        return replace(facts, stack=(like,) * facts.drafting_layers)
     if not knobs.draft_model:
         return None
     config = get_model(knobs.draft_model).config
@@ -191,6 +195,8 @@ def _drafts(knobs: VllmKnobs, facts: ModelFacts) -> tuple[Drafts | None, float]:
         raise UnpredictableError(f"speculative decoding: which drafted tokens are accepted is not known; {how}")
     if not (draft.is_uniform and facts.is_uniform):
         raise UnpredictableError("speculative decoding with layers of several kinds is not modelled")
+    if knobs.speculative_method == "mtp":  # each pass takes one of the layers
+        draft = replace(draft, stack=draft.stack[:1])
     return Drafts(knobs.num_speculative_tokens or 0, draft), accepted
 
 
