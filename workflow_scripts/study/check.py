@@ -7,6 +7,7 @@ tokens that a text can have.
 """
 
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import groupby
@@ -105,9 +106,10 @@ def doubts(study: Study, cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def beyond_graphs(study: Study, cells: Sequence[Cell]) -> Iterator[str]:
-    """A note for each limit of sequences of which the last ones are predicted to decode without a full CUDA graph, with
-    the nearest limits of which none does."""
-    found: dict[tuple[str, int, int, int, str], int] = {}
+    """A note for each limit of sequences of which the last ones are predicted to decode without a full CUDA graph, and
+    for each limit of tokens with which full steps with prompts are a little larger than any graph; with the nearest
+    limits of which none does."""
+    found: Counter[tuple[str, str]] = Counter()
     gpus, models = load_gpus(), load_models()
 
     @cache
@@ -124,17 +126,23 @@ def beyond_graphs(study: Study, cells: Sequence[Cell]) -> Iterator[str]:
         except (UnpredictableError, ModelFactsError):
             continue
         requests = study.workloads[cell.workload].prompts_for(knobs.max_concurrency)
-        most, users = steps.decides.max_num_seqs, getattr(knobs, "users", None) or requests
+        at, most = f"{cell.gpu}, {cell.engine_at}", steps.decides.max_num_seqs
+        users = getattr(knobs, "users", None) or requests
         running = min(most, -(-min(requests, users) // steps.engines))
         per_sequence = 1 + (steps.drafts.tokens if steps.drafts else 0)
         captured = ((steps.graphs and steps.graphs.decode_tokens) or 0) // per_sequence
         if steps.graphs and steps.graphs.sizes and captured < running:
             more = [f"{size // per_sequence} or " for size in steps.graphs.sizes if size >= (most + 1) * per_sequence]
-            group = f"{cell.gpu}, {cell.engine_at}", most, captured + 1, running, f"{''.join(more[:1])}{captured}"
-            found[group] = found.get(group, 0) + 1
-    for (at, most, first, last, better), count in found.items():
-        without = f"steps of {first} to {last} sequences decode without a full CUDA graph (predicted)"
-        yield f"{at}: with max_num_seqs {most} {without}; with {better} none do ({plural(count, 'cell')})"
+            without = f"steps of {captured + 1} to {running} sequences decode without a full CUDA graph (predicted)"
+            found[at, f"max_num_seqs {most} {without}; with {''.join(more[:1])}{captured} none do"] += 1
+        tokens, budget = (steps.graphs.tokens if steps.graphs else 0), steps.decides.max_num_batched_tokens or 0
+        chunked = getattr(steps.decides, "enable_chunked_prefill", False)
+        # Twice as many steps would undo what launching them faster saves.
+        if chunked and most <= tokens < budget < 2 * tokens:
+            without = f"steps with prompts of over {tokens} tokens are launched kernel by kernel (predicted)"
+            found[at, f"max_num_batched_tokens {budget} {without}; with {tokens} none are"] += 1
+    for (at, note), count in found.items():
+        yield f"{at}: with {note} ({plural(count, 'cell')})"
 
 
 def _vocabulary(model: ResolvedModel, config: Mapping[str, Any]) -> Vocabulary:

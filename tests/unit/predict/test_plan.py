@@ -1,4 +1,5 @@
 import json
+import re
 
 import pandas as pd
 import pytest
@@ -8,6 +9,7 @@ from tests.unit.predict.planned import study, sweep, write_study
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.predict import predict_cell as predict
 from workflow_scripts.predict.plan import main, plan
+from workflow_scripts.study.check import beyond_graphs
 from workflow_scripts.study.grid import expand
 from workflow_scripts.workloads.highest_load import MOST_PASSES
 
@@ -46,6 +48,16 @@ def test_decoding_beyond_the_captured_sizes_is_told(version, beyond, tmp_path, c
     assert captured.beyond_graphs_steps_share == (captured.steps - 1) / captured.steps * beyond
     assert (0.5 < captured.beyond_graphs_time_share < 1) == beyond
     assert pd.isna([eager.graph_sizes, eager.beyond_graphs_steps_share, eager.beyond_graphs_time_share]).all()
+
+
+def test_budgets_of_tokens_a_little_above_the_largest_graph_are_noted(tmp_path):
+    budgets = {"block_size": 16, "max_num_seqs": 128, "max_num_batched_tokens": [256, 257, 511, 512]}
+    of = study(tmp_path, sweeps=[sweep(knobs=budgets)])
+    notes = list(beyond_graphs(of, list(expand(of))))
+    assert [re.findall(r"max_num_batched_tokens (\d+) .* over (\d+) tokens", note) for note in notes] == [
+        [("257", "256")],
+        [("511", "256")],
+    ]
 
 
 def test_a_search_costs_its_passes(tmp_path, capsys):
