@@ -73,6 +73,7 @@ class Lines:
     measure: str = ""
     references: Sequence[Reference] = ()
     x_is_setting: bool = True
+    is_share: bool = False  # in per cent, on a linear axis
 
     def mark_of(self, name: str) -> str:
         """What a label says of the marks of its line, if some lines have hollow ones."""
@@ -289,7 +290,11 @@ def _draw_lines(page: _Page, lines: Lines) -> None:
         if place == 0:
             page.write(2, 12 + further / 2, label)
         page.write((2 * x0 + left + wide - right) / 2, y0 + tall - 9, lines.x_label, ha="center")
-        _log_axis(ax, ax.yaxis, low, high, lines.unit, 6)
+        if lines.is_share:
+            ax.set_ylim(0, 100)
+            _set_ticks(ax.yaxis, range(0, 101, 20), lines.unit)
+        else:
+            _log_axis(ax, ax.yaxis, low, high, lines.unit, 6)
         ax.yaxis.grid(visible=True, color=GRID, linewidth=0.8)
         ax.spines["bottom"].set_visible(False)
         _x_axis(ax, lines, x_ends)

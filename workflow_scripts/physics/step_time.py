@@ -54,7 +54,7 @@ class LaunchCosts(Record):
 
     def host_s(self, rows: FloatArray) -> FloatArray:
         """Time to launch each step; `rows` has one column per kind of work."""
-        times_s: FloatArray = rows @ np.array([getattr(self, kind, 0.0) for kind in KINDS])
+        times_s: FloatArray = rows @ np.array([self.__dict__.get(kind, 0.0) for kind in KINDS])
         return times_s
 
 
@@ -89,7 +89,7 @@ class StepCosts(Record):
 
     @property
     def seconds(self) -> FloatArray:
-        return np.array([getattr(self, kind, 0.0) for kind in KINDS])
+        return np.array([self.__dict__.get(kind, 0.0) for kind in KINDS])
 
     @classmethod
     def of_rates(
@@ -241,6 +241,9 @@ def _progression(count: FloatArray, first: FloatArray, growth: FloatArray) -> Fl
 
 def _positive_part(count: FloatArray, first: FloatArray, growth: FloatArray) -> FloatArray:
     """Sum of `count` terms first, first + growth, ..., with negative terms taken as zero."""
+    level: FloatArray = count * np.maximum(first, 0)
+    if (count <= 1).all():
+        return level
     with np.errstate(divide="ignore", invalid="ignore"):
         crossing = np.where(growth == 0, 0.0, -first / growth)
     # Rising terms are positive from the first whole step after the crossing on, falling ones up to it.
@@ -248,5 +251,4 @@ def _positive_part(count: FloatArray, first: FloatArray, growth: FloatArray) -> 
     above = np.clip(np.ceil(crossing), 0, count)
     rising = _progression(count - below, first + below * growth, growth)
     falling = _progression(above, first, growth)
-    level = count * np.maximum(first, 0)
     return np.where(growth > 0, rising, np.where(growth < 0, falling, level))

@@ -317,14 +317,15 @@ def draw(report: dict[str, Any], out: Path) -> None:
     rows = rows.assign(series="predicted", low=np.nan, high=np.nan)
     here = Reference(percent * report["of_prompts"]["found"], f"here, {report['num_blocks']:,} blocks")
     plot = line(
-        rows[rows["y"] > 0],
+        rows,
         {"predicted": PREDICTED_LINE},
         "Prompt tokens found in the prefix cache",
         "found prompt tokens (%)",
         "size of the cache (GiB per device)",
         unit=" %",
-        references=[here] if here.at else (),
+        references=[here],
         x_is_setting=False,
+        is_share=True,
         sources=("predicted",),
     )
     write_plot(plot, out, "hits")

@@ -25,17 +25,31 @@ class LiveRequest:
     """A request while it is served. `prompt`, `last`: tokens of its prompt, and with its answer. `goal`: tokens to
     compute before it decodes: its prompt, and what it had generated when it was preempted. `computed`: so many are;
     while it is in the group of decoding requests, which its `birth` shows, the group knows it. `junction`: tokens of
-    its prompt that some groups of layers found, if all found fewer; else 0."""
+    its prompt that some groups of layers found, if all found fewer; else 0. `runs`: of blocks that prompts share;
+    `listed`: block by block too."""
 
     __slots__ = (
-        *("birth", "computed", "goal", "index", "junction", "last", "lost", "lost_at", "prompt", "shared_blocks"),
+        *(
+            "birth",
+            "computed",
+            "goal",
+            "index",
+            "junction",
+            "last",
+            "lost",
+            "lost_at",
+            "prompt",
+            "runs",
+            "shared_blocks",
+        ),
     )
 
-    def __init__(self, index: int, prompt: int, output: int, shared_blocks: Sequence[int]) -> None:
+    def __init__(self, index: int, prompt: int, output: int, runs: Sequence[range], *, listed: bool = False) -> None:
         self.index = index
         self.prompt = self.goal = prompt
         self.last = prompt + output
-        self.shared_blocks = shared_blocks
+        self.runs = runs
+        self.shared_blocks = [number for run in runs for number in run] if listed else []
         self.computed = self.junction = 0
         self.birth: int | None = None
         # How often it lost its blocks with no other running, and its goal then.
@@ -111,7 +125,8 @@ class Blocks:
         self._used = 0
         self._kept: OrderedDict[Block, None] = OrderedDict()
         self._holders: dict[Content, dict[Block, None]] = {}
-        # If lookups are explained: every content that was ever kept, and when those that were evicted were last.
+        # If lookups are explained: every content that was ever kept, and when those that were evicted were last; of
+        # several blocks that are one object the first that was.
         self.ever: dict[Content, dict[Block, None]] | None = None
         self.lost: dict[Content, tuple[int, int]] = {}
 
@@ -129,22 +144,22 @@ class Blocks:
         while self._empty < 0:
             self.most_filled = self.capacity
             block = next(iter(self._kept))
-            if block.count > -self._empty:
-                block.count += self._empty
-                self._empty = 0
-                return
-            del self._kept[block]
-            self._empty += block.count
-            if block.number:
-                self._numbers.append(block.number)
             assert block.content is not None  # else it would have been empty
             group, owner, place = block.content
-            self.note("evicted", None, group, place, block)
+            count = min(block.count, -self._empty)
+            block.count -= count
+            self._empty += count
             self.evicted = True
-            self.evicted_shared += owner >= 0
-            if self.ever is not None:
-                self.lost[block.content] = block.since, self.step
-            self.forget(block)
+            if owner >= 0:
+                self.evicted_shared += count
+                if self.ever is not None:
+                    self.lost[group, owner + block.count, place + block.count] = block.since, self.step
+            if not block.count:
+                del self._kept[block]
+                if block.number:
+                    self._numbers.append(block.number)
+                self.note("evicted", None, group, place, block)
+                self.forget(block)
 
     def take_one(self) -> Block:
         self.take(1)
@@ -398,9 +413,14 @@ class KeptStateTable(Table):
 
 class CountedTable(Table):
     """Blocks of the only group of layers, which keep all tokens, counted instead of listed. Three kinds of blocks
-    suffice to find every hit in the prefix cache: those of a text that several prompts begin with are single blocks;
-    full blocks of only one request, which only that request can hit, when it comes back from a preemption, are one
-    object; the block that is not full holds nothing that could be hit."""
+    suffice to find every hit in the prefix cache: those of a run that several prompts begin with are one object, or a
+    few if it was computed in chunks or partly evicted; full blocks of only one request, which only that request can
+    hit, when it comes back from a preemption, are one object; the block that is not full holds nothing that could be
+    hit."""
+
+    def __init__(self, number: int, pool: KvPool, max_model_len: int, blocks: Blocks, caching: bool) -> None:
+        super().__init__(number, pool, max_model_len, blocks, caching)
+        self.reached: dict[int, int] = {}  # blocks of a run that were ever kept, by its first number
 
     def _count(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
@@ -412,49 +432,75 @@ class CountedTable(Table):
     def find(self, r: LiveRequest, tokens: int) -> tuple[list[list[Block | None]], int]:
         """The blocks of the longest beginning of at most `tokens` tokens that the cache has, and its tokens."""
         hits: list[Block | None] = []
-        blocks, most = 0, tokens // self.block_size
+        blocks = last = 0
+        for run in r.runs:
+            first, last = run.start - last, last + len(run)
+            while blocks < min(last, tokens // self.block_size):
+                if (block := self.blocks.found((self.number, first + blocks, blocks))) is None:
+                    return [hits], blocks * self.block_size
+                hits.append(block)
+                blocks += block.count
         # After the shared ones those of the request itself, if it was preempted.
-        while blocks < most and len(hits) <= len(r.shared_blocks):
-            if (block := self.blocks.found(self.content(r, blocks))) is None:
-                break
+        if block := self.blocks.found((self.number, -1 - r.index, last)):
             hits.append(block)
             blocks += block.count
         return [hits], blocks * self.block_size
 
+    def explained(self, r: LiveRequest, found: int) -> tuple[int, tuple[int, int] | None]:
+        """Tokens of a prompt that would be found had no block lost its content, where `found` tokens are, and when the
+        first missing block lost it."""
+        kept, missing, lost = 0, found // self.block_size, None
+        for run in r.runs:
+            if kept <= missing < kept + len(run):
+                lost = self.blocks.lost.get((self.number, run.start + missing - kept, missing))
+            reached = self.reached.get(run.start, 0)
+            kept += reached
+            if reached < len(run):
+                break
+        kept = min(kept, (r.goal - 1) // self.block_size) * self.block_size
+        return (kept, lost) if kept > found else (found, None)
+
     def adopt(self, r: LiveRequest, hits: Sequence[Block | None], start: int) -> None:
+        shared: list[Block | None] = []
         for block in hits:
-            if block is not None:
-                self.blocks.share(block)
-        shared = list(hits[: len(r.shared_blocks)])
-        for own in hits[len(shared) :]:
-            if own is not None:
-                self.blocks.forget(own)
-        if shared:
-            self.tables[r.index] = shared
+            assert block is not None
+            assert block.content is not None
+            self.blocks.share(block)
+            if block.content[1] < 0:  # only this request's
+                self.blocks.forget(block)
+            else:
+                shared.append(block)
+                self.kept[r.index] = self.kept.get(r.index, 0) + block.count
+        self.tables[r.index] = shared
 
     def extend(self, r: LiveRequest, start: int, end: int) -> None:
         self.blocks.take(self._count(end) - self._count(start))
 
     def keep(self, r: LiveRequest, tokens: int) -> None:
-        if not r.shared_blocks:
-            return
-        table = self.tables.setdefault(r.index, [])
-        for index in range(len(table), min(len(r.shared_blocks), tokens // self.block_size)):
-            block = Block()
-            self.blocks.keep(block, self.content(r, index))
-            table.append(block)
+        table, last = self.tables.setdefault(r.index, []), 0
+        blocks = self.kept.get(r.index, 0)
+        for run in r.runs:
+            first, last = run.start - last, last + len(run)
+            if blocks < (end := min(last, tokens // self.block_size)):
+                block = Block(count=end - blocks)
+                self.blocks.keep(block, (self.number, first + blocks, blocks))
+                self.reached[run.start] = max(end - last + len(run), self.reached.get(run.start, 0))
+                table.append(block)
+                blocks = end
+        self.kept[r.index] = blocks
 
     def free(self, r: LiveRequest, known: int, event: str) -> None:
         shared = self.tables.pop(r.index, [])
-        own = known // self.block_size - len(shared) if self.caching else 0
+        begins = self.kept.pop(r.index, 0)
+        own = known // self.block_size - begins if self.caching else 0
         run = None
         if own:
-            run, content = Block(count=own), self.content(r, len(shared))
+            run, content = Block(count=own), (self.number, -1 - r.index, begins)
             if event == "preempted":
                 self.blocks.keep(run, content)
             else:  # nobody will look for it
                 run.content = content
-        self.blocks.release_counted(self._count(r.computed) - own - len(shared), run)
+        self.blocks.release_counted(self._count(r.computed) - own - begins, run)
         for block in reversed(shared):
             if block is not None:
                 self.blocks.release(block)
@@ -539,6 +585,8 @@ class BlockPool(Blocks):
 
     def explained(self, request: LiveRequest, found: int) -> Lookup:
         """A lookup that found the first `found` tokens, and what it would have found had no block lost its content."""
+        if self.counting is not None:
+            return Lookup(self.step, request.index, request.goal, found, *self.counting.explained(request, found))
         assert self.ever is not None
         junction, holders = request.junction, self._holders
         self._holders = self.ever
@@ -552,9 +600,16 @@ class BlockPool(Blocks):
         lost = (self.lost[content] for content in contents if content in self.lost and self.found(content) is None)
         return Lookup(self.step, request.index, request.goal, found, kept, next(lost, None))
 
-    def admit(self, request: LiveRequest, end: int, hits: Sequence[Sequence[Block | None]], start: int) -> bool:
+    def admit(
+        self,
+        request: LiveRequest,
+        end: int,
+        hits: Sequence[Sequence[Block | None]],
+        start: int,
+        lookups: list[Lookup] | None,
+    ) -> bool:
         """Give a request that waits its `hits` in the prefix cache up to token `start`, and the blocks up to token
-        `end`; False if not all its tokens fit."""
+        `end`; False if not all its tokens fit. Add to `lookups` what it finds."""
         several = self.tables if self.counting is None else ()
         if any(table.too_new(hits[table.number]) for table in several):
             return False
@@ -563,6 +618,8 @@ class BlockPool(Blocks):
         # Of windows and states those up to `end` may be more.
         if several and not self._fits(request, end, hits, start, whole=False):
             return False
+        if lookups is not None:
+            lookups.append(self.explained(request, start))
         for table in self.tables:
             table.adopt(request, hits[table.number], start)
         request.computed = start
@@ -582,7 +639,7 @@ class BlockPool(Blocks):
     def _extend(self, request: LiveRequest, end: int, known: int) -> None:
         for table in self.tables:
             table.extend(request, request.computed, end)
-        if request.shared_blocks or self.counting is None:
+        if request.runs or self.counting is None:
             self.remember(request, known)
 
     def remember(self, request: LiveRequest, known: int) -> None:

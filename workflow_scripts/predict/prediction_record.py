@@ -49,6 +49,11 @@ class Prediction:
     blocks_peak: int | None = None
     preemptions: int | None = None
     cached_tokens: int | None = None
+    never_seen_tokens: int | None = None
+    shorter_than_block_tokens: int | None = None
+    last_token_tokens: int | None = None
+    evicted_tokens: int | None = None
+    not_retained_tokens: int | None = None
     recomputed_tokens: int | None = None
     evicted_blocks: int | None = None
     graph_sizes: str | None = None

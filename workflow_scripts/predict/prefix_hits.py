@@ -31,6 +31,8 @@ OF_PREEMPTED = {
 # The knee of a curve is the smallest cache that finds this share of what a cache without end finds.
 KNEE_SHARE = 0.95
 SIZES = 9
+# Of more prompts in total a plan does not say what becomes of their tokens.
+MOST_BLOCKS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,23 @@ def prefix_hits(requests: RequestLengths, settings: SchedulerSettings, step_time
             tokens[name][one] = count
     lost = [(*one.lost, one.step, one.kept - one.found) for one in first.values() if one.lost]
     return PrefixHits(tokens, np.array(lost, dtype=np.int64).reshape(-1, 4), schedule)
+
+
+def is_explained(requests: RequestLengths, settings: SchedulerSettings) -> bool:
+    """Whether a plan says what becomes of prompt tokens: of prompts that share some, of few enough blocks."""
+    shares = requests.prefix_id is not None or requests.hashed is not None
+    blocks = requests.prompt_tokens.sum() // (settings.pool or settings).block_size
+    return settings.enable_prefix_caching and shares and blocks <= MOST_BLOCKS
+
+
+def explained_schedule(
+    requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None = None
+) -> Schedule:
+    """The schedule, with what becomes of the prompt tokens that are not found; arguments and errors as there."""
+    hits = prefix_hits(requests, settings, step_time)
+    return replace(
+        hits.schedule, not_found={f"{name}_tokens": hits.total(name) for name in OF_PROMPT if name != "found"}
+    )
 
 
 def seen_tokens(requests: RequestLengths, order: Sequence[int]) -> IntArray:

@@ -4,9 +4,10 @@ A schedule says which work each step does, not how long it takes. `predict.sched
 says which devices and numbers of KV blocks they serve.
 """
 
-from collections import Counter
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -37,42 +38,85 @@ class RequestLengths:
     prefix_id: IntArray | None = None
     prefix_tokens: IntArray | None = None
     hashed: Sequence[HashedBlocks] | None = None
+    _runs: dict[int, list[list[range]]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
 
     def __getitem__(self, some: slice) -> "RequestLengths":
         """Some of the requests, such as every second one, which is what one of two engines gets if they take turns."""
-        return replace(self, **{name: part[some] for name, part in vars(self).items() if part is not None})
+        parts = {field.name: getattr(self, field.name) for field in fields(self) if field.init}
+        return replace(self, **{name: part[some] for name, part in parts.items() if part is not None})
 
-    def shared_blocks(self, block_size: int) -> list[Sequence[int]]:
+    def shared_runs(self, block_size: int) -> list[list[range]]:
         """For each request, numbers that identify the contents of its prompt's leading whole blocks, as far as other
-        prompts may have them too."""
-        if self.hashed is not None:
-            return self._hashed_blocks(self.hashed, block_size)
-        if self.prefix_id is None or self.prefix_tokens is None:
-            return [()] * len(self)
-        blocks = self.prefix_tokens // block_size
-        texts, text = np.unique(self.prefix_id, return_inverse=True)
-        most = np.zeros(len(texts), dtype=np.int64)
-        np.maximum.at(most, text, blocks)
-        first = (np.cumsum(most) - most)[text]
-        return [range(start, end) for start, end in zip(first.tolist(), (first + blocks).tolist(), strict=True)]
+        prompts may have them too. Of a run of numbers each prompt has, and may find in a cache, all or nothing."""
+        if block_size not in self._runs:
+            runs: list[list[range]] = [[]] * len(self)
+            if self.hashed is not None:
+                runs = self._hashed_runs(self.hashed, block_size)
+            elif self.prefix_id is not None and self.prefix_tokens is not None:
+                runs = self._text_runs(self.prefix_id.tolist(), self.prefix_tokens // block_size, block_size)
+            self._runs[block_size] = runs
+        return self._runs[block_size]
 
-    def _hashed_blocks(self, hashed: Sequence[HashedBlocks], block_size: int) -> list[Sequence[int]]:
+    def _text_runs(self, texts: list[int], blocks: IntArray, block_size: int) -> list[list[range]]:
+        ends: dict[int, set[int]] = {}
+        usable = np.minimum(blocks, (self.prompt_tokens - 1) // block_size)
+        for text, *some in zip(texts, blocks.tolist(), usable.tolist(), strict=True):
+            ends.setdefault(text, {0}).update(some)
+        stops = {text: sorted(some) for text, some in ends.items()}
+        first = dict(zip(stops, accumulate((some[-1] for some in stops.values()), initial=0), strict=False))
+        return [
+            [range(first[text] + a, first[text] + b) for a, b in pairwise(stops[text]) if b <= last]
+            for text, last in zip(texts, blocks.tolist(), strict=True)
+        ]
+
+    def _hashed_runs(self, hashed: Sequence[HashedBlocks], block_size: int) -> list[list[range]]:
         chains: dict[tuple[int, int], int] = {}  # a chain of hashes, by the number of the chain before its last one
-        numbers: dict[tuple[int, int], int] = {}
-        blocks: list[list[int]] = []
+        # Of the prompts with a chain: how many blocks they have, and how many of these they may find, ascending.
+        ends: dict[int, tuple[list[int], list[int]]] = {}
+        paths: list[list[tuple[int, int]]] = []
         for (ids, tokens), prompt in zip(hashed, self.prompt_tokens.tolist(), strict=True):
-            ends = [0]
-            for one in ids:
-                ends.append(chains.setdefault((ends[-1], one), len(chains) + 1))
-            whole = min(prompt, len(ids) * tokens) // block_size
-            keys = [(ends[-(-(block + 1) * block_size // tokens)], block) for block in range(whole)]
-            blocks.append([numbers.setdefault(key, len(numbers)) for key in keys])
-        # What only one prompt has is that request's own, as everything after it is.
-        users = Counter(number for of_request in blocks for number in of_request)
-        return [[number for number in of_request if users[number] > 1] for of_request in blocks]
+            whole, usable, chain = min(prompt, len(ids) * tokens) // block_size, (prompt - 1) // block_size, 0
+            path: list[tuple[int, int]] = []
+            for place, one in enumerate(ids[: -(-whole * block_size // tokens)], 1):
+                chain = chains.setdefault((chain, one), len(chains) + 1)
+                path.append((chain, min(whole, place * tokens // block_size)))
+                for some, end in zip(ends.setdefault(chain, ([], [])), (whole, usable), strict=True):
+                    some.append(end)
+            paths.append(path)
+        for pair in ends.values():
+            for some in pair:
+                some.sort()
+        starts: dict[tuple[int, int], int] = {}
+        numbers = 0
+        runs: list[list[range]] = []
+        for path in paths:
+            before, block = [0, 0], 0
+            parts: list[tuple[int, int]] = []
+            for chain, last in path:
+                # What only one prompt has is that request's own, as everything after it is.
+                if len(ends[chain][0]) < 2:
+                    break
+                inner = {
+                    end for some in ends[chain] for end in some[bisect_right(some, block) : bisect_left(some, last)]
+                }
+                for stop in sorted({last} | inner):
+                    left = [len(some) - bisect_right(some, block) for some in ends[chain]]
+                    if stop == block or left[0] < 2:
+                        break
+                    if left != before:
+                        parts.append((chain, block))
+                    before, block = left, stop
+            edges = [*(start for _, start in parts), block]
+            of_request: list[range] = []
+            for key, (start, stop) in zip(parts, pairwise(edges), strict=True):
+                if (first := starts.setdefault(key, numbers)) == numbers:
+                    numbers += stop - start
+                of_request.append(range(first, first + stop - start))
+            runs.append(of_request)
+        return runs
 
     @classmethod
     def of(cls, requests: Sequence[Request]) -> "RequestLengths":
@@ -188,6 +232,8 @@ class Schedule:
 
     `evicted_blocks`: how often a block of a text that prompts share lost its content to another one; None for pools of
     several kinds of layers, whose blocks are not distinguished.
+    `not_found`: prompt tokens that were not in the prefix cache by what became of them (`predict.prefix_hits`), summed
+    over requests; empty if this was not asked for.
     `peak_blocks_held`: maximum number of KV blocks that sequences held in any step.
     `needs_blocks`: with at least this many blocks (including the one that the engine reserves) every decision is the
     same; None if it holds only for `settings.num_blocks`, because blocks were short.
@@ -204,6 +250,7 @@ class Schedule:
     evicted_blocks: int | None
     peak_blocks_held: int
     needs_blocks: int | None
+    not_found: Mapping[str, int] = field(default_factory=dict)
 
     def holds_for(self, num_blocks: int) -> bool:
         """Whether an engine with this many blocks makes the same decisions."""

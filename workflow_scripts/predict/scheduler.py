@@ -10,6 +10,7 @@ a visit of each running request in each step. docs/schedule.md has the rules, wh
 import heapq
 from array import array
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -202,9 +203,9 @@ class _Scheduler:
         self.blocks.events, self.lookups = events, lookups
         self.blocks.ever = None if lookups is None else {}
         self.shares = caching and (requests.prefix_id is not None or requests.hashed is not None)
-        shared = requests.shared_blocks(pool.block_size) if self.shares else [()] * count
-        lengths = requests.prompt_tokens.tolist(), requests.output_tokens.tolist(), shared
-        self.coming = deque(map(LiveRequest, range(count), *lengths))
+        runs: Sequence[Sequence[range]] = requests.shared_runs(pool.block_size) if self.shares else [()] * count
+        parts = zip(range(count), requests.prompt_tokens.tolist(), requests.output_tokens.tolist(), runs, strict=True)
+        self.coming = deque(LiveRequest(*part, listed=not self.grouped) for part in parts)
         self.arrivals: list[float] = [0.0] * count if requests.arrival_s is None else requests.arrival_s.tolist()
         self.waiting: deque[LiveRequest] = deque()
         # In the order of admission; a dict, because requests leave from anywhere.
@@ -325,12 +326,9 @@ class _Scheduler:
             if tokens > budget and not self.settings.enable_chunked_prefill:
                 return
             tokens = self._aligned(request, start, min(tokens, budget))
-            lookup = None if self.lookups is None else self.blocks.explained(request, start)
-            if not tokens or not self.blocks.admit(request, start + tokens, hits, start):
+            if not tokens or not self.blocks.admit(request, start + tokens, hits, start, self.lookups):
                 return
             self.running[self.waiting.popleft()] = None
-            if self.lookups is not None and lookup is not None:
-                self.lookups.append(lookup)
             if self.first_step[request.index] < 0:
                 self.first_step[request.index] = self.step
                 self.cached_tokens[request.index] = start
@@ -499,6 +497,7 @@ class _Scheduler:
             evicted_blocks=blocks.evicted_shared if self.grouped else None,
             peak_blocks_held=self.peak_blocks_held,
             needs_blocks=None if short else needed,
+            not_found={},
         )
 
     def _too_few(self, request: LiveRequest) -> str:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from statistics import geometric_mean
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from workflow_scripts.physics.step_time import (
 )
 from workflow_scripts.predict.calibrated import Speed
 from workflow_scripts.predict.prediction_record import KV_BLOCKS, PROMPTS, SEQUENCES, TOKEN_BUDGET, Band, Prediction
+from workflow_scripts.predict.prefix_hits import explained_schedule, is_explained
 from workflow_scripts.predict.schedule import RequestLengths, Schedule, ScheduleError, Segments, StepTime
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import static_schedule, static_work
@@ -140,7 +142,8 @@ def schedule_for(cell: CellTask, task: Task, made: list[Schedule]) -> Schedule:
         schedule = static_schedule(task.requests, task.decides.batch_size)
     else:
         settings = replace(task.decides, num_blocks=blocks)
-        schedule = make_schedule(task.requests, settings, step_time_of(cell, task.requests))
+        asked = task.requests, settings, step_time_of(cell, task.requests)
+        schedule = explained_schedule(*asked) if is_explained(*asked[:2]) else make_schedule(*asked)
     made.append(schedule)
     return schedule
 
@@ -189,6 +192,7 @@ def _with_counts(cell: CellTask, schedule: Schedule, segment_s: FloatArray, task
         beyond = (segments.prefill_seqs == 0) & (tokens > (graphs.decode_tokens or 0))
         of_steps, of_time = (float(each[beyond].sum() / each.sum()) for each in (segments.steps, segment_s))
         shares = of_steps, of_time if cell.speed else None
+    not_found: dict[str, Any] = {name: tokens * engines for name, tokens in schedule.not_found.items()}
     return replace(
         cell.record,
         beyond_graphs_steps_share=shares[0],
@@ -206,6 +210,7 @@ def _with_counts(cell: CellTask, schedule: Schedule, segment_s: FloatArray, task
         preemptions=int(schedule.preemptions.sum()) * engines,
         cached_tokens=int(schedule.cached_tokens.sum()) * engines,
         recomputed_tokens=int(schedule.recomputed_tokens.sum()) * engines,
+        **not_found,
         evicted_blocks=schedule.evicted_blocks and schedule.evicted_blocks * engines,
     )
 

@@ -97,12 +97,12 @@ def test_prompts_share_the_blocks_before_the_first_hash_that_differs_and_a_cache
             if len(block) == block_tokens:
                 assert blocks.setdefault(hash_id, block) == block
     assert len(set(blocks.values())) == len(blocks)
-    shared = RequestLengths.of(requests).shared_blocks(engine_block)
+    shared = RequestLengths.of(requests).shared_runs(engine_block)
     prompts = [tuple(request.prompt_token_ids) for request in requests]
     ends = [[prompt[:end] for end in range(engine_block, len(prompt) + 1, engine_block)] for prompt in prompts]
     for one, other in itertools.combinations(range(len(requests)), 2):
         in_both = sum(a == b for a, b in zip(ends[one], ends[other], strict=False))
-        said = in_common(list(shared[one]), list(shared[other]))
+        said = in_common(*([number for run in shared[of] for number in run] for of in (one, other)))
         # A block that ends behind the first token of a hashed one may be equal by chance.
         assert said <= in_both <= said + (engine_block > 1 or vocabulary < len(blocks))
 

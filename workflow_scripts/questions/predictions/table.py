@@ -35,6 +35,11 @@ Rates = Mapping[tuple[str, str, str, float], tuple[float, float]]
 SHARES = ("weights_share", "kv_share", "operations_share", "fixed_share", "launch_share")
 # What else the plan says of a cell's rate.
 _BESIDE = ("scaled_output_tokens_per_s", "full_share", "published", "published_prompt_share")
+# Where prompt tokens go in the prefix cache; their sum is `prompt_tokens`.
+PROMPT_TOKENS = (
+    *("cached_tokens", "never_seen_tokens", "shorter_than_block_tokens", "last_token_tokens", "evicted_tokens"),
+    "not_retained_tokens",
+)
 
 SCHEMA = table_schema(
     "predictions",
@@ -66,6 +71,11 @@ SCHEMA = table_schema(
     TEXT("bound_by", "predicted limit of the running sequences, as in `knobs`"),
     NUMBER("running_peak_predicted running_peak_measured", "sequences that run at once"),
     NUMBER("evicted_blocks_predicted", "predicted number of times that a block of a shared text loses its content"),
+    NUMBER(
+        PROMPT_TOKENS,
+        "predicted prompt tokens by what the prefix cache finds of them ([words](hits.md)); only the first where no "
+        "prompts share tokens, or they have more than a million blocks",
+    ),
     NUMBER("full_share", "predicted share of time with all allowed sequences running"),
     NUMBER(
         "scaled_output_tokens_per_s",
@@ -146,7 +156,7 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
         running_peak_predicted=table["running_peak"],
         running_peak_measured=table["measured_running_peak"],
         evicted_blocks_predicted=table["evicted_blocks"],
-        **table.reindex(columns=[*_BESIDE, *SHARES]).astype(float),
+        **table.reindex(columns=[*_BESIDE, *PROMPT_TOKENS, *SHARES]).astype(float),
     )
 
 

@@ -10,7 +10,8 @@ import pytest
 from scipy import stats
 
 from tests.unit.questions.synthetic_cells import NOT_COUNTED, OTHER_PLACES, around, cell, only, starts_table
-from workflow_scripts.questions.comparisons.pairs import ALIKE, MOST_VALUES, WORK, grouped, looks_at, overall
+from workflow_scripts.questions.comparisons.groups import overall
+from workflow_scripts.questions.comparisons.pairs import ALIKE, MOST_VALUES, WORK, grouped, looks_at
 from workflow_scripts.questions.comparisons.table import SCHEMA, comparison_tables
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
 from workflow_scripts.study.study import Starts
@@ -72,6 +73,15 @@ def test_two_cells_that_differ_in_one_thing_are_one_row(knobs_a, more_a, knobs_b
     assert 1 < row["again_low"] < row["low"] < row["at_least"] < 2 < row["high"] < row["again_high"]
     assert (row["verdict"], row["starts"]) == ("changes", 3)
     assert row["work"] == "equal"
+
+
+def test_two_environments_of_a_setting_are_compared():
+    rows = starts_table(cell(FOUR, around(100.0)), cell(FOUR, around(200.0), lock_sha256="other"))
+    old = rows["lock_sha256"].eq("other").fillna(False)
+    for name in ("engine", "cell_id"):
+        rows[name] = rows[name].mask(old, rows[name].str.replace("vllm", "vllm@old"))
+    row = only(of_rows(rows))
+    assert row[["kind", "value_a", "value_b", "verdict"]].tolist() == ["environment", "default", "old", "changes"]
 
 
 @pytest.mark.parametrize(
