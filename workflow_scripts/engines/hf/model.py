@@ -1,6 +1,7 @@
 """A `transformers` model for the HF engines: weights from the hub, or seeded random ones from only a config."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,10 @@ def load_hf_model(setup: EngineSetup) -> Any:
         return AutoModelForCausalLM.from_config(config, **how).eval()
 
 
-def with_random_weights(setup: EngineSetup, folder: Path) -> Path:
+def with_random_weights(setup: EngineSetup, folder: Path) -> None:
     """Make `folder` a copy of the model's folder with seeded random weights in it."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     shutil.copytree(setup.model_dir, folder)
-    torch.manual_seed(setup.seed)
-    config = AutoConfig.from_pretrained(setup.model_dir)
-    AutoModelForCausalLM.from_config(config, dtype=getattr(torch, setup.dtype)).save_pretrained(folder)
-    return folder
+    load_hf_model(replace(setup, device_kind="cpu")).save_pretrained(folder)
 
 
 def generation_arguments(sampling: Sampling | None) -> dict[str, Any]:
