@@ -40,7 +40,7 @@ rule export:
     log:
         PATHS.root / "logs/export.log",
     params:
-        code=sources_sha256("deploy.export", beside=(HOME / "workflow_scripts/deploy/templates").rglob("*.j2")),
+        code=sources_sha256("deploy.export", beside=(HOME / "workflow_scripts/deploy/templates").rglob("*.j*")),
         folder=PATHS.deploy,
         flags=[f"--{name}={config[name]}" for name in ("host", "image") if name in config],
     shell:

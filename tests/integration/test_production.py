@@ -19,7 +19,6 @@ import pytest
 import yaml
 
 from tests.integration.conftest import CHECKOUT
-from workflow_scripts.deploy.deployment import ANSWERED, WAITING
 from workflow_scripts.study.promise import Promise
 
 PICK = "cpu-all/vllm-serve/tiny-llama-57m/short/bs32-seqs4-len512-eager1-cpukv1-rate4"
@@ -191,7 +190,7 @@ def load(
 def test_at_a_load_that_the_server_sustains_no_alert_fires(server, prometheus, promise, served, environment):
     with load(server, promise, served, environment, 1, 1, 2 * WINDOW_S) as process:
         assert process.wait(timeout=200) == 0
-    assert query(prometheus, f"increase({ANSWERED}[1h]) > 0")
+    assert query(prometheus, "increase(vllm:request_success_total[1h]) > 0")
     # Whether this machine is as fast as minutes before is not for a test to say.
     assert fired(prometheus) <= {"ThroughputBelowStudy"}
 
@@ -200,7 +199,7 @@ def test_at_twice_the_sustained_load_the_alert_fires_and_every_panel_has_data(
     server, prometheus, promise, served, deploy, environment
 ):
     with load(server, promise, served, environment, promise.max_num_seqs, 2, 90) as process:
-        wait_for(lambda: bool(query(prometheus, f"{WAITING} > 1")), process, limit_s=120)
+        wait_for(lambda: bool(query(prometheus, "vllm:num_requests_waiting > 1")), process, limit_s=120)
         wait_for(lambda: "QueueGrows" in fired(prometheus), process, limit_s=60)
         panels = json.loads((deploy / "grafana/dashboards/kvsweep.json").read_text())["panels"]
         empty = [target["expr"] for p in panels for target in p["targets"] if not numbers(prometheus, target["expr"])]

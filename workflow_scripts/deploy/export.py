@@ -10,22 +10,22 @@ grafana/ watch it. docs/production.md explains how to use them.
 
 import ipaddress
 import json
+import math
 import re
 import shlex
 from argparse import ArgumentTypeError, Namespace
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jinja2
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
-from workflow_scripts.cluster.site import SITE, Attempt, Site, job_resources, load_site, needs_of, sbatch_options
+from workflow_scripts.cluster.site import SITE, Attempt, Needs, Site, job_resources, load_site, needs_of, sbatch_options
 from workflow_scripts.common.checkout import own_or_of_checkout
 from workflow_scripts.common.command import STUDY, command, option, out, positive
 from workflow_scripts.common.files import write_text
 from workflow_scripts.common.printable import printable
-from workflow_scripts.deploy import deployment as metrics
-from workflow_scripts.deploy.deployment import GIB, PORT, Deployment, Watch
+from workflow_scripts.common.wording import plural
 from workflow_scripts.engines.vllm.knobs import SERVE_COMMAND
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.study.definition import resolved_models
@@ -46,6 +46,127 @@ GRAFANA_IMAGE = "grafana/grafana@sha256:b28bae15e219c998fb0e0424ed724930cc61b1f6
 JOB_MINUTES = 24 * 60
 # Seconds between two looks at the health of a server.
 PROBE_S = 5
+
+PORT = 8000
+EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  # in a container, whose ports are published on purpose
+GPU_IMAGE, CPU_IMAGE = "vllm/vllm-openai", "public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo"
+# vLLM's imports take up to this on two cores; in a study they are done before the measured time begins.
+IMPORT_S = 85
+# A start may take this many times as long as measured: a slower disk, or other work on the machine.
+START_FACTOR = 3
+GIB = 2**30
+# Since then the ranks of an engine meet in a file.
+RANKS_IN_A_FILE = (0, 32)
+OPEN_PORT = (
+    "This version also listens on every address of the host, at a random port without a key, where its ranks meet:"
+    " outside of containers, keep others off all ports but the server's by a firewall."
+)
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What a study promises for a setting, and what a machine needs to keep that promise.
+
+    `weights_bytes` is 0 if it is not known. The server is watched at `target`: alerts and panels are over `window_s`,
+    and its metrics are read every `scrape_s`.
+    """
+
+    promise: Promise
+    needs: Needs
+    on_cpu: bool
+    gpu_title: str
+    weights_bytes: float
+    scheduler_options: str
+    host: str = "127.0.0.1"
+    named_image: str | None = None
+    window_s: int = 60
+    scrape_s: int = 5
+    target: str = f"localhost:{PORT}"
+
+    @property
+    def patience_s(self) -> int:
+        """How long a condition must hold: a quarter of the window, at least one scrape."""
+        return max(self.window_s // 4, self.scrape_s)
+
+    @property
+    def name(self) -> str:
+        """A name that Kubernetes and Slurm allow. It begins with a letter, has letters, digits and hyphens only, and
+        has at most 63 of them."""
+        return ("vllm-" + re.sub("[^a-z0-9]", "-", self.promise.served_model.lower()))[:63].strip("-")
+
+    @property
+    def of_hub(self) -> bool:
+        """Whether the model is a repository, not a prepared folder."""
+        return self.promise.serve.arguments.get("load-format") != "dummy"
+
+    @property
+    def repository(self) -> str:
+        return CPU_IMAGE if self.on_cpu else GPU_IMAGE
+
+    @property
+    def image(self) -> str:
+        """vLLM's image by its digest. Only a registry has the digest; until it is given, no container can start."""
+        return self.named_image or f"{self.repository}@sha256:DIGEST"
+
+    @property
+    def where(self) -> str:
+        p = self.promise
+        return f"study {p.study}, cell {p.cell_id}, {plural(p.starts, 'start')}"
+
+    @property
+    def start_limit_s(self) -> int:
+        """How long a server may take to become healthy."""
+        return math.ceil(START_FACTOR * (self.promise.start_s + IMPORT_S))
+
+    def measured(self, measure: str, limit: str = "", of_slo: str = "") -> dict[str, float | None]:
+        """The lines of a measure in the dashboard, by name: what the study measured, between which values one further
+        start is expected, and the study's `slo` under the name `limit`."""
+        lines: dict[str, float | None] = {}
+        if interval := self.promise.measured.get(measure):
+            lines = {
+                "study": interval.value,
+                "study, after a restart at least": interval.low,
+                "study, after a restart at most": interval.high,
+            }
+        return lines | ({limit: self.promise.slo.get(of_slo)} if limit else {})
+
+    @property
+    def host_kv_bytes(self) -> float:
+        return self.promise.predicted_bytes.get("kv_cache", 0.0) if self.on_cpu else 0.0
+
+    @property
+    def host_memory_gib(self) -> int:
+        return math.ceil((self.needs.memory_mb * 1e6 + self.host_kv_bytes) / GIB)
+
+    @property
+    def kv_bound(self) -> float | None:
+        """The share of KV blocks in use above which a step may need more blocks than are free: one per sequence."""
+        blocks = int(self.promise.effective.get("num_gpu_blocks") or 0)
+        return None if not blocks else max(1 - self.promise.max_num_seqs / blocks, 0.0)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables in a container, where the user has no name and only /tmp and mounted folders can be written."""
+        return {**self.promise.serve.environment, "PYTHONPATH": "/deploy", "HOME": "/tmp", "USER": "vllm"}
+
+    @property
+    def server_command(self) -> list[str]:
+        # The command line goes before the file: a container has addresses of its own, and a model folder elsewhere.
+        model = [] if self.of_hub else [f"/models/{self.promise.served_model}"]
+        return [*SERVE_COMMAND, *model, "--config", "/deploy/vllm.yaml", "--host", EVERY_ADDRESS, "--port", str(PORT)]
+
+    def head(self, what: str) -> str:
+        """The first lines of each file: what it is, and from which measurement."""
+        p, random = self.promise, "Random weights were measured; name a model and drop load-format to serve it."
+        release = tuple(map(int, re.findall(r"\d+", p.engine_release)[:2]))
+        lines = [
+            what,
+            f"Study {p.study}, cell {p.cell_id}, measured with {p.engine_version}. {p.why}",
+            *([] if self.of_hub else [random]),
+            *([OPEN_PORT] if release < RANKS_IN_A_FILE else []),
+            "`snakemake export` writes this file; docs/production.md explains how to use all of them.",
+        ]
+        return "\n".join(f"# {printable(line)}" for line in lines)
 
 
 def deployment_of(promise: Promise, study: Study, site: Site) -> Deployment:
@@ -89,7 +210,7 @@ def _scheduler_options(cell: Cell, study: Study, site: Site) -> str:
     return f"--cpus-per-task={needs.cores} --mem={needs.memory_mb}M --time={JOB_MINUTES}{gpus}"
 
 
-def written(file: str, deployment: Deployment, watch: Watch | None = None) -> str:
+def written(file: str, deployment: Deployment) -> str:
     """The content of one of `FILES`. In templates `json` writes a value so that YAML reads the same value, `compose` so
     that Compose does not replace anything in it. No value that a template inserts begins a new line."""
     environment = jinja2.Environment(
@@ -108,13 +229,9 @@ def written(file: str, deployment: Deployment, watch: Watch | None = None) -> st
     }
     constants = {"PORT": PORT, "PROBE_S": PROBE_S, "GIB": GIB, "SERVE_COMMAND": SERVE_COMMAND, "UID": UID}
     constants |= {"PROMETHEUS_IMAGE": PROMETHEUS_IMAGE, "GRAFANA_IMAGE": GRAFANA_IMAGE}
-    values = {"deployment": deployment, "promise": deployment.promise, "watch": watch or Watch(), "metrics": metrics}
+    constants |= {"IMPORT_S": IMPORT_S, "START_FACTOR": START_FACTOR}
+    values = {"deployment": deployment, "promise": deployment.promise}
     return environment.get_template(f"{file}.j2").render(constants | values)
-
-
-def write_deployment(deployment: Deployment, watch: Watch, folder: Path) -> None:
-    for file in FILES:
-        write_text(folder / file, written(file, deployment, watch))
 
 
 def _address(text: str) -> str:
@@ -137,12 +254,14 @@ def _image(text: str) -> str:
     option("--site", type=own_or_of_checkout, default=str(SITE), help="the site file, for the Slurm job (%(default)s)"),
     option("--window-s", type=positive, default=60, help="window of alerts and panels in seconds (%(default)s)"),
     option("--scrape-s", type=positive, default=5, help="scrape interval of Prometheus in seconds (%(default)s)"),
-    option("--target", default=Watch.target, help="where Prometheus finds the server (%(default)s)"),
+    option("--target", default=Deployment.target, help="where Prometheus finds the server (%(default)s)"),
     option("--host", type=_address, default=Deployment.host, help="address that the server listens on (%(default)s)"),
     option("--image", type=_image, help="vLLM's image by its digest, NAME@sha256:...; needed to start containers"),
     out("folder of the deployment"),
 )
 def main(args: Namespace) -> None:
     deployment = deployment_of(Promise.read(args.promise), load_study(args.study), load_site(args.site))
-    deployment = replace(deployment, host=args.host, named_image=args.image)
-    write_deployment(deployment, Watch(args.window_s, args.scrape_s, args.target), args.out)
+    watched = {"window_s": args.window_s, "scrape_s": args.scrape_s, "target": args.target}
+    deployment = replace(deployment, host=args.host, named_image=args.image, **watched)
+    for file in FILES:
+        write_text(args.out / file, written(file, deployment))

@@ -42,7 +42,6 @@ def claims_on(section: str) -> Part:
             paragraphs = {
                 f"Published by {row['published_by']}": row["published_value"],
                 "Evidence": row["evidence"],
-                "Seen here, without influence on the verdict": row["seen_here"],
                 "What would test it": row["would_test"],
             }
             # A paragraph for each piece of evidence, which begins with its source in brackets.

@@ -1,4 +1,4 @@
-"""A measured vLLM setting as input for `vllm serve`, a command line or a file for its `--config`, and what a study
+"""A measured vLLM setting as input for `vllm serve`, a command line or what its `--config` holds, and what a study
 promises for it: the record `deploy/promise.json`, from which a deployment is written.
 """
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
 from pydantic import AfterValidator, ConfigDict, Field, field_validator
 
 from workflow_scripts.catalog.gpus_and_models import Dtype
@@ -58,19 +57,8 @@ class ServeSettings:
         words = [f"{name}={value}" for name, value in self.environment.items()] + [*SERVE_COMMAND, self.model]
         return shlex.join(words + command_line(self.arguments))
 
-    def config(self) -> str:
-        """A YAML file for `vllm serve --config`; environment variables are written as a comment.
-
-        >>> settings = ServeSettings("org/model", {"enable-prefix-caching": False}, {"VLLM_CPU_KVCACHE_SPACE": "1"})
-        >>> print(settings.config(), end="")
-        # environment: VLLM_CPU_KVCACHE_SPACE=1
-        model: org/model
-        no-enable-prefix-caching: true
-        """
-        comments = [f"# environment: {name}={value}\n" for name, value in self.environment.items()]
-        return "".join(comments) + yaml.safe_dump(self.in_file(), sort_keys=False)
-
     def in_file(self) -> dict[str, Any]:
+        """The keys of a YAML file for `vllm serve --config`; it has no environment variables."""
         # vLLM 0.32 silently drops `enable-prefix-caching: false` from the file: it looks for the negative flag among
         # the options of `vllm`, which do not include those of `vllm serve`.
         written = dict(

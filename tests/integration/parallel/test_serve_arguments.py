@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import yaml
 
 from tests.unit.deploy.promises import deployment, on_cpu, promise
 from tests.unit.study.test_serve_command import ALL_KNOBS, FOLDER, HUB
@@ -54,7 +55,7 @@ def read_back(parse, folder: Path, settings: ServeSettings, way: str):
         words = shlex.split(settings.command())
         return parse(words[words.index("serve") :])
     file = folder / "serve.yaml"
-    file.write_text(settings.config())
+    file.write_text(yaml.safe_dump(settings.in_file()))
     return parse(["serve", "--config", str(file)])
 
 

@@ -9,8 +9,7 @@ from compose_spec import PyCompose
 from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.catalog.gpus_and_models import load_models
 from workflow_scripts.cluster.site import load_site
-from workflow_scripts.deploy.deployment import Deployment
-from workflow_scripts.deploy.export import FILES, deployment_of, written
+from workflow_scripts.deploy.export import FILES, Deployment, deployment_of, written
 from workflow_scripts.study.promise import Promise, Promised, ServeSettings
 from workflow_scripts.study.study_file import load_study
 

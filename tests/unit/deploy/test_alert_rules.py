@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -10,8 +11,6 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from tests.unit.deploy.promises import deployment, on_cpu, promise
-from workflow_scripts.deploy import deployment as metrics
-from workflow_scripts.deploy.deployment import TOKENS, Watch
 from workflow_scripts.deploy.export import FILES, main, written
 
 SATURATED, PREEMPTS, SLOWER, FEWER_HITS = ALERTS = (
@@ -49,8 +48,16 @@ SITUATIONS = {
     "fewer hits": ({"hits": "0+500x60"}, [FEWER_HITS]),
     "no traffic": (dict.fromkeys(CALM, "0+0x60"), []),
 }
-NAMES = {"running": metrics.RUNNING, "waiting": metrics.WAITING, "tokens": TOKENS, "answered": metrics.ANSWERED}
-NAMES |= {"kv": metrics.KV_USAGE, "preempted": metrics.PREEMPTIONS, "hits": metrics.HITS, "asked": metrics.QUERIES}
+NAMES = {
+    "running": "vllm:num_requests_running",
+    "waiting": "vllm:num_requests_waiting",
+    "tokens": "vllm:generation_tokens_total",
+    "answered": "vllm:request_success_total",
+    "kv": "vllm:kv_cache_usage_perc",
+    "preempted": "vllm:num_preemptions_total",
+    "hits": "vllm:prefix_cache_hits_total",
+    "asked": "vllm:prefix_cache_queries_total",
+}
 
 
 def rules_of(text: str) -> list[dict]:
@@ -60,8 +67,8 @@ def rules_of(text: str) -> list[dict]:
 @pytest.mark.needs_tool("promtool")
 @pytest.mark.parametrize("window_s", [60, 30])
 def test_each_alert_fires_when_it_should_and_only_then(hub, tmp_path, window_s):
-    watch = Watch(window_s)
-    (tmp_path / "alerts.yml").write_text(text := written("alerts.yml", hub, watch))
+    watched = replace(hub, window_s=window_s)
+    (tmp_path / "alerts.yml").write_text(text := written("alerts.yml", watched))
     labels = {"severity": "warning", "instance": "a:8000"}
     alerts = {
         rule["alert"]: [{"exp_labels": labels, "exp_annotations": rule["annotations"]}] for rule in rules_of(text)
@@ -69,7 +76,7 @@ def test_each_alert_fires_when_it_should_and_only_then(hub, tmp_path, window_s):
     assert {*alerts} == {*ALERTS}
     tests = [
         {
-            "interval": f"{watch.scrape_s}s",
+            "interval": f"{watched.scrape_s}s",
             "input_series": [
                 {"series": f'{NAMES[key]}{{instance="a:8000",job="vllm",engine="0"}}', "values": values}
                 for key, values in (CALM | changes).items()
@@ -81,7 +88,7 @@ def test_each_alert_fires_when_it_should_and_only_then(hub, tmp_path, window_s):
         }
         for changes, firing in SITUATIONS.values()
     ]
-    content = {"rule_files": ["alerts.yml"], "evaluation_interval": f"{watch.scrape_s}s", "tests": tests}
+    content = {"rule_files": ["alerts.yml"], "evaluation_interval": f"{watched.scrape_s}s", "tests": tests}
     (tmp_path / "test.yml").write_text(yaml.safe_dump(content))
     done = subprocess.run(["promtool", "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -102,7 +109,7 @@ def test_grafana_knows_every_field_of_the_dashboard_with_its_lines(hub):
     assert len(panels) == len({tuple(panel["gridPos"].values()) for panel in panels.values()}) == 8
     lines = {title: {t["legendFormat"]: t["expr"] for t in panel["targets"]} for title, panel in panels.items()}
     assert lines["Output tokens per second"] == {
-        "now {{instance}}": f"sum by (instance) (rate({TOKENS}[60s]))",
+        "now {{instance}}": f"sum by (instance) (rate({NAMES['tokens']}[60s]))",
         "study": "vector(500)",
         "study, after a restart at least": "vector(450)",
         "study, after a restart at most": "vector(555)",

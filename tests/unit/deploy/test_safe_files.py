@@ -20,8 +20,7 @@ from workflow_scripts.common.command import BAD_INPUT
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_json, write_text
 from workflow_scripts.common.records import validated
-from workflow_scripts.deploy.deployment import OPEN_PORT
-from workflow_scripts.deploy.export import main, written
+from workflow_scripts.deploy.export import OPEN_PORT, main, written
 from workflow_scripts.study.promise import Promise
 
 # What linters find, and why it stays.

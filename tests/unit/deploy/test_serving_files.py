@@ -9,8 +9,7 @@ import yaml
 from kubernetes_validate import validate
 
 from tests.unit.deploy.promises import IMAGE, REVISION, compose, deployment, on_cpu, promise
-from workflow_scripts.deploy.deployment import Deployment
-from workflow_scripts.deploy.export import written
+from workflow_scripts.deploy.export import Deployment, written
 from workflow_scripts.study.promise import PromiseError, ServeSettings
 
 KUBERNETES = "1.33"

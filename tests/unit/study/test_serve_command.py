@@ -55,7 +55,8 @@ def test_remote_code_and_random_weights_are_served_as_they_were_measured():
     settings = serve_settings(DUMMY, FOLDER, VllmKnobs(), {})
     assert settings == ServeSettings(str(FOLDER), {"load-format": "dummy", "dtype": "float32"}, {})
     assert settings.command() == f"vllm serve {FOLDER} --load-format dummy --dtype float32"
-    assert settings.config() == f"model: {FOLDER}\nload-format: dummy\ndtype: float32\n"
+    off = serve_settings(DUMMY, FOLDER, VllmKnobs(enable_prefix_caching=False), {})
+    assert off.in_file()["no-enable-prefix-caching"] is True
 
 
 def test_what_took_effect_is_written_out_but_what_was_set_goes_before():

@@ -20,24 +20,20 @@ what a row does not state: the model and the type of its weights, one device (or
 sequence and step.
 """
 
-import csv
-import io
 import json
 import math
 import re
 from argparse import ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
-from pathlib import Path
-from typing import Any, get_args
+from dataclasses import asdict, replace
+from typing import get_args
 
 from workflow_scripts.catalog.any_gpu import GPU_NUMBERS, own_gpu
 from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
 from workflow_scripts.common.checkout import own_or_of_checkout
 from workflow_scripts.common.command import command, option, positive, share
-from workflow_scripts.common.csv_rows import Fields, Value, as_text, read_rows
-from workflow_scripts.common.files import write_text
+from workflow_scripts.common.csv_rows import Fields, Value, read_rows
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.physics.rate_ceiling import JudgedRate, MeanLengths, RateVerdict, judge_rate
 from workflow_scripts.physics.stored_weights import DTYPE_BYTES, KV_CACHE_DTYPE, QUANTIZATION, QUANTIZED_BITS
@@ -53,7 +49,6 @@ from workflow_scripts.questions.claims.rate_table import (
     two_lengths,
 )
 
-ADDED = tuple(field.name for field in fields(JudgedRate))
 # Families and sizes of models by which a text is known to name one.
 _MODEL = re.compile(
     r"(?:^|[/ (])(?:meta[ -])?(?:llama|qwen|mi[sx]tral|gemma|gpt|deepseek|falcon|mpt|bloom|vicuna|codellama|smollm|glm"
@@ -166,7 +161,7 @@ def _print(args: Namespace, rates: Sequence[Rate], verdicts: Sequence[JudgedRate
     tokens = f"{workload.prompt_tokens:g} + {workload.output_tokens:g}" if workload else "any number of"
     title = f"{args.table.name}: {args.model}, {tokens} tokens per request"
     shown = Table(title=title, caption=caption, box=None, collapse_padding=True, pad_edge=False)
-    names = [name for name in _names(rates) if name not in unread]
+    names = [name for name in dict.fromkeys(name for rate in rates for name in rate.row) if name not in unread]
     for name in (*names, "ceiling", "times", "verdict", "reason"):
         is_text = name in (names[0], "verdict", "reason")
         shown.add_column(name, justify="left" if is_text else "right", no_wrap=name != "reason")
@@ -183,14 +178,9 @@ def _print(args: Namespace, rates: Sequence[Rate], verdicts: Sequence[JudgedRate
     Terminal().print(shown)
 
 
-def _names(rates: Sequence[Rate]) -> list[str]:
-    return list(dict.fromkeys(name for rate in rates for name in rate.row))
-
-
 def audit_table(args: Namespace) -> tuple[list[Rate], list[JudgedRate]]:
     """Judge the table that the command's options describe: its rates, and the verdict on each. Raises InputError."""
-    read, cells = read_rows(args.table)
-    names = [name for name in read if name not in ADDED]
+    names, cells = read_rows(args.table)
     own = own_gpu(args)
     # The numbers are those of the GPU that the table names like --gpu, or does not name.
     rates = find_rates(names, cells, None if own else args.gpu, dict(args.column), or_gpu=own.name if own else None)
@@ -265,18 +255,11 @@ _KINDS = ("gpu", "throughput", *STATED)
         help=f"a column that is not recognised, for example sequences=Parallel; kinds: {', '.join(_KINDS)}",
     ),
     option("--json", action="store_true", help="print JSON"),
-    option("--out", type=Path, metavar="FILE.csv", help="write the table with its verdicts"),
 )
 def main(args: Namespace) -> None:
     rates, verdicts = audit_table(args)
-    rows = audited_rows(rates, verdicts)
-    if args.out is not None:
-        header = [*_names(rates), *ADDED]
-        lines: list[list[Any]] = [header, *([row.get(name) for name in header] for row in rows)]
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(map(as_text, line) for line in lines)
-        write_text(args.out, text.getvalue())
     if args.json:
+        rows = audited_rows(rates, verdicts)
         counts = Counter(row["verdict"] for row in rows)
         report = {"table": str(args.table), "model": args.model, "quantization": args.quantization}
         report |= dict.fromkeys(_OF_A_REQUEST) | (asdict(args.tokens_per_request) if args.tokens_per_request else {})

@@ -20,10 +20,8 @@ from workflow_scripts.study.study import Study
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import TEXT, table_schema
 
-# Most pieces of evidence of one kind that are written out: of those that bear on a claim, and of the others. All
-# further ones are counted.
+# Most pieces of evidence of one kind that are written out. All further ones are counted.
 MOST_WRITTEN = 4
-MOST_SEEN_HERE = 2
 # Most cells that are named for one of them.
 MOST_IDS = 20
 
@@ -39,7 +37,6 @@ SCHEMA = table_schema(
     TEXT("scope", "devices, models, workloads or formula of the deciding evidence"),
     TEXT("evidence", "sentences with numbers and their source, such as `[measured here]`; deciding ones first"),
     TEXT("evidence_sources", "the labels in `evidence`"),
-    TEXT("seen_here", "like `evidence`, measured under other conditions than the source states; decides nothing"),
     TEXT("would_test", "command, study or argument that would give a verdict"),
     TEXT("evidence_ids", "cells (first 20), files and formulas of the evidence"),
     TEXT("source", "`published`"),
@@ -61,12 +58,10 @@ def _row(claim: Claim, tables: StudyTables) -> dict[str, str | None]:
     if (check := CHECKS.get(claim.id)) is None:
         raise PublishedError(f"{CLAIMS}: {claim.id}: no function in questions/claims checks it (docs/claims.md)")
     try:
-        every = list(check.find(claim, tables))
+        found = [each for each in check.find(claim, tables) if each is not None]
     except (LookupError, TypeError, ValueError) as e:
         raise PublishedError(f"{CLAIMS}: {claim.id}: {e}") from None
-    bearing = [each for each in every if each.bears]
-    others = sorted((each for each in every if not each.bears), key=lambda each: not each.as_stated)
-    claim_verdict, decides, seen_here = verdict(bearing), _kinds(bearing), _kinds(others)
+    claim_verdict, kinds = verdict(found), _kinds(found)
     return {
         "claim_id": claim.id,
         "section": check.section,
@@ -75,12 +70,11 @@ def _row(claim: Claim, tables: StudyTables) -> dict[str, str | None]:
         "quantity": "; ".join(quantity.name for quantity in claim.quantities),
         "published_value": "; ".join(quantity.text() for quantity in claim.quantities),
         "verdict": claim_verdict,
-        "scope": _listed(each.scope for each in bearing if each.says == claim_verdict),
-        "evidence": _written(decides, MOST_WRITTEN),
-        "evidence_sources": _listed(each.label for each in bearing),
-        "seen_here": _written(seen_here, MOST_SEEN_HERE),
+        "scope": _listed(each.scope for each in found if each.says == claim_verdict),
+        "evidence": _written(kinds),
+        "evidence_sources": _listed(each.label for each in found),
         "would_test": check.would_test if claim_verdict == NOT_TESTABLE else None,
-        "evidence_ids": _listed([*_ids(decides, MOST_WRITTEN), *_ids(seen_here, MOST_SEEN_HERE)]),
+        "evidence_ids": _listed(name for kind in kinds for each in kind[:MOST_WRITTEN] for name in each.ids[:MOST_IDS]),
         "source": "published",
     }
 
@@ -97,18 +91,14 @@ def _kinds(evidence: Sequence[Evidence]) -> list[list[Evidence]]:
     return list(kinds.values())
 
 
-def _written(kinds: Iterable[Sequence[Evidence]], most: int) -> str | None:
+def _written(kinds: Iterable[Sequence[Evidence]]) -> str | None:
     """Evidence in words, each after the label of its source, and how much more there is of each kind."""
     texts = []
     for kind in kinds:
-        texts += [f"[{each.label}] {each.text}" for each in kind[:most]]
-        if len(kind) > most:
-            texts.append(f"[{kind[0].label}] {len(kind) - most} more.")
+        texts += [f"[{each.label}] {each.text}" for each in kind[:MOST_WRITTEN]]
+        if len(kind) > MOST_WRITTEN:
+            texts.append(f"[{kind[0].label}] {len(kind) - MOST_WRITTEN} more.")
     return " ".join(texts) or None
-
-
-def _ids(kinds: Iterable[Sequence[Evidence]], most: int) -> list[str]:
-    return [name for kind in kinds for each in kind[:most] for name in each.ids[:MOST_IDS]]
 
 
 @makes(SCHEMA, needed=lambda inputs: bool(inputs.study.claims))

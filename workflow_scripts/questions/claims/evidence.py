@@ -4,7 +4,7 @@ A check is a function that gets a claim and the tables and finds evidence; `chec
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -25,8 +25,7 @@ ARITHMETIC = "arithmetic decides it"
 class Evidence:
     """One piece of evidence on a claim; `says` is None if it decides nothing.
 
-    `label` is the source of its numbers, `ids` are cells, files and formulas. If it is not about the claim's subject
-    (`bears`), it decides nothing and is shown separately; `as_stated`: the conditions of the source hold.
+    `label` is the source of its numbers, `ids` are cells, files and formulas.
     """
 
     text: str
@@ -34,11 +33,10 @@ class Evidence:
     scope: str
     ids: tuple[str, ...]
     says: str | None = None
-    bears: bool = True
-    as_stated: bool = False
 
 
-Find = Callable[[Claim, StudyTables], Iterator[Evidence]]
+# None is a measurement that is not about the claim's subject.
+Find = Callable[[Claim, StudyTables], Iterator[Evidence | None]]
 
 
 # Address of the section of the page that shows a claim.
@@ -64,6 +62,11 @@ def check(claim: str, section: Section, would_test: str) -> Callable[[Find], Fin
         return find
 
     return register
+
+
+def unstated(claim: str, section: Section, would_test: str) -> None:
+    """The claim with this id has a source that states no conditions, so nothing tests it."""
+    CHECKS[claim] = Check(section, lambda claim, tables: iter(()), would_test)
 
 
 def run(study: str, sweeps: str) -> str:
@@ -138,7 +141,7 @@ def number(
     tolerance: float = 0.0,
     tolerance_pct: float = 0.0,
     **conditions: Any,
-) -> Evidence:
+) -> Evidence | None:
     """Evidence of one number, a ratio, a share or a size, against what is stated, or the claim's quantity of this name;
     measured in a `row` (`conditions`: those of `measured`), or else computed."""
     stated = claim.quantity(stated) if isinstance(stated, str) else stated
@@ -164,27 +167,24 @@ def measured(
     *,
     beside: Row = None,
     under: Under | None = None,
-    is_stated: bool = True,
-) -> Evidence:
-    """Evidence of a row, and of the row of another cell `beside` it.
-
-    It bears on the claim if the claim is about its device and model, under the conditions that the source states, and
-    if the source states them all (`is_stated`).
-    """
-    place = [name for name in (row.gpu, row.model, row.workload) if name is not None]
-    bears = is_stated and (under is None or under.holds)
-    if under and under.words:
-        text = f"{'With' if under.holds else 'Not with'} {under.words}: {text}"
-    if row.source != "published":
-        bears = bears and covers(claim, row.gpu, row.model)
-        text = f"{', '.join(place)}: {text}"
+) -> Evidence | None:
+    """Evidence of a row, and of the row of another cell `beside` it; none if the claim is not about its device and
+    model, or the conditions that the source states do not hold."""
+    is_published = row.source == "published"
+    if (under and not under.holds) or not (is_published or covers(claim, row.gpu, row.model)):
+        return None
+    place = ", ".join(name for name in (row.gpu, row.model, row.workload) if name is not None)
+    text = f"With {under.words}: {text}" if under and under.words else text
     cells = (row.cell_id, getattr(row, "baseline_cell_id", None), beside and beside.cell_id)
     return Evidence(
-        text=text,
+        text=text if is_published else f"{place}: {text}",
         label=_LABELS.get(row.source, row.source),
-        scope=", ".join(place),
+        scope=place,
         ids=tuple(filter(None, cells)),
-        says=says if bears else None,
-        bears=bears,
-        as_stated=under is not None and under.holds,
+        says=says,
     )
+
+
+def contradicts_at_most(found: Evidence | None) -> Evidence | None:
+    """The evidence of a part of a claim, which alone does not support it."""
+    return found if found is None or found.says == CONTRADICTED else replace(found, says=None)

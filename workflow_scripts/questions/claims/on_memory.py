@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from statistics import fmean
 
 from workflow_scripts.catalog.gpus_and_models import resolve
@@ -10,18 +9,18 @@ from workflow_scripts.catalog.published import Claim, Stated
 from workflow_scripts.common.wording import plural
 from workflow_scripts.questions.claims.evidence import (
     ARITHMETIC,
-    CONTRADICTED,
     Evidence,
     Under,
     check,
+    contradicts_at_most,
     facts_of,
     measured,
     number,
     run,
     together,
+    unstated,
     within,
 )
-from workflow_scripts.questions.claims.on_rates import effect_text
 from workflow_scripts.questions.claims.study_tables import Row, StudyTables, highest, pairs
 from workflow_scripts.tables.summary import PLACE
 
@@ -41,7 +40,7 @@ def cards(*names: str) -> list[tuple[str, float]]:
 
 @check("kv-of-llama-3-70b", "block-size", ARITHMETIC)
 @check("kv-of-a-batch-of-llama-3-70b", "block-size", ARITHMETIC)
-def kv_of_llama_3_70b(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+def kv_of_llama_3_70b(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     facts, stated = facts_of(claim.models[0]), {quantity.name: quantity.value or 0 for quantity in claim.quantities}
     requests, tokens = stated.get("requests", 1), stated["tokens"]
     token = f"{facts.bytes_per_token():,} bytes ({facts.layers} layers, {facts.attention.kv_heads} KV heads, BF16)"
@@ -51,7 +50,7 @@ def kv_of_llama_3_70b(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
 
 
 @check("llama-70b-on-a100s", "devices", ARITHMETIC)
-def llama_70b_on_a100s(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+def llama_70b_on_a100s(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     for bits, model in zip((16, 4), claim.models, strict=True):
         weights = facts_of(model).weight_bytes
         for gpu, memory in cards(*claim.gpus):
@@ -61,7 +60,7 @@ def llama_70b_on_a100s(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
 
 
 @check("pages-of-4-kib", "block-size", ARITHMETIC)
-def pages_of_4_kib(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+def pages_of_4_kib(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     size = claim.value("block_size")
     yield number(claim, f"Empty slots of a sequence's last block of {size:g}, mean", (size - 1) / 2, "", "empty_slots")
 
@@ -72,8 +71,8 @@ _UNSTATED = f"the source states neither model nor GPU; {_SHARE} shows what it de
 
 @check("utilization-is-for-the-kv-cache", "block-size", ARITHMETIC)
 @check("kv-share-of-memory", "block-size", _UNSTATED)
-def share_of_the_kv_cache(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
-    """What weights leave of some devices, and what the cache took."""
+def share_of_the_kv_cache(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
+    """What weights leave of some devices."""
     stated, model = claim.quantity("kv_share"), "llama-3.1-8b-instruct"
     for gpu, memory in cards("H200", "H100", "A100 PCIe", "L40S"):
         what, left_pct = (
@@ -82,12 +81,6 @@ def share_of_the_kv_cache(claim: Claim, tables: StudyTables) -> Iterator[Evidenc
         )
         least = None if stated.value is None else Stated(min=stated.value)
         yield number(claim, what, 100 * left_pct, " %", least, scope=f"{gpu}, {model}")
-    for row in tables.rows("memory"):
-        at = row.gpu_memory_utilization
-        share_pct = 100 * row.observed_kv_cache_bytes / row.predicted_device_memory_bytes
-        if row.source != "published" and share_pct > 0 and stated.at in ({}, {"gpu_memory_utilization": at}):
-            what = f"KV cache of the memory at utilization {at:g}"
-            yield number(claim, what, share_pct, " %", row=row, is_stated=False)
 
 
 # --- waste -----------------------------------------------------------------------------------------------------------
@@ -108,19 +101,17 @@ def a_fifth_of_512(cell: Row, also: bool = True) -> Under:
     "block-size",
     run("paged_attention", "sweep block-size-and-max-num-seqs; table fragmentation"),
 )
-def empty_slots_per_sequence(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+def empty_slots_per_sequence(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     size, name = claim.value("block_size"), "empty_slots_per_sequence"
     yield number(claim, f"Empty slots of a last block of {size:g} that holds one token", size - 1, "", name)
     for row in tables.waste("block_size_whatif", block_size=16):
-        found = number(
-            claim, "Empty slots of a measured sequence, mean", row.wasted_slots_per_sequence, "", name, row=row
-        )
-        yield found if found.says == CONTRADICTED else replace(found, says=None)
+        what, slots = "Empty slots of a measured sequence, mean", row.wasted_slots_per_sequence
+        yield contradicts_at_most(number(claim, what, slots, "", name, row=row))
 
 
 @check("waste-of-512-slots", "block-size", ARITHMETIC)
 @check("contiguous-allocation-example", "block-size", ARITHMETIC)
-def waste_of_reserved_slots(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+def waste_of_reserved_slots(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     used = next(q for q in claim.quantities if q.name in ("tokens_used", "tokens_generated"))
     slots = claim.value("tokens_reserved_per_request")
     tokens, tolerance = fmean(used.values or (used.value or 0,)), 5 if claim.quantity("waste").approximate else 0.05
@@ -128,23 +119,18 @@ def waste_of_reserved_slots(claim: Claim, tables: StudyTables) -> Iterator[Evide
     yield number(claim, what, 100 * (1 - tokens / slots), " %", "waste", tolerance=tolerance)
 
 
-@check("contiguous-allocation-waste", "block-size", _NO_LENGTHS.format(_RESERVED))
-def contiguous_waste(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
-    for row in tables.waste("contiguous_max_model_len", _BY_LENGTH):
-        what = f"Wasted with {row.max_model_len_effective:g} reserved slots for each measured request"
-        yield number(claim, what, row.waste_pct, " %", row=row, under=fifty_tokens(row), is_stated=False)
+unstated("contiguous-allocation-waste", "block-size", _NO_LENGTHS.format(_RESERVED))
 
 
 @check("memory-used-by-paging", "block-size", _RESERVED)
-def memory_used_by_paging(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
-    yield from contiguous_waste(claim, tables)
+def memory_used_by_paging(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     for row in tables.waste("block_size_whatif", _BY_LENGTH, block_size=16):
         what, name = "Slots of blocks of 16 that hold a token of the measured requests", "kv_memory_used_paged"
         yield number(claim, what, 100 - row.waste_pct, " %", name, row=row, tolerance=5, under=a_fifth_of_512(row))
 
 
 @check("concurrency-gained-by-paging", "block-size", run("published_claims", "sweep reserved-slots"))
-def concurrency_gained_by_paging(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+def concurrency_gained_by_paging(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     """Requests that run in blocks, over those in whole reservations of the same memory."""
     cells = [cell for cell in tables.cells if cell.knob_num_gpu_blocks_override > 0 < cell.running_while_others_wait]
     paged = [cell for cell in cells if cell.block_size_effective < cell.max_model_len_effective]
@@ -165,7 +151,7 @@ def concurrency_gained_by_paging(claim: Claim, tables: StudyTables) -> Iterator[
 
 
 @check("hf-reserves-max-new-tokens", "engines", run("paged_attention", "sweep hf-baseline; table fragmentation"))
-def hf_reserves_max_new_tokens(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+def hf_reserves_max_new_tokens(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     """The size of transformers' default cache, over that of a buffer for prompt and max_new_tokens from the start."""
     held, reserved = (tables.waste(layout, ["cell_id"]) for layout in ("hf_dynamic_cache", "contiguous_request_length"))
     for row, buffer in pairs(held, reserved, "cell_id"):
@@ -179,7 +165,7 @@ def hf_reserves_max_new_tokens(claim: Claim, tables: StudyTables) -> Iterator[Ev
 
 
 @check("blocks-linear-in-utilization", "block-size", run("published_claims", "sweep utilization"))
-def blocks_linear_in_utilization(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+def blocks_linear_in_utilization(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     """Blocks over the straight line through all blocks of a device. Two published points lie on a line; its intercept
     must be about the predicted overhead, a small difference of large numbers."""
     rows, one = tables.rows("memory"), Stated(value=1)
@@ -197,7 +183,7 @@ def blocks_linear_in_utilization(claim: Claim, tables: StudyTables) -> Iterator[
 
 
 @check("capacity-of-an-l4", "block-size", run("published_claims", "sweep utilization"))
-def capacity_of_an_l4(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+def capacity_of_an_l4(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     for row in (row for row in tables.rows("memory") if row.gpu_memory_utilization == 0.5):
         error_pct, holds = row.kv_cache_tokens_error_pct, row.observed_kv_cache_tokens
         if row.source == "published" and not math.isnan(error_pct):
@@ -209,7 +195,7 @@ def capacity_of_an_l4(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
 
 
 @check("max-model-len-is-a-capacity-knob", "block-size", run("published_claims", "sweep max-model-len"))
-def max_model_len_is_a_capacity_knob(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+def max_model_len_is_a_capacity_knob(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     alike = "study source gpu engine model workload block_size_effective max_num_seqs_effective"
     alike += " knob_gpu_memory_utilization knob_cpu_kv_cache_gib"
     printed = [cell for cell in tables.cells if cell.max_concurrency > 0]
@@ -227,7 +213,7 @@ def max_model_len_is_a_capacity_knob(claim: Claim, tables: StudyTables) -> Itera
 
 
 @check("capacity-of-32k-for-4k-chats", "block-size", ARITHMETIC)
-def capacity_of_32k_for_4k_chats(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+def capacity_of_32k_for_4k_chats(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     """Blocks are taken as tokens come, so no more than the printed number changes."""
     what, times = "Tokens over max-model-len, the printed concurrency, is lower by", claim.value("max_model_len")
     times /= claim.value("p99_tokens")
@@ -235,7 +221,7 @@ def capacity_of_32k_for_4k_chats(claim: Claim, tables: StudyTables) -> Iterator[
 
 
 @check("short-max-model-len", "block-size", run("concurrency", "sweep users"))
-def short_max_model_len(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+def short_max_model_len(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     served = [cell for cell in tables.cells if cell.engine == "vllm-serve" and cell.kv_cache_usage_mean > 0]
     short, long = ([cell for cell in served if cell.max_model_len_effective == length] for length in (64, 512))
     for cell, other in pairs(short, long, "study source gpu model workload knob_users"):
@@ -250,35 +236,20 @@ _PREFIX_LENGTHS = _NO_LENGTHS.format(run("prefix_caching", "sweep prefix-length"
 
 
 @check("prefix-hit-rate-of-identical-prompts", "prefix-caching", ARITHMETIC)
-def hit_rate_of_identical_prompts(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+def hit_rate_of_identical_prompts(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     """vLLM finds only whole blocks, and never the last token."""
     prompts, tokens, size = map(claim.value, ("identical_prompts", "prompt_tokens", "block_size"))
     hits_pct = 100 * (prompts - 1) / prompts * ((tokens - 1) // size) * size / tokens
     what = f"Hits in whole blocks of {size:g}, of {prompts:g} prompts of {tokens:g} tokens"
     yield number(claim, what, hits_pct, " %", "prefix_hit_rate", tolerance=0.05)
-    for cell in tables.cells:
-        if cell.prefix_cache_hits > 0 and cell.prefix_cache_hit_rate_predicted > 0:
-            what = f"Hits of {cell.num_requests:g} prompts ({cell.prefix_cache_hit_rate_predicted:.1%} by the formula)"
-            yield number(claim, what, 100 * cell.prefix_cache_hit_rate, " %", row=cell, is_stated=False)
 
 
-@check("speedup-of-a-shared-system-prompt", "prefix-caching", _PREFIX_LENGTHS)
-def speedup_of_a_shared_prompt(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
-    for effect in tables.effects("enable_prefix_caching"):
-        if effect.took_effect:
-            yield measured(claim, effect, effect_text(effect), is_stated=False)
-
-
-@check("computation-saved-by-prefix-caching", "prefix-caching", _PREFIX_LENGTHS)
-def computation_saved(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
-    for cell in tables.cells:
-        if (hits := cell.prefix_cache_hits) > 0:
-            what, tokens = f"Saved by {hits:,.0f} tokens found in the cache", cell.prompt_tokens + cell.output_tokens
-            yield number(claim, what, 100 * hits / tokens, " %", row=cell, is_stated=False)
+unstated("speedup-of-a-shared-system-prompt", "prefix-caching", _PREFIX_LENGTHS)
+unstated("computation-saved-by-prefix-caching", "prefix-caching", _PREFIX_LENGTHS)
 
 
 @check("eviction-by-lowest-utility", "prefix-caching", run("kv_pressure", "sweep prefixes"))
-def eviction_by_lowest_utility(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+def eviction_by_lowest_utility(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     """Blocks of no future use would go first, so no seen prompt is computed again while the cache holds all."""
     for row, cell in tables.with_cells(tables.rows("predictions")):
         if row.quantity == "prefix_cache_hit_rate" and row.evicted_blocks_predicted > 0:

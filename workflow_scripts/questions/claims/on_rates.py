@@ -66,7 +66,7 @@ def over_ceilings(
     at: str = "",
     what: str = "The",
     output_only: bool = False,
-) -> Iterator[Evidence]:
+) -> Iterator[Evidence | None]:
     """What published rates, as (GPU, tokens per second, sequences at once) of any lengths, need on their devices.
 
     Of each device the rate that needs the most counts. `at` is what the source calls the sequences.
@@ -90,7 +90,7 @@ def _needs(judged: JudgedRate) -> tuple[float, float]:
 # --- flatness --------------------------------------------------------------------------------------------------------
 
 
-def flat(claim: Claim, tables: StudyTables, under: Callable[[Row], Under] | None = None) -> Iterator[Evidence]:
+def flat(claim: Claim, tables: StudyTables, under: Callable[[Row], Under] | None = None) -> Iterator[Evidence | None]:
     """What all values of a group show, or its pairs within the claimed range if the group has values beyond that.
 
     Rates that differ by at most SAME_PCT are flat too. Support needs all values, or both ends, that the engine accepts.
@@ -109,21 +109,23 @@ def flat(claim: Claim, tables: StudyTables, under: Callable[[Row], Under] | None
         compared = group = {float(value) for value in effect.values.split(", ")}
         if not hasattr(effect, "fastest"):
             compared = {float(effect.value_a), float(effect.value_b)}
-            if is_within(group) or not is_within(compared):
+            if is_within(group):
                 continue
+        if not is_within(compared):
+            continue
         says, text = None, effect_text(effect)
         most_pct = 100 * (max(effect.high, 1 / effect.low) - 1)
-        if is_within(compared) and effect.verdict == CHANGES:
+        if effect.verdict == CHANGES:
             says = CONTRADICTED
-        elif is_within(compared) and accepted <= compared:
+        elif accepted <= compared:
             says = SUPPORTED if effect.verdict == FLAT or most_pct <= SAME_PCT else NOT_DECIDED
             if says == SUPPORTED and effect.verdict != FLAT:
                 text += f" Any difference is within {most_pct:.2g} %, and published numbers count as equal within"
                 text += f" {SAME_PCT:g} %."
-        yield measured(claim, effect, text, says, under=under and under(cell), is_stated=is_within(compared))
+        yield measured(claim, effect, text, says, under=under and under(cell))
 
 
-def refused_sizes(claim: Claim, says: str | None = None) -> Iterator[Evidence]:
+def refused_sizes(claim: Claim, says: str | None = None) -> Iterator[Evidence | None]:
     """Which of the claim's block sizes no GPU accepts."""
     for size in (size for quantity in claim.quantities for size in quantity.values or (quantity.value,) if size):
         if why := why_block_size_is_refused("cuda", int(size)):
@@ -131,7 +133,7 @@ def refused_sizes(claim: Claim, says: str | None = None) -> Iterator[Evidence]:
 
 
 @check("throughput-flat-over-max-num-seqs", "max-num-seqs", run("paged_attention", "sweep block-size-and-max-num-seqs"))
-def throughput_flat_over_max_num_seqs(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+def throughput_flat_over_max_num_seqs(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     published = [(row["gpu"], row["throughput_tok_s"], row["max_num_seqs"]) for row in tables.published.table(claim)]
     yield from over_ceilings(claim, published, "max-num-seqs")
     yield from flat(claim, tables, like_sharegpt)
@@ -140,13 +142,11 @@ def throughput_flat_over_max_num_seqs(claim: Claim, tables: StudyTables) -> Iter
         for cell in tables.cells
         for name, rate, sequences in published
         if cell.engine == "vllm" and cell.knob_max_num_seqs == sequences and may_mean(name, cell.gpu)
-        if covers(claim, cell.gpu, cell.model)
+        if covers(claim, cell.gpu, cell.model) and like_sharegpt(cell).holds
     ]
-    # The published rate that is furthest above the measured one, per card, workload and whether lengths are alike
+    # The published rate that is furthest above the measured one, per card and workload
     place = attrgetter("gpu", "model", "workload")
-    for cell, times, (name, rate), sequences in highest(
-        beside, lambda of: of[1], lambda of: (place(of[0]), like_sharegpt(of[0]))
-    ):
+    for cell, times, (name, rate), sequences in highest(beside, lambda of: of[1], lambda of: place(of[0])):
         full = "" if math.isnan(float(cell.steady_output_tokens_per_s)) else " while full"
         at = f"{_while_full(cell):,.0f} output tokens/s{full}, with {setting_phrase('max_num_seqs', sequences)}"
         if pd.notna(cached := getattr(cell, "knob_enable_prefix_caching", None)):
@@ -162,7 +162,7 @@ def _while_full(cell: Row) -> float:
 
 
 @check("throughput-flat-over-block-size", "block-size", run("paged_attention", "sweep block-size-and-max-num-seqs"))
-def throughput_flat_over_block_size(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+def throughput_flat_over_block_size(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     rates = [(row["gpu"], row["throughput_tok_s"], None) for row in tables.published.table(claim)]
     yield from refused_sizes(claim)
     yield from over_ceilings(claim, rates)
@@ -170,12 +170,12 @@ def throughput_flat_over_block_size(claim: Claim, tables: StudyTables) -> Iterat
 
 
 @check("kv-blocks-control-throughput", "max-num-seqs", run("paged_attention", "sweep block-size-and-max-num-seqs"))
-def kv_blocks_control_throughput(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+def kv_blocks_control_throughput(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     yield from flat(claim, tables)
 
 
 @check("block-size-by-length", "block-size", run("published_claims", "sweep block-size-by-length"))
-def block_size_by_length(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+def block_size_by_length(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     """Throughput that is flat over the sizes leaves no best size."""
     yield from refused_sizes(claim, CONTRADICTED)
     for effect in tables.overall("block_size"):
@@ -189,7 +189,7 @@ _ALL_SWEEPS = run("paged_attention", "all sweeps; table devices")
 
 @check("h200-over-l40s", "devices", _ALL_SWEEPS)
 @check("h100-over-a100", "devices", _ALL_SWEEPS)
-def follows_bandwidth(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+def follows_bandwidth(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     """Whether a published speed-up equals the ratio of bandwidths, for every card that the two names may mean."""
     (a, b), published = claim.gpus, claim.value("throughput_ratio")
     rates = {(row["gpu"], row["max_num_seqs"]): row["throughput_tok_s"] for row in tables.published.table(claim)}
@@ -202,7 +202,8 @@ def follows_bandwidth(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
 
     for row in tables.device_ratios():
         both = {a: row.value_b, b: row.value_a}
-        bears = all(may_mean(name, gpu) and covers(claim, gpu, row.model) for name, gpu in both.items())
+        if not all(may_mean(name, gpu) and covers(claim, gpu, row.model) for name, gpu in both.items()):
+            continue
         scope = f"{row.value_b} over {row.value_a}, {row.model}, {row.workload}"
         ends = interval_text(row.ratio, row.low, row.high, "x", row.scope)
         nearest = f"nearest: {row.nearest}, {row.nearest_difference_pct:+.1f} %"
@@ -211,8 +212,7 @@ def follows_bandwidth(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
             label=MEASURED if row.source == "measured" else row.source,
             scope=scope,
             ids=(row.b, row.a),
-            says=_says(row, published) if bears else None,
-            bears=bears,
+            says=_says(row, published),
         )
 
 
@@ -248,7 +248,7 @@ def _published_speedup(a: str, b: str, ratio: float) -> Evidence:
 
 
 @check("tensor-for-latency-pipeline-for-throughput", "devices", run("parallelism", "sweeps tensor and pipeline"))
-def pipeline_over_tensor(claim: Claim, tables: StudyTables) -> Iterator[Evidence]:
+def pipeline_over_tensor(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     """Pipeline stages must be faster in all than as many tensor ranks, and slower for a token."""
     times_s = tables.intervals("tpot_s_p50")
     stages, ranks = (

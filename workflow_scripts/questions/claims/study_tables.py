@@ -14,8 +14,7 @@ from workflow_scripts.catalog.published import Published
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.questions.comparisons import table as comparisons
-from workflow_scripts.questions.comparisons.groups import overall
-from workflow_scripts.questions.comparisons.pairs import ENGINE
+from workflow_scripts.questions.comparisons.pairs import ENGINE, overall
 from workflow_scripts.questions.devices import table as devices
 from workflow_scripts.questions.memory import capacity, fragmentation
 from workflow_scripts.questions.predictions import table as predictions
@@ -96,7 +95,7 @@ class StudyTables:
         return _rows(self._compared(name=setting, from_first=True))
 
     def overall(self, setting: str) -> list[Row]:
-        """What all values of a setting show together, as `comparisons.groups.overall` says."""
+        """What all values of a setting show together, as `comparisons.pairs.overall` says."""
         return _rows(_with_cells_named(overall(self.frames["comparisons"], setting)))
 
     def device_ratios(self) -> list[Row]:

@@ -197,7 +197,7 @@ def comparison(earlier: Sequence[Digest], now: Digest, occasions_vary_pct: float
     decided = {c.cell for c in cells} - {c.cell for c in cells if c.verdict == NOT_DECIDED} | {
         w.cell for w in worse_ones
     }
-    names, names_now = ([cell.id for cell in run.cells] for run in (latest, now))
+    names, names_now = (dict.fromkeys(cell.id for cell in run.cells) for run in (latest, now))
     of_study = differences(latest.settings, now.settings)
     return Comparison(
         study_a=latest.study,

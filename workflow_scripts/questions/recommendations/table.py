@@ -88,7 +88,6 @@ SCHEMA = table_schema(
     INTEGER("compared", "configurations of this device, model and workload"),
     INTEGER("eligible", "those of them among which the role chooses; 0: none keeps the bound"),
     TEXT("command", "`vllm serve` with this configuration and the model's published weights"),
-    TEXT("config_yaml", "the same for `vllm serve --config`"),
 )
 
 _PINNED = [name for name, knob in VllmKnobs.described().items() if knob.pinned]
@@ -194,8 +193,7 @@ def _of_place(
 
     def row(cell: int, role: str, **more: object) -> Row:
         settings = settings_of(cells[cell], models)
-        served = {"command": settings and settings.command(), "config_yaml": settings and settings.config()}
-        return cells[cell] | served | {"role": role} | more
+        return cells[cell] | {"command": settings and settings.command(), "role": role} | more
 
     def verdicts(highest: int, others: npt.NDArray[np.intp]) -> npt.NDArray[np.str_]:
         """What is shown of others being slower than the one of the highest rate."""

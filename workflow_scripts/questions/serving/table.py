@@ -1,4 +1,4 @@
-"""Summarise servers under load: latency, goodput, what limited the load, and the steady state.
+"""Summarise servers under load: latency, goodput, and what limited the load.
 
 docs/serving.md says how the numbers are made, docs/tables.md documents every column of both tables.
 """
@@ -20,7 +20,6 @@ from workflow_scripts.tables.cell_intervals import OF_ONE_LOAD, interval_of_load
 from workflow_scripts.tables.parsed_facts import REPEAT, START, read_parsed
 from workflow_scripts.tables.summary import comparable_rows, is_served, numbers, records, summarise
 from workflow_scripts.tables.table_maker import TableInputs, makes
-from workflow_scripts.tables.timeline import tokens_inside
 from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, declared, table_schema
 from workflow_scripts.workloads.arrivals import Load
 
@@ -30,8 +29,8 @@ GROWTH_SHARE, GROWTH_REQUESTS = 0.1, 2.0
 LATE_S, LATE_SHARE = 0.01, 0.1
 # A client in Python that uses this much of a core may be too busy to send requests in time.
 BUSY_CORES = 0.9
-# With fewer requests, nothing is said about a steady state.
-STEADY_REQUESTS = 10
+# With fewer requests, no trend of their latencies is shown.
+TREND_REQUESTS = 10
 
 SCHEMA = table_schema(
     "serving",
@@ -59,11 +58,6 @@ SCHEMA = table_schema(
     NUMBER("client_lag_s_p99", "from scheduled to sent"),
     NUMBER("client_cpu_cores", "CPU time of the client over wall time"),
     FLAG("client_shares_cores", "client and server shared CPU cores"),
-    NUMBER("steady_s", "from the first end of a request to the last arrival"),
-    INTEGER("steady_requests", "arrivals in that time"),
-    NUMBER(
-        "steady_requests_per_s steady_output_tokens_per_s steady_ttft_s_p50 steady_ttft_s_p99", "the same in that time"
-    ),
     NUMBER("queue_growth_per_s", "growth of the requests in the system, in the second half of the arrivals"),
     FLAG("saturated", "more load than the server sustains; null if not decided"),
     TEXT("limited_by", "`client`, `users`, `server`, `load` or `unknown`"),
@@ -137,7 +131,7 @@ def serving_tables(cells: pd.DataFrame, parsed: Path, slo: Mapping[str, float]) 
     rows = rows.reindex(columns=[*cells.columns, *(set(knobs) - set(cells.columns))]).rename(columns=knobs)
     parts = [_of_gpu(of_gpu, parsed, str(gpu), slo) for gpu, of_gpu in rows.groupby("gpu")]
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-    # A column is missing if no repeat was long enough for a steady state. The last four distinguish starts.
+    # The last four distinguish starts.
     table = table.reindex(columns=[*SCHEMA.columns, "round", "session", "device_uuid", "midway_s"])
     summary = _summary(table, comparable_rows(cells)["cell_id"])
     return table[list(SCHEMA.columns)], summary
@@ -168,7 +162,7 @@ def bounds_text(slo: Mapping[str, float]) -> str:
 
 
 def summarise_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, float]) -> dict[str, Any]:
-    """Results from the requests of one repeat: latencies, goodput, load, steady state.
+    """Results from the requests of one repeat: latencies, goodput and load.
 
     `asked` has `request_rate_per_s` and `users`, null if the study does not set them.
     """
@@ -198,7 +192,7 @@ def summarise_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mappin
     growth_per_s = np.nan if kind in (CLOSED, AT_ONCE) else queue_growth_per_s(queued, last)
     grown = growth_per_s * (half[-1] - half[0])
     times, change = np.concatenate([sent, last]), np.repeat([1, -1], len(r))
-    results |= {
+    return results | {
         "load": kind,
         "midway_s": queued[len(r) // 2] - queued[0],
         "arrivals_per_s": (len(r) - 1) / span_s if span_s > 0 and kind != CLOSED else np.nan,
@@ -210,7 +204,6 @@ def summarise_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mappin
         "queue_grows": bool(grown > GROWTH_SHARE * (len(half) - 1)) and bool(grown >= GROWTH_REQUESTS),
         "e2e_grows": e2e_grows(queued, last - queued, outputs),
     }
-    return results | _steady(r, queued, first, last)
 
 
 OPEN, CLOSED, REPLAY, AT_ONCE = "open loop", "closed loop", "replay", "all at once"
@@ -259,7 +252,7 @@ def e2e_grows(queued: np.ndarray[Any, Any], e2e_s: np.ndarray[Any, Any], outputs
     >>> e2e_grows(arrivals, lengths + np.sin(arrivals), lengths), e2e_grows(arrivals, lengths + arrivals, lengths)
     (False, True)
     """
-    if len(queued) < STEADY_REQUESTS or queued[-1] <= queued[0]:
+    if len(queued) < TREND_REQUESTS or queued[-1] <= queued[0]:
         return False
     import statsmodels.api as sm  # takes longer than a page
 
@@ -267,24 +260,6 @@ def e2e_grows(queued: np.ndarray[Any, Any], e2e_s: np.ndarray[Any, Any], outputs
     line = sm.add_constant(np.column_stack([queued - queued[0], outputs]), prepend=False)
     fit = sm.OLS(e2e_s, line).fit()
     return bool(fit.params[0] > GROWTH_SHARE and fit.conf_int()[0][0] > 0)
-
-
-def _steady(r: pd.DataFrame, queued: Any, first: Any, last: Any) -> dict[str, Any]:
-    """Results from the first end of a request to the last arrival; none if too few requests arrive in that time."""
-    start_s, end_s = float(np.min(last)), float(queued[-1])
-    ttft_s = pd.Series(first - queued)[(queued >= start_s) & (queued <= end_s)]
-    if len(ttft_s) < STEADY_REQUESTS:
-        return {"steady_requests": len(ttft_s)}
-    window_s = end_s - start_s
-    ended = (last > start_s) & (last <= end_s)
-    return {
-        "steady_s": window_s,
-        "steady_requests": len(ttft_s),
-        "steady_requests_per_s": ended.sum() / window_s,
-        "steady_output_tokens_per_s": float(tokens_inside(r, start_s, end_s).sum()) / window_s,
-        "steady_ttft_s_p50": ttft_s.quantile(0.5),
-        "steady_ttft_s_p99": ttft_s.quantile(0.99),
-    }
 
 
 def _limits(table: pd.DataFrame) -> pd.DataFrame:

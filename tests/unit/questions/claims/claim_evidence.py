@@ -46,12 +46,12 @@ def claim(claim_id, **numbers):
 
 def evidence(claim_id, of, **numbers):
     """What the claim's check finds."""
-    return list(CHECKS[claim_id].find(claim(claim_id, **numbers), of))
+    return [each for each in CHECKS[claim_id].find(claim(claim_id, **numbers), of) if each is not None]
 
 
 def judged(claim_id, of, **numbers):
     """The verdict that the claim's check comes to."""
-    return verdict(each for each in evidence(claim_id, of, **numbers) if each.bears)
+    return verdict(evidence(claim_id, of, **numbers))
 
 
 def republished(folder, tables=None):

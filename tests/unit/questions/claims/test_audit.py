@@ -1,7 +1,5 @@
-import csv
 import json
 import math
-import re
 from dataclasses import asdict, replace
 
 import pandas as pd
@@ -132,17 +130,15 @@ MAX_NUM_SEQS = str(PUBLISHED / "paged_attention_lab_max_num_seqs.csv")
 OPTIONS = ["--model", "llama-3.1-8b-instruct", "--tokens-per-request", "200,200"]
 
 
-def test_the_command_prints_json_and_writes_the_table(tmp_path, capsys):
-    out = tmp_path / "verdicts.csv"
-    assert main([MAX_NUM_SEQS, *OPTIONS, "--gpu-memory-utilization", "0.9", "--json", "--out", str(out)]) == 0
+def test_the_command_prints_json(capsys):
+    assert main([MAX_NUM_SEQS, *OPTIONS, "--gpu-memory-utilization", "0.9", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
-    rows = record.pop("rows")
+    assert len(record.pop("rows")) == 20
     assert record == {
         **{"table": MAX_NUM_SEQS, "model": "llama-3.1-8b-instruct", "quantization": None},
         **{"prompt_tokens": 200, "output_tokens": 200, "gpu_memory_utilization": 0.9},
         "verdicts": {"possible": 8, "conditional": 0, "impossible": 12, "unknown": 0},
     }
-    assert list(pd.read_csv(out)["verdict"]) == [r["verdict"] for r in rows]
 
 
 def test_every_option_reaches_the_ceilings(tmp_path, capsys):
@@ -352,21 +348,13 @@ def test_a_model_of_unknown_structure_makes_every_row_unknown(config, reason, tm
     monkeypatch.setenv("COLUMNS", "5000")
     llama = json.loads(get_model("llama-3.1-8b-instruct").config.read_text())
     (tmp_path / "config.json").write_text(json.dumps(llama | config))
-    assert main([MAX_NUM_SEQS, "--model", str(tmp_path), *OPTIONS[2:], "--out", str(tmp_path / "out.csv")]) == 0
+    words = [MAX_NUM_SEQS, "--model", str(tmp_path), *OPTIONS[2:]]
+    assert main(words) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert (printed.count(reason), "unknown: " in printed) == (1, True)
-    audited = pd.read_csv(tmp_path / "out.csv")
-    assert (set(audited["verdict"]), len(audited)) == ({"unknown"}, 20)
-    assert audited["reason"].str.contains(reason).all()
-
-
-def test_an_audited_table_holds_no_formula(tmp_path):
-    table, out = tmp_path / "rates.csv", tmp_path / "out.csv"
-    table.write_text('GPU,tok/s,=note\nH200,900,"=HYPERLINK(""http://x"")"\n@H100,-5,+a\n')
-    assert main([str(table), *OPTIONS, "--out", str(out)]) == 0
-    with out.open(newline="") as lines:
-        fields = [field for row in csv.reader(lines) for field in row]
-    assert [field for field in fields if re.match(r"[=+@\t\r-]", field)] == ["-5"]
+    assert main([*words, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert ({row["verdict"] for row in rows}, len(rows)) == ({"unknown"}, 20)
 
 
 @pytest.mark.parametrize(
@@ -377,10 +365,8 @@ def test_an_audited_table_holds_no_formula(tmp_path):
         ([MAX_NUM_SEQS, *OPTIONS, "--gpu", "H200"], "--gpu is for a table that does not name it; this one names"),
     ],
 )
-def test_bad_input_ends_with_2_and_one_message(argv, message, capsys, tmp_path):
-    out = tmp_path / "out.csv"
-    assert main([*argv, "--out", str(out)]) == 2
+def test_bad_input_ends_with_2_and_one_message(argv, message, capsys):
+    assert main(argv) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-    assert not out.exists()

@@ -56,7 +56,7 @@ PAIR = BLOCKS | {"value_b": "32", "values": "16, 32, 64"}
 def test_flatness_is_decided_within_the_claimed_range_or_by_pairs_of_the_claimed_values(found, said):
     of = tables(cells=[ONE], comparisons=[{"a": "first", "b": ONE[0]["cell_id"]} | found])
     of_knob = {"max_num_seqs": "throughput-flat-over-max-num-seqs", "block_size": "throughput-flat-over-block-size"}
-    assert verdict(flat(claim(of_knob[found["name"]]), of)) == said
+    assert verdict(each for each in flat(claim(of_knob[found["name"]]), of) if each) == said
 
 
 def test_a_rate_whose_lengths_are_open_is_told_with_the_mix_that_it_needs(tmp_path):
@@ -78,7 +78,7 @@ def test_a_block_size_that_no_version_takes_is_named_first():
 
 
 def test_the_published_rate_furthest_above_the_measured_one_stands_beside_it():
-    cells = [cell({"max_num_seqs": n}, [rate]) for n, rate in {1: 759.0, 256: 12_000.0}.items()]
+    cells = [cell({"max_num_seqs": n}, [rate], **SHAREGPT) for n, rate in {1: 759.0, 256: 12_000.0}.items()]
     *_, beside = evidence("throughput-flat-over-max-num-seqs", tables(cells=cells))
     assert all(number in beside.text for number in ("759", "11,939", "at least 97.3 %", "at most 0.421 times"))
     assert beside.says is None
@@ -307,7 +307,4 @@ def stages(ratio, slower):
     ],
 )
 def test_measurements_decide_under_the_conditions_of_a_claim(claim_id, of, verdict):
-    found = of()
-    assert judged(claim_id, found) == verdict
-    if claim_id in ("concurrency-gained-by-paging", "faster-for-a-single-request"):
-        assert len(evidence(claim_id, found)) == 1
+    assert judged(claim_id, of()) == verdict

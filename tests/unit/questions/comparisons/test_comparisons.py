@@ -10,8 +10,7 @@ import pytest
 from scipy import stats
 
 from tests.unit.questions.synthetic_cells import NOT_COUNTED, OTHER_PLACES, around, cell, only, starts_table
-from workflow_scripts.questions.comparisons.groups import overall
-from workflow_scripts.questions.comparisons.pairs import ALIKE, MOST_VALUES, WORK, grouped, looks_at
+from workflow_scripts.questions.comparisons.pairs import ALIKE, MOST_VALUES, WORK, grouped, looks_at, overall
 from workflow_scripts.questions.comparisons.table import SCHEMA, comparison_tables
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
 from workflow_scripts.study.study import Starts
