@@ -153,9 +153,6 @@ def _print(args: Namespace, rates: Sequence[Rate], verdicts: Sequence[JudgedRate
 
     workload: MeanLengths | None = args.tokens_per_request
     caption = "predicted ceilings; uncertainties are resolved in the table's favour"
-    if len(unknown := set(verdicts)) == 1 and (shared := unknown.pop()).verdict == "unknown":
-        caption = f"unknown: {shared.reason}"
-        verdicts = [replace(shared, reason="")] * len(rates)
     if unread := list(dict.fromkeys(name for rate in rates for name in rate.unread)):
         caption += f"; columns that are not read: {', '.join(unread)} (see --column)"
     tokens = f"{workload.prompt_tokens:g} + {workload.output_tokens:g}" if workload else "any number of"

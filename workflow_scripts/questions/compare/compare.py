@@ -35,7 +35,7 @@ from workflow_scripts.questions.compare.comparison import Comparison, comparison
 from workflow_scripts.questions.compare.digest import Digest, DigestError, read_digest
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
 from workflow_scripts.study.setting_words import knob_name
-from workflow_scripts.tables.differences import Different, value_text
+from workflow_scripts.tables.differences import value_text
 
 CHANGED = 1
 PASSED, REGRESSED = "passed", "regressed"
@@ -102,34 +102,23 @@ def sections(result: Comparison) -> list[Section]:
         of_measures[c.measure].append((names[c.cell], ratio_text(c), c.verdict, *values, c.scope or ""))
     outcomes = [(all_names[o.cell], o.a, o.b, o.reason or "") for o in result.outcomes]
     refused = [(all_names[r.cell], "; ".join(r.why)) for r in result.refused]
+    differing = [
+        (_in_words(d.what), value_text(d.a), value_text(d.b), str(d.cells or ""), str(d.others or ""))
+        for d in result.differences
+    ]
     of_cell = ("cell", "B/A (95 % interval)", "verdict", "A", "B", "interval covers")
     tables = [
-        Section(
-            DIFFERENT,
-            "What changed by itself",
-            ("setting that took effect", "A", "B", "cells"),
-            _differing(result.by_itself),
-        ),
+        Section(DIFFERENT, "What differs between A and B", ("what", "A", "B", "cells", "other pairs"), differing),
         *(
             Section(CELLS, f"{column(measure).axis}, the largest change first", of_cell, rows)
             for measure, rows in of_measures.items()
         ),
         Section(NOT_COMPARED, "Other outcomes", ("cell", "A", "B", "reason"), outcomes),
         Section(NOT_COMPARED, "Not compared", ("cell", "why"), refused),
-        Section(
-            DIFFERENT, "What else differs between A and B", ("what", "A", "B", "cells"), _differing(result.differences)
-        ),
         Section(NOT_COMPARED, "Only in A", ("cell",), [(all_names[cell],) for cell in result.only_a]),
         Section(NOT_COMPARED, "Only in B", ("cell",), [(all_names[cell],) for cell in result.only_b]),
     ]
     return [table for table in tables if table.rows]
-
-
-def _differing(differences: Sequence[Different]) -> list[tuple[str, ...]]:
-    others = {d.what: f", and {plural(d.others, 'other pair')}" if d.others else "" for d in differences}
-    return [
-        (_in_words(d.what), value_text(d.a), value_text(d.b) + others[d.what], str(d.cells or "")) for d in differences
-    ]
 
 
 def _in_words(what: str) -> str:

@@ -81,9 +81,10 @@ class Comparison(Record):
     """What run B and earlier ones, A, have in common, and how they differ. Of several earlier runs the ratios are over
     their mean, and what else differs is what differs from the latest one.
 
-    `began_a` and `began_b`: when the first repeat of each began, None if not known; `by_itself`: settings that took
-    effect and differ, although a cell asks for the same in both; `labels`: each cell's settings in words, by its id;
-    `undecided`: cells that ended `ok` in the latest earlier run and are not compared, or have a measure not decided.
+    `began_a` and `began_b`: when the first repeat of each began, None if not known; `differences`: settings that took
+    effect and differ although a cell asks for the same in both, and differences of the studies and of what they ran on;
+    `labels`: each cell's settings in words, by its id; `undecided`: cells that ended `ok` in the latest earlier run and
+    are not compared, or have a measure not decided.
     """
 
     study_a: str
@@ -99,7 +100,6 @@ class Comparison(Record):
     outcomes: list[OutcomeChange]
     only_a: list[str]
     only_b: list[str]
-    by_itself: list[Different]
     differences: list[Different]
     labels: dict[str, str]
 
@@ -215,10 +215,8 @@ def comparison(earlier: Sequence[Digest], now: Digest, occasions_vary_pct: float
         outcomes=list(_otherwise(ended)),
         only_a=[name for name in names if name not in names_now],
         only_b=[name for name in names_now if name not in names],
-        by_itself=counted(
-            d for x, y, _ in ended for d in differences(x.effective, y.effective) if None not in (d.a, d.b)
-        ),
         differences=[
+            *counted(d for x, y, _ in ended for d in differences(x.effective, y.effective) if None not in (d.a, d.b)),
             *(Different(what=f"study: {d.path}", a=d.a, b=d.b, cells=0, others=0) for d in of_study),
             *counted(d for x, y, _ in ended for d in differences(_environment(x), _environment(y))),
         ],

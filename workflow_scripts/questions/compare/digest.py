@@ -7,7 +7,7 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -151,37 +151,30 @@ def digest_of(study: Study, grid: Sequence[Cell], summed: Summaries) -> Digest:
     comparable = ok & cells["comparable"].eq(True).fillna(False).astype(bool)
     rank = pd.Series(np.select([comparable, ok], [0, 1], 2), cells.index)
     counted = rank == rank.groupby(cells["cell_id"]).transform("min")
-    rows = cells.loc[counted, ["cell_id", "outcome", "reason", "source", "effective", "started_at", *ENVIRONMENT]]
-    told = (
-        rows.drop_duplicates("cell_id")
-        .set_index("cell_id")[["outcome", "reason", "source", "effective"]]
-        .assign(
-            comparable=comparable.groupby(cells["cell_id"]).any(),
-            began=rows.dropna(subset="started_at").groupby("cell_id")["started_at"].min(),
-        )
-        .to_dict("index")
+    rows = cells[counted]
+    told = rows.drop_duplicates("cell_id").set_index("cell_id")[["outcome", "reason", "source", "effective"]]
+    told = told.assign(
+        comparable=comparable.groupby(cells["cell_id"]).any(),
+        began=rows.dropna(subset="started_at").groupby("cell_id")["started_at"].min(),
     )
+    fields: dict[Any, Any] = told.astype(object).where(told.notna(), None).to_dict("index")
     environments = _environments(rows)
-    digest_cells = []
-    for cell in grid:
-        if (row := told.get(cell.id)) is None:
-            continue
-        content = cell_definition(study, cell, models).as_json()
-        digest_cells.append(
-            DigestCell(
-                id=cell.id,
-                outcome=str(row["outcome"]),
-                reason=None if pd.isna(row["reason"]) else str(row["reason"]),
-                comparable=bool(row["comparable"]),
-                source=str(row["source"]),
-                began=None if pd.isna(row["began"]) else str(row["began"]),
-                content={name: value for name, value in content.items() if name not in NOT_CONTENT},
-                environment=environments.get(cell.id, {}),
-                effective={} if pd.isna(row["effective"]) else json.loads(row["effective"]),
-                means=means.get(cell.id, []),
-                label=words[cell.id],
-            )
+    digest_cells = [
+        DigestCell(
+            **{**fields[cell.id], "effective": json.loads(fields[cell.id]["effective"] or "{}")},
+            id=cell.id,
+            content={
+                name: value
+                for name, value in cell_definition(study, cell, models).as_json().items()
+                if name not in NOT_CONTENT
+            },
+            environment=environments.get(cell.id, {}),
+            means=means.get(cell.id, []),
+            label=words[cell.id],
         )
+        for cell in grid
+        if cell.id in fields
+    ]
     return Digest(
         study=study.name,
         settings=study.model_dump(mode="json", include=SETTINGS),

@@ -350,8 +350,7 @@ def test_a_model_of_unknown_structure_makes_every_row_unknown(config, reason, tm
     (tmp_path / "config.json").write_text(json.dumps(llama | config))
     words = [MAX_NUM_SEQS, "--model", str(tmp_path), *OPTIONS[2:]]
     assert main(words) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert (printed.count(reason), "unknown: " in printed) == (1, True)
+    assert reason in " ".join(capsys.readouterr().out.split())
     assert main([*words, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert ({row["verdict"] for row in rows}, len(rows)) == ({"unknown"}, 20)

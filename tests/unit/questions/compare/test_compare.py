@@ -92,6 +92,7 @@ def test_what_a_comparison_is_for_is_listed_and_refuses_nothing():
     found = comparison([a], b)
     assert len(found.cells) == 1
     assert [(d.what, d.a, d.b, d.cells) for d in found.differences] == [
+        ("max_num_batched_tokens", 2048, 8192, 1),
         ("study: repeats", 3, 5, 0),
         ("engine_version", "vllm 0.11", "vllm 0.12", 1),
         ("host", "node-1", "node-2", 1),
@@ -107,13 +108,12 @@ def test_what_took_effect_otherwise_is_one_line_for_each_setting_and_comes_first
         for effective in (settings, now)
     )
     found = comparison([a], b)
-    assert [tuple(d.model_dump().values()) for d in found.by_itself] == [
+    assert [tuple(d.model_dump().values()) for d in found.differences] == [
         ("block_size", 16, 32, 2, 0),
         ("num_gpu_blocks", 100, 50, 2, 1),
     ]
-    assert found.differences == []
     first, *_ = compare.sections(found)
-    assert first.rows[1] == ("KV blocks", "100", "50, and 1 other pair", "2")
+    assert first.rows[1] == ("KV blocks", "100", "50", "2", "1")
 
 
 def test_cells_that_ended_otherwise_or_are_in_one_study_only_are_told():

@@ -74,15 +74,6 @@ def test_two_cells_that_differ_in_one_thing_are_one_row(knobs_a, more_a, knobs_b
     assert row["work"] == "equal"
 
 
-def test_two_environments_of_a_setting_are_compared():
-    rows = starts_table(cell(FOUR, around(100.0)), cell(FOUR, around(200.0), lock_sha256="other"))
-    old = rows["lock_sha256"].eq("other").fillna(False)
-    for name in ("engine", "cell_id"):
-        rows[name] = rows[name].mask(old, rows[name].str.replace("vllm", "vllm@old"))
-    row = only(of_rows(rows))
-    assert row[["kind", "value_a", "value_b", "verdict"]].tolist() == ["environment", "default", "old", "changes"]
-
-
 @pytest.mark.parametrize(
     "other", [*({"knobs": {"block_size": 32, **FOUR}, **place} for place in [*OTHER_PLACES, *NOT_COUNTED])]
 )
