@@ -102,16 +102,14 @@ def flat(claim: Claim, tables: StudyTables, under: Callable[[Row], Under] | None
     def is_within(group: Iterable[float]) -> bool:
         return all(min(values) <= value <= max(values) for value in group)
 
-    groups, of_pairs = tables.overall(stated.name), tables.effects(stated.name)
-    for effect, cell in tables.with_cells([*of_pairs, *groups]):
+    groups = [(effect, cell, True) for effect, cell in tables.with_cells(tables.overall(stated.name))]
+    of_pairs = [(effect, cell, False) for effect, cell in tables.with_cells(tables.effects(stated.name))]
+    for effect, cell, is_group in (*of_pairs, *groups):
         if effect.engine != "vllm":
             continue
-        compared = group = {float(value) for value in effect.values.split(", ")}
-        if not hasattr(effect, "fastest"):
-            compared = {float(effect.value_a), float(effect.value_b)}
-            if is_within(group):
-                continue
-        if not is_within(compared):
+        group = {float(value) for value in effect.values.split(", ")}
+        compared = group if is_group else {float(effect.value_a), float(effect.value_b)}
+        if not is_within(compared) or (is_within(group) and not is_group):
             continue
         says, text = None, effect_text(effect)
         most_pct = 100 * (max(effect.high, 1 / effect.low) - 1)

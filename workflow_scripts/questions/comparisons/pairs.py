@@ -194,28 +194,16 @@ def overall(comparisons: pd.DataFrame, name: str) -> pd.DataFrame:
     the pair that is furthest apart, the faster in `b`.
 
     The `verdict` is `flat` if every pair is, and `changes` if any is; then the pair is the one of these that is
-    furthest apart. `fastest` are the values that no other is shown to exceed, and `decided` whether they are one value,
-    or several of which all pairs are `flat`.
+    furthest apart.
     """
     rows = comparisons[comparisons["name"].eq(name) & comparisons["metric"].isin([RATE, STEADY])]
     rows = rows[rows["verdict"].notna() & rows["group"].notna()].reset_index(drop=True)
     rows = rows.assign(beyond=rows["verdict"] == CHANGES, size=np.abs(np.log(rows["ratio"].astype(float))))
-    slower = set(rows["a"].where(rows["ratio"] > 1, rows["b"])[rows["beyond"]])
-    sides = [rows[["group", side, f"value_{side}"]].set_axis(["group", "cell", "value"], axis=1) for side in "ab"]
-    cells = pd.concat(sides).sort_index(kind="stable").drop_duplicates(["group", "cell"])
-    fastest = cells[~cells["cell"].isin(slower)].groupby("group")["value"].agg(", ".join)
-    is_open = rows["verdict"].ne(FLAT) & ~rows["a"].isin(slower) & ~rows["b"].isin(slower)
-    flat, opened = rows["verdict"].eq(FLAT).groupby(rows["group"]).all(), is_open.groupby(rows["group"]).any()
+    flat = rows["verdict"].eq(FLAT).groupby(rows["group"]).all()
     ends = rows.sort_values(["group", "beyond", "size"], kind="stable").groupby("group").tail(1)
     ends = pd.concat([ends[ends["ratio"] >= 1], turned(ends[ends["ratio"] < 1])]).sort_values("group")
-    groups = ends["group"]
-    return ends.assign(
-        verdict=np.select(
-            [of.to_numpy(bool) for of in (groups.map(flat), ends["beyond"])], [FLAT, CHANGES], NOT_DECIDED
-        ),
-        fastest=groups.map(fastest).fillna(""),
-        decided=~groups.map(opened).astype(bool),
-    )
+    is_flat, is_beyond = ends["group"].map(flat).to_numpy(bool), ends["beyond"].to_numpy(bool)
+    return ends.assign(verdict=np.select([is_flat, is_beyond], [FLAT, CHANGES], NOT_DECIDED))
 
 
 def turned(rows: pd.DataFrame) -> pd.DataFrame:
