@@ -1,6 +1,6 @@
 """Steps and KV blocks of a model with layers that draft, as predicted and as vLLM runs it on this CPU.
 
-The model has one word, so that every drafted token is right. A process of its own, because of vLLM's environment.
+Its weights are random, so that no drafted token is right. A process of its own, because of vLLM's environment.
 """
 
 import json
@@ -21,7 +21,7 @@ from workflow_scripts.predict.scheduler import make_schedule
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 CONFIG = {
-    **{"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "torch_dtype": "float32", "vocab_size": 1},
+    **{"architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "torch_dtype": "float32", "vocab_size": 128},
     **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_nextn_predict_layers": 1},
     **{"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 2048},
     **{"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": False},
@@ -46,7 +46,7 @@ if __name__ == "__main__":
     engine, steps = llm.llm_engine, 0
     limits = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False) for n in outputs]
     for number, (prompt, limit) in enumerate(zip(prompts, limits)):
-        engine.add_request(str(number), {"prompt_token_ids": [0] * prompt}, limit)
+        engine.add_request(str(number), {"prompt_token_ids": [2 + number] * prompt}, limit)
     while engine.has_unfinished_requests():
         engine.step()
         steps += 1
@@ -71,7 +71,7 @@ def test_a_model_that_drafts_with_its_own_layers_takes_the_predicted_steps_and_b
     assert ran, done.stderr[-2000:]
     facts, cpu = model_facts(CONFIG), get_gpu("cpu-all")
     blocks = int(vllm_capacity(KNOBS, cpu, facts).value("num_blocks") or 0)
-    always_right = KNOBS.model_copy(update={"synthetic_acceptance_length": 2.0})
-    settings = replace(vllm_steps(always_right, cpu, facts).decides, num_blocks=blocks)
+    never_right = KNOBS.model_copy(update={"synthetic_acceptance_length": 1.0})
+    settings = replace(vllm_steps(never_right, cpu, facts).decides, num_blocks=blocks)
     schedule = make_schedule(RequestLengths(PROMPTS, OUTPUTS), settings)
     assert json.loads(ran[0]) == [blocks, schedule.segments.steps.sum()]
