@@ -14,6 +14,7 @@ rule tables:
         digest=PATHS.digest,
     log:
         PATHS.root / "logs/tables.log",
+    threads: 2
     params:
         code=sources_sha256("questions.make_tables", *TABLE_MODULES),
         settings=SETTINGS,
