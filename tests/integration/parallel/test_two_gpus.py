@@ -18,18 +18,18 @@ def test_every_cell_has_its_outcome_and_nothing_is_measured(two_gpus, two_gpus_e
 def test_ratios_fall_from_the_bandwidths_to_the_operations(two_gpus):
     """Those of whole runs, and what is expected of them, are claims of docs/artifact.md."""
     tables = {
-        name: pd.read_parquet(two_gpus / f"tables/{name}.parquet") for name in ("cells", "comparisons", "devices")
+        name: pd.read_parquet(two_gpus / f"tables/{name}.parquet") for name in ("cells", "comparisons", "predictions")
     }
     sequences = tables["cells"].set_index("cell_id")["max_concurrency_allowed"]
     rows = tables["comparisons"].query("kind == 'device' and workload == 'chat'")
-    rows = rows.assign(sequences=rows["b"].map(sequences)).merge(tables["devices"], on=["a", "b"])
-    rows = rows.set_index("sequences").sort_index()
+    rows = rows.assign(sequences=rows["b"].map(sequences)).set_index("sequences").sort_index()
     chat, full = (rows[rows["metric"] == of] for of in ("output_tokens_per_s", "steady_output_tokens_per_s"))
     assert full["ratio"].to_dict() == pytest.approx({1: 1.33, 4: 1.30, 16: 1.37, 64: 1.11, 256: 1.03}, abs=0.01)
-    shares = ["weights_share_a", "kv_share_a", "operations_share_a", "fixed_share_a", "launch_share_a"]
-    assert chat[shares].sum(axis=1).tolist() == pytest.approx([1] * 5)
-    assert chat["weights_share_a"].is_monotonic_decreasing
-    assert chat["operations_share_a"].is_monotonic_increasing
+    predicted = tables["predictions"].query("quantity == 'output_tokens_per_s'").set_index("cell_id")
+    shares = predicted.loc[chat["a"], [f"{of}_share" for of in ("weights", "kv", "operations", "fixed", "launch")]]
+    assert shares.sum(axis=1).tolist() == pytest.approx([1] * 5)
+    assert shares["weights_share"].is_monotonic_decreasing
+    assert shares["operations_share"].is_monotonic_increasing
 
 
 def test_first_tokens_are_predicted_from_when_requests_reach_the_engine(two_gpus):
