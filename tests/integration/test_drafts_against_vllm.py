@@ -42,7 +42,7 @@ from vllm import LLM, SamplingParams
 
 if __name__ == "__main__":
     folder, arguments, prompts, outputs = json.loads(sys.argv[1])
-    llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, enforce_eager=True, **arguments)
+    llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, enforce_eager=True, dtype="float32", **arguments)
     engine, steps = llm.llm_engine, 0
     limits = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False) for n in outputs]
     for number, (prompt, limit) in enumerate(zip(prompts, limits)):
