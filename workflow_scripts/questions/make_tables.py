@@ -36,7 +36,7 @@ def main(args: Namespace) -> None:
     study = load_study(args.study)
     inputs = TableInputs(study, StudyPaths(args.results, study.name), args.parsed, args.out)
     chosen = makers(args.only)
-    if args.only == TABLES:
+    if any(schema.name == "cells" for schema in chosen[0].schemas):  # which all others read
         _make(chosen.pop(0), inputs)
     with ProcessPoolExecutor(1, get_context("fork"), _share, (chosen, inputs)) as other:
         if others := [maker for maker in chosen if maker.beside]:

@@ -77,6 +77,7 @@ TIMES = {
 REPORT = {"requests": {"total": 4, "failures": 0}, "latency": TIMES}
 LLM_D = {"version": "0.2", "results": {"request_performance": {"aggregate": REPORT | {"throughput": RATES}}}}
 LLM_D_1 = {"version": "0.1", "metrics": REPORT | {"throughput": PERF["successes"]["throughput"]}}
+EACH_FORMAT = (SERVE, SGLANG, GUIDELLM, AIPERF, INFERENCEX, AGENTX, SECONDS, PERF, LLM_D, LLM_D_1, THROUGHPUT, LATENCY)
 ALL = {"requests_per_s": 2, "output_tokens_per_s": 64, "total_tokens_per_s": 96, "e2e_ms_median": 80}
 ALL |= {"ttft_ms_median": 12, "ttft_ms_p99": 15, "tpot_ms_median": None}
 

@@ -146,8 +146,5 @@ def test_a_bad_line_is_named_with_what_is_allowed(tmp_path, line, words):
 def test_an_empty_trace_and_fields_of_the_other_kind_of_file_are_refused(tmp_path):
     with pytest.raises(WorkloadError, match="no request"):
         make_requests(written(tmp_path, ""), VOCABULARY, 1)
-    columns = {"arrival": "a", "prompt_tokens": "b", "output_tokens": "c"}
-    with pytest.raises(ValidationError, match="columns are those of a CSV file"):
-        trace(TRACES / "mooncake.jsonl", columns=columns)
     with pytest.raises(ValidationError, match=r"hash_block_tokens is for a \.jsonl file"):
         trace(TRACES / "azure.csv", hash_block_tokens=16)

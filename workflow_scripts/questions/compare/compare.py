@@ -81,10 +81,7 @@ def summary(result: Comparison) -> Iterator[str]:
         yield f"All compared cells are of {shared}."
     if result.cells:
         vary = "of config/variation.yaml" if (pct := result.occasions_vary_pct) is None else f"of {pct:g} %"
-        yield (
-            "Starts of one occasion do not show how much a cell varies from one day or machine to another. So the "
-            f"intervals also allow for the standard deviation {vary} between occasions."
-        )
+        yield f"Intervals also allow for the standard deviation {vary} between days and machines."
     if result.refused:
         yield f"{plural(len(result.refused), 'cell')} cannot be compared; the reasons are below."
     if result.outcomes:
