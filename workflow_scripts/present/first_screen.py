@@ -34,7 +34,8 @@ BESIDE = {"tpot_s_p50": "TPOT, ms", "ttft_s_p50": "TTFT, ms", "energy_j_per_outp
 MOST_WORDS, MOST_NAME, MOST_WORK, MOST_REASON = 8, 28, 60, 80
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 _FINE_TICKS = (1, 1.1, 1.2, 1.5, 2, 3, 5, 0.9, 0.8, 0.7, 0.5)
-KEY = "Bars: 95 % intervals. Hollow: undecided. While full: as many requests run as allowed."
+KEY = "Bars: 95 % intervals. Hollow: undecided."
+KEY_OF_STUDY = f"{KEY} While full: as many requests run as allowed."
 
 
 def first_screen(report: Report) -> dict[str, Any]:
@@ -43,20 +44,20 @@ def first_screen(report: Report) -> dict[str, Any]:
     return {
         "title": _title(report, [answer for _, answer in found]),
         "sub": " · ".join(_sub(report)),
-        **rows_of(found, device_looks(report.tables)),
+        **rows_of(found, device_looks(report.tables), KEY_OF_STUDY),
         "pictures": _pictures(report),
         **fastest,
         "without_rate": None if fastest["fastest"] else _without_rate(report),
     }
 
 
-def rows_of(answers: Sequence[tuple[str, Answer]], looks: Mapping[str, Look]) -> dict[str, Any]:
+def rows_of(answers: Sequence[tuple[str, Answer]], looks: Mapping[str, Look], key: str = KEY) -> dict[str, Any]:
     """The rows of answers, each with its section and its bars, the ticks of their common axis in per cent with their
     texts, and the key to it; `looks` are those of devices."""
     values = [end for _, answer in answers for bar in answer.bars for end in (bar.value, bar.low, bar.high)]
     place, ticks = _axis(values)
     rows = [{"section": of, "answer": answer, "bars": _bars(looks, answer.bars, place)} for of, answer in answers]
-    return {"rows": rows, "ticks": ticks, "key": KEY if ticks else ""}
+    return {"rows": rows, "ticks": ticks, "key": key if ticks else ""}
 
 
 def _without_rate(report: Report) -> Table:
