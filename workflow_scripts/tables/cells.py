@@ -1,6 +1,9 @@
 """Everything that was measured of the cells of a study, from the parsed tables."""
 
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import pandas as pd
@@ -60,11 +63,10 @@ def measured_rows(study: Study, cells: Sequence[Cell], parsed: Path, imported: P
     `parsed` holds a folder for each GPU, `imported` runs measured elsewhere.
     """
     grid, texts = grid_rows(study, cells), shared_texts(study)
-    measured = [
-        _of_gpu(parsed, gpu, grid, texts)
-        for gpu in dict.fromkeys(cell.gpu for cell in cells)
-        if (parsed / gpu / "starts.parquet").exists()
-    ]
+    gpus = [gpu for gpu in dict.fromkeys(cell.gpu for cell in cells) if (parsed / gpu / "starts.parquet").exists()]
+    of_gpu = partial(_of_gpu, parsed, grid=grid, texts=texts)
+    with ProcessPoolExecutor(2, get_context("fork")) as processes:
+        measured = list(processes.map(of_gpu, gpus) if len(gpus) > 1 else map(of_gpu, gpus))
     names = [*REPEAT, "outcome", "definition_sha256", "simulated"]
     rows = pd.concat(measured) if measured else pd.DataFrame(columns=names)
     table = grid.reset_index().merge(rows, on="cell_id", how="left")
