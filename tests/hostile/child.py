@@ -19,8 +19,8 @@ from workflow_scripts.__main__ import COMMANDS
 from workflow_scripts.common.command import BAD_INPUT, Command
 
 MOST_CPU_S, MOST_BYTES, MOST_WALL_S = 5, 10**9, 120
-# Address space that libraries reserve and do not use.
-RESERVED_BYTES = 5 * 10**8
+# Address space that libraries and their threads reserve and do not use: about 2 GB for `tables`.
+RESERVED_BYTES = 5 * 10**9
 REFUSED, ACCEPTED, TRACEBACK, SLOW, LARGE = "refused", "accepted", "traceback", "too slow", "too large"
 
 
