@@ -85,7 +85,7 @@ rule compare:
 
 
 rule archive_study:
-    """Pack study file, locks, cells, tables, report and code into one archive, with hashes and an RO-Crate."""
+    """Pack study file, locks, cells, tables, report and code into one archive, with hashes."""
     input:
         PATHS.report,
     output:

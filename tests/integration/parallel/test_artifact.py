@@ -1,7 +1,6 @@
-"""docs/artifact.md as its reader follows it: every value that it states, and the archive as a research object."""
+"""docs/artifact.md as its reader follows it: every value that it states, and the report of an archive."""
 
 import re
-from importlib import resources
 from zipfile import ZipFile
 
 import numpy as np
@@ -9,7 +8,6 @@ import pandas as pd
 import pytest
 
 from tests.integration.conftest import CHECKOUT
-from tests.integration.installing import uv
 from workflow_scripts.study.archive import main as archive
 from workflow_scripts.study.report_of_archive import main as report_of_archive
 
@@ -17,24 +15,6 @@ PAGE = (CHECKOUT / "docs/artifact.md").read_text(encoding="utf-8")
 CODE = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
 CLAIMS = re.findall(r"^\| (.+?) \| ([\d.,; ]+) \| ([\d.]+) \| `(.+)` \|$", PAGE, re.MULTILINE)
 CLAIMED_IN = "".join((CHECKOUT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/gpus.md"))
-# RO-Crate's terms are those of the package rocrate, without a network. Its edition is newer than the crate's, which has
-# the same terms but for the addresses of two.
-VALIDATE = """
-import sys
-from pathlib import Path
-from requests import Response
-from rocrate_validator import services
-from rocrate_validator.utils.http import HttpRequester
-
-terms, crate = sys.argv[1:]
-answer = Response()
-answer.status_code, answer.headers["Content-Type"] = 200, "application/ld+json"
-answer._content = Path(terms).read_bytes().replace(b"bioschemas.org/terms/", b"bioschemas.org/")
-HttpRequester.get = HttpRequester.head = lambda self, url, **_: answer
-asked = services.ValidationSettings(rocrate_uri=crate, profile_identifier="workflow-run-crate")
-for issue in services.validate(asked).get_issues():
-    print(issue.check.identifier, issue.message, issue.violatingEntity)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +45,6 @@ def test_every_number_of_the_results_has_its_row():
     numbers = [number for cell in cells for number in re.findall(r"[\d.,]+", cell)]
     assert len(numbers) == 40
     assert set(numbers) <= {value for _, values, _, _ in CLAIMS for value in values.split("; ")}
-
-
-def test_the_archive_is_a_workflow_run_ro_crate(two_gpus, tmp_path):
-    packed = tmp_path / "two_gpus.zip"
-    study = ["--study", str(CHECKOUT / "config/studies/two_gpus.yaml"), "--results", str(two_gpus.parent)]
-    assert archive([*study, "--out", str(packed)]) == 0
-    terms = resources.files("rocrate") / "data/ro-crate.jsonld"
-    validator = ("--no-project", "--isolated", "--with", "roc-validator==0.13.0", "python", "-c", VALIDATE)
-    assert uv("run", *validator, str(terms), packed) == ""
 
 
 def test_the_report_of_an_archive_is_drawn_without_its_code(h200_later, tmp_path):

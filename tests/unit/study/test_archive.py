@@ -1,7 +1,6 @@
-"""The archive of a study: its content, and that its hashes and its description match the content."""
+"""The archive of a study: its content, and that its hashes match the content."""
 
 import hashlib
-import json
 import os
 import zipfile
 from pathlib import Path
@@ -10,6 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.unit.made_studies import MadeStudy, fixed
+from workflow_scripts import __version__
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
 from workflow_scripts.parse import cell_tables
@@ -44,7 +44,8 @@ def archived(study: MadeStudy, name: str = "kept.zip") -> zipfile.ZipFile:
     return zipfile.ZipFile(out)
 
 
-def test_it_holds_what_was_asked_measured_and_found_with_hashes_and_is_the_same_each_time(study):
+def test_it_holds_what_was_asked_measured_and_found_with_hashes_and_is_the_same_each_time(study, monkeypatch):
+    monkeypatch.setattr("workflow_scripts.study.archive.commit_of", lambda _: ("a1", True))
     archive = archived(study)
     names = set(archive.namelist())
     cells = {name for name in names if name.endswith("outcome.json")}
@@ -58,37 +59,9 @@ def test_it_holds_what_was_asked_measured_and_found_with_hashes_and_is_the_same_
     listed = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
     assert set(listed) == {name for name in names if not name.endswith("/")} - {"manifest-sha256.txt"}
     assert listed == {name: hashlib.sha256(archive.read(name)).hexdigest() for name in listed}
+    assert archive.read("version.txt").decode() == f"kvsweep {__version__}, commit a1, with changes\n"
     again = Path(str(archived(study, "again.zip").filename))
     assert again.read_bytes() == again.with_name("kept.zip").read_bytes()
-
-
-def test_the_description_names_the_commit_of_the_code(study, monkeypatch):
-    found = {("a1", False): "a1", ("a1", True): "a1-dirty", ("a1", None): "a1", (None, None): None}
-    for (commit, dirty), told in found.items():
-        monkeypatch.setattr(archive, "commit_of", lambda _, known=(commit, dirty): known)
-        graph = json.loads(archived(study).read("ro-crate-metadata.json"))["@graph"]
-        [pipeline] = [entity for entity in graph if entity["@id"] == "Snakefile"]
-        assert pipeline.get("identifier") == told
-
-
-def test_the_description_names_only_what_is_there_and_says_what_measured_what(study):
-    archive = archived(study)
-    names = archive.namelist()
-    graph = {entity["@id"]: entity for entity in json.loads(archive.read("ro-crate-metadata.json"))["@graph"]}
-    assert graph["./"]["datePublished"] == "2026-01-03T00:00:00+00:00"
-    assert graph["./"]["description"] == "what is kept?"
-    for part in graph["./"]["hasPart"]:
-        assert any(name == part["@id"] or name.startswith(part["@id"].rstrip("/") + "/") for name in names), part
-    action = graph["#measuring-h200"]
-    told = {"name": "measuring 2 cells on h200", "description": "hosts: node-h200", "object": {"@id": "study.yaml"}}
-    assert action.items() >= {**told, "result": {"@id": "results/kept/cells/h200/"}}.items()
-    assert {"@id": "#vllm-0.32.0"} in action["instrument"]
-    # What measured was installed from these locks, which are in the archive.
-    for gpu, lock in {"h200": "envs/cuda.txt", "l40s": "envs/vllm-0.25.1-cpu.txt"}.items():
-        of_gpu = [one["@id"] for one in graph[f"#measuring-{gpu}"]["instrument"]]
-        assert [name for name in of_gpu if name.startswith("envs/")] == [lock]
-        assert lock in names
-    assert graph["#measuring-l40s"]["endTime"] == "2026-01-03T00:00:00+00:00"
 
 
 def test_without_a_report_there_is_one_message_and_no_archive(study, capsys):
