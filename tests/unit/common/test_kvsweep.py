@@ -45,9 +45,9 @@ def test_a_command_has_its_name_and_its_example_can_be_parsed(name):
 
 
 @pytest.mark.parametrize("words", [("--study", "s.yaml"), ("s.yaml",), ("s.yaml", "--results", "elsewhere")])
-@pytest.mark.parametrize("name", ["check", "plan", "status", "sbatch", "check-engines"])
+@pytest.mark.parametrize("name", ["check", "plan", "status", "sbatch"])
 def test_a_study_may_be_the_first_word(name, words):
-    words = words[:1] if name in ("check", "check-engines", "sbatch") and "--results" in words else words
+    words = words[:1] if name in ("check", "sbatch") and "--results" in words else words
     assert module_of(name).main.parser().parse_args(words).study == Path("s.yaml")
 
 
