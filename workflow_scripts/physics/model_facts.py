@@ -243,7 +243,7 @@ class ModelFacts:
         matrices = sum(count * m.parameters * self.bytes_of(m) for m, count in self.matrices)
         return round(matrices + (self.parameters - self.layer_matrix_parameters) * DTYPE_BYTES[self.dtype])
 
-    @property
+    @cached_property
     def decode_weight_bytes(self) -> int:
         """Bytes of weights that a decode step reads at least, whatever its batch. These are all weights except the
         tables of which a step reads only rows (a tied table is still read completely, as output matrix), the encoder,

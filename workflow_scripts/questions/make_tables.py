@@ -44,14 +44,13 @@ def main(args: Namespace) -> None:
         for maker in others:
             made = other.submit(_make_shared, chosen.index(maker))
             inputs.elsewhere |= {str(schema.name): made for schema in maker.schemas}
+        if args.only == TABLES:
+            inputs.elsewhere[DIGEST] = other.submit(_write_digest)
         for maker in chosen:
             if not maker.beside:
                 _make(maker, inputs)
         for made in inputs.elsewhere.values():
             made.result()
-    if args.only == TABLES:
-        summed = inputs.summed if inputs.cells is inputs.rows else Summaries(inputs.rows)
-        digest_of(study, inputs.grid, summed).write(inputs.folder / DIGEST, indent=None)
 
 
 def _make(maker: TableMaker, inputs: TableInputs) -> None:
@@ -74,3 +73,9 @@ def _share(*shared: Any) -> None:
 def _make_shared(number: int) -> None:
     chosen, inputs = _shared
     _make(chosen[number], inputs)
+
+
+def _write_digest() -> None:
+    _, inputs = _shared
+    summed = inputs.summed if inputs.cells is inputs.rows else Summaries(inputs.rows)
+    digest_of(inputs.study, inputs.grid, summed).write(inputs.folder / DIGEST, indent=None)

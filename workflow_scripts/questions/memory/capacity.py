@@ -217,6 +217,6 @@ def read_predictions(path: Path) -> pd.DataFrame:
     return pd.DataFrame(predictions, columns=[*fields, "published"])
 
 
-@makes(SCHEMA, beside=True)
+@makes(SCHEMA)
 def make_tables(inputs: TableInputs) -> pd.DataFrame:
     return capacity_table(inputs.cells, read_predictions(inputs.paths.capacity))

@@ -97,7 +97,7 @@ def _has_conversations(inputs: TableInputs) -> bool:
     return any(getattr(workload, "answers", None) == "real" for workload in inputs.study.workloads.values())
 
 
-@makes(SCHEMA, needed=_has_conversations, beside=True)
+@makes(SCHEMA, needed=_has_conversations)
 def make_tables(inputs: TableInputs) -> pd.DataFrame:
     study, cells = inputs.study, inputs.cells
     own = cells[cells["study"].eq(study.name) & cells["source"].eq("measured")]

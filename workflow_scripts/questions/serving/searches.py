@@ -53,7 +53,7 @@ def search_table(study: Study, cells: pd.DataFrame, parsed: Path, plan: pd.DataF
     return table[list(SCHEMA.columns)]
 
 
-@makes(SCHEMA, needed=lambda inputs: any(getattr(cell.knobs, "find", None) for cell in inputs.grid), beside=True)
+@makes(SCHEMA, needed=lambda inputs: any(getattr(cell.knobs, "find", None) for cell in inputs.grid))
 def make_tables(inputs: TableInputs) -> pd.DataFrame:
     own = inputs.rows[inputs.rows["study"].eq(inputs.study.name)]
     return search_table(inputs.study, own, inputs.parsed, read_parquet(inputs.paths.plan / "plan.parquet"))

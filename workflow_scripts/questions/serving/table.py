@@ -318,7 +318,7 @@ def _varies(repeats: pd.DataFrame) -> bool:
     return repeats["load"].iloc[0] != OPEN or bool(midway_s.diff().min() > _ARRIVES_APART_S)
 
 
-@makes(SCHEMA, SUMMARY_SCHEMA, beside=True)
+@makes(SCHEMA, SUMMARY_SCHEMA)
 def make_tables(inputs: TableInputs) -> tuple[pd.DataFrame, pd.DataFrame]:
     study, cells = inputs.study, inputs.cells
     own = cells[cells["study"].eq(study.name) & cells["source"].eq("measured")]
