@@ -75,7 +75,7 @@ def study(**changes: object) -> dict[str, object]:
                 "output_tokens": 16,
                 "sampling": {"temperature": 0.8, "seed": 5, "thinking_token_budget": 16},
             },
-            "talk": fixed(*(8, 40, 8), kind="multi_turn", turns=2, answers="real", sub_agents=2, think_s=0.02),
+            "talk": fixed(*(8, 40, 8), kind="multi_turn", turns=2, answers="real", think_s=0.02),
             "drafts": fixed(4, 32, 24),
             "long": fixed(64, 16, 40),
         },

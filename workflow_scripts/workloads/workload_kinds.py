@@ -4,7 +4,6 @@
 """
 
 import math
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -18,8 +17,7 @@ from workflow_scripts.workloads.sampling import Sampling
 # Far above every context and benchmark; a typing error should not fill the memory.
 MOST_TOKENS = MOST_PROMPTS = 10_000_000
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
-# Of one conversation, with those of its sub-agents.
-MOST_REQUESTS = 1_000
+MOST_TURNS = 1_000
 
 
 class LengthDistribution(StrictRecord):
@@ -197,41 +195,6 @@ class SharedPrefixWorkload(SharedTextWorkload):
         return SharedText(before % self.users, self.prefix_tokens) if after > before else None
 
 
-class Turn(NamedTuple):
-    """A request of a conversation: `agent` 0 is the user's own, others are sub-agents; `turn` is the agent's, from 0.
-    `parts` of its prompt, in order: None for new tokens, the position of an earlier request for its answer."""
-
-    agent: int
-    turn: int
-    parts: tuple[int | None, ...]
-
-
-@cache
-def conversation(turns: int, sub_agents: int, sub_agent_turns: int) -> tuple[Turn, ...]:
-    """The requests of one conversation. After each turn but the last, sub-agents begin side by side, each with a prompt
-    of its own and the answer as its task; the next prompt holds their last answers, too.
-
-    >>> [turn.parts for turn in conversation(turns=2, sub_agents=1, sub_agent_turns=1)]
-    [(None,), (None, 0), (None, 0, 1, None)]
-    """
-    made: list[Turn] = []
-    agents = 0
-    parts: tuple[int | None, ...] = ()
-    for turn in range(turns):
-        parts = (*parts, None)
-        made.append(Turn(0, turn, parts))
-        asked, results = len(made) - 1, []
-        for _ in range(sub_agents if turn < turns - 1 else 0):
-            agents += 1
-            of_agent: tuple[int | None, ...] = (None, asked)
-            for own in range(sub_agent_turns):
-                made.append(Turn(agents, own, of_agent))
-                of_agent = (*of_agent, len(made) - 1, None)
-            results.append(len(made) - 1)
-        parts = (*parts, asked, *results)
-    return tuple(made)
-
-
 class MultiTurnWorkload(SharedTextWorkload):
     """Conversations: each turn's prompt holds all earlier prompts and answers, and what the user says next.
 
@@ -240,7 +203,7 @@ class MultiTurnWorkload(SharedTextWorkload):
     """
 
     kind: Literal["multi_turn"]
-    turns: int = Field(ge=2, description="requests of one conversation, without those of sub-agents")
+    turns: int = Field(ge=2, le=MOST_TURNS, description="requests of one conversation")
     prompt_tokens: int = Field(ge=1, description="tokens that the user adds in a turn")
     output_tokens: int = Field(ge=1, description="tokens of an answer")
     users: int = Field(1, ge=1, description="conversations at once; their turns alternate")
@@ -248,60 +211,43 @@ class MultiTurnWorkload(SharedTextWorkload):
         "random", "what prompts hold as earlier answers; `real`: those of the server, in a closed loop"
     )
     think_s: float = added(0.0, "mean pause before a turn, drawn exponentially", ge=0, le=86_400)
-    sub_agents: int = added(0, "agents that work at once on each answer but the last", ge=0, le=100)
-    sub_agent_turns: int = added(1, "requests of each of them", ge=1, le=100)
 
     @model_validator(mode="after")
     def _a_closed_loop(self) -> Self:
         if self.answers == "real" and self.users > 1:
             raise ValueError("users: with real answers the knob `users` says how many conversations run at once")
-        if self.answers == "random" and (self.think_s or self.sub_agents):
-            raise ValueError("think_s and sub_agents need answers: real")
-        if self._requests > MOST_REQUESTS:
-            raise ValueError(f"a conversation has {self._requests:,} requests; at most {MOST_REQUESTS:,}")
+        if self.answers == "random" and self.think_s:
+            raise ValueError("think_s needs answers: real")
         return self
 
-    @property
-    def _requests(self) -> int:
-        return self.turns + (self.turns - 1) * self.sub_agents * self.sub_agent_turns
-
-    def place(self, index: int) -> tuple[int, Turn]:
-        """The conversation of a request, from 0, and its turn.
+    def place(self, index: int) -> tuple[int, int]:
+        """The conversation of a request, and which turn it is, both from 0.
 
         >>> spec = MultiTurnWorkload(
         ...     kind="multi_turn", num_prompts=8, turns=3, prompt_tokens=10, output_tokens=5, users=2
         ... )
-        >>> [(spec.shared_text(i).id, spec.tokens_of_prompt(i)) for i in range(8)]
-        [(0, 10), (1, 10), (0, 25), (1, 25), (0, 40), (1, 40), (2, 10), (3, 10)]
+        >>> [(*spec.place(i), spec.tokens_of_prompt(i)) for i in range(5)]
+        [(0, 0, 10), (1, 0, 10), (0, 1, 25), (1, 1, 25), (0, 2, 40)]
         """
-        made = conversation(self.turns, self.sub_agents, self.sub_agent_turns)
-        group, position = divmod(index, self.users * len(made))
-        return group * self.users + position % self.users, made[position // self.users]
+        group, position = divmod(index, self.users * self.turns)
+        return group * self.users + position % self.users, position // self.users
 
     def answers_in(self, index: int) -> list[tuple[int, int]]:
         """The earlier requests whose answers a prompt holds, by their index, and where each begins."""
-        first = index - index % self._requests
-        found, at = [], 0
-        for part in self.place(index)[1].parts:
-            if part is not None:
-                found.append((first + part, at))
-            at += self.prompt_tokens if part is None else self.output_tokens
-        return found
+        _, turn = self.place(index)
+        both = self.prompt_tokens + self.output_tokens
+        return [(index - turn + earlier, self.prompt_tokens + earlier * both) for earlier in range(turn)]
 
     def tokens_of_prompt(self, index: int) -> int:
-        parts = self.place(index)[1].parts
-        return sum(self.prompt_tokens if part is None else self.output_tokens for part in parts)
+        _, turn = self.place(index)
+        return self.prompt_tokens + turn * (self.prompt_tokens + self.output_tokens)
 
     def tokens_of_longest_prompt(self) -> int:
-        answer, both = self.output_tokens, self.prompt_tokens + self.output_tokens
-        of_user = self.prompt_tokens + (self.turns - 1) * (both + self.sub_agents * answer)
-        return max(of_user, self.sub_agent_turns * both if self.sub_agents else 0)
+        return self.prompt_tokens + (self.turns - 1) * (self.prompt_tokens + self.output_tokens)
 
     def shared_text(self, index: int) -> SharedText:
-        """The whole prompt: all that the agent has read so far."""
-        session, turn = self.place(index)
-        agents = 1 + (self.turns - 1) * self.sub_agents
-        return SharedText(session * agents + turn.agent, self.tokens_of_prompt(index))
+        """The whole prompt: all that was said before, and what the user says."""
+        return SharedText(self.place(index)[0], self.tokens_of_prompt(index))
 
     def tokens_kept(self, index: int) -> int:
         """With the real answer, whose last token is never computed."""

@@ -219,36 +219,20 @@ def test_every_number_of_requests_has_the_same_mix():
     assert np.ptp(means, axis=0) / np.mean(means, axis=0) == pytest.approx(0, abs=0.02)
 
 
-def test_a_prompt_of_a_conversation_holds_the_answers_of_its_tree_where_they_were_said():
-    lengths = {"prompt_tokens": 5, "output_tokens": 3}
+def test_a_prompt_of_a_conversation_holds_the_answers_where_they_were_said():
     spec = MultiTurnWorkload(
-        kind="multi_turn", num_prompts=1, turns=3, answers="real", think_s=2, sub_agents=2, sub_agent_turns=2, **lengths
+        kind="multi_turn", num_prompts=1, turns=3, answers="real", think_s=2, prompt_tokens=5, output_tokens=3
     )
-    requests, _ = make_requests(spec, VOCABULARY, 22)
-    assert [r.session for r in requests] == [0] * 11 + [1] * 11
-    # The user's turn, two agents of two turns each that have its answer as their task, and the turn after them.
-    assert [list(r.answers) for r in requests[:6]] == [
-        [],
-        [(0, 5)],
-        [(0, 5), (1, 8)],
-        [(0, 5)],
-        [(0, 5), (3, 8)],
-        [(0, 5), (2, 8), (4, 11)],
-    ]
-    assert [[earlier - 11 for earlier, _ in r.answers] for r in requests[11:]] == [
-        [earlier for earlier, _ in r.answers] for r in requests[:11]
-    ]
+    requests, _ = make_requests(spec, VOCABULARY, 6)
+    assert [r.session for r in requests] == [0] * 3 + [1] * 3
+    assert [list(r.answers) for r in requests] == [[], [(0, 5)], [(0, 5), (1, 13)], [], [(3, 5)], [(3, 5), (4, 13)]]
     for index, request in enumerate(requests):
         assert len(request.prompt_token_ids) == spec.tokens_of_prompt(index)
-        assert all(start + 3 <= len(request.prompt_token_ids) for _, start in request.answers)
         assert (request.think_s > 0) == bool(request.answers)
         assert Request(**request.as_line("0")).as_line("0") == request.as_line("0")
-    deep = spec.model_copy(update={"turns": 2, "sub_agents": 1, "sub_agent_turns": 5})
-    for one, requests_each in ((spec, 11), (deep, 7)):
-        assert one.total_tokens_needed() == max(map(one.tokens_of_prompt, range(requests_each))) + 3
-    # All else equal, each turn of an agent finds what it has said and heard before, but for the last token.
-    alone = spec.model_copy(update={"sub_agents": 0, "sub_agent_turns": 1})
-    assert alone.tokens_found(3, block_size=1) == (5 + 2) + (13 + 2)
+    assert spec.total_tokens_needed() == spec.tokens_of_prompt(2) + 3
+    # Each turn finds what was said before, but for the last token.
+    assert spec.tokens_found(3, block_size=1) == (5 + 2) + (13 + 2)
     assert all(not r.answers and r.session is None for r in make_warmup(spec, VOCABULARY, requests))
 
 
@@ -256,11 +240,11 @@ def test_a_prompt_of_a_conversation_holds_the_answers_of_its_tree_where_they_wer
     ("fields", "words"),
     [
         ({"answers": "real", "users": 2}, "the knob `users` says"),
-        ({"think_s": 1}, "need answers: real"),
-        ({"sub_agents": 1}, "need answers: real"),
-        ({"answers": "real", "sub_agents": 50, "sub_agent_turns": 20}, "has 1,002 requests; at most 1,000"),
+        ({"think_s": 1}, "needs answers: real"),
+        ({"turns": 1001}, "less than or equal to 1000"),
     ],
 )
-def test_what_only_real_answers_have_is_refused_without_them(fields, words):
+def test_conversations_that_cannot_be_made_are_refused(fields, words):
+    lengths = {"turns": 2, "prompt_tokens": 1, "output_tokens": 1}
     with pytest.raises(ValidationError, match=words):
-        MultiTurnWorkload(kind="multi_turn", num_prompts=1, turns=2, prompt_tokens=1, output_tokens=1, **fields)
+        MultiTurnWorkload(**{"kind": "multi_turn", "num_prompts": 1} | lengths | fields)

@@ -17,16 +17,14 @@ from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, declared
 from workflow_scripts.workloads.workload_kinds import MultiTurnWorkload
 
 OF_CELL = ["study", "source", "cell_id", "gpu", "engine", "model", "workload", "knobs"]
-USER, SUB_AGENT, WHOLE = "user", "sub-agent", "conversation"
 
 SCHEMA = table_schema(
     "conversations",
-    "Conversations with real answers ([how](traffic.md#conversations)): one row per cell and turn of its agents, and "
+    "Conversations with real answers ([how](traffic.md#conversations)): one row per cell and turn, and "
     "one of whole conversations, over the requests of all repeats. The end-to-end latency of a conversation is from "
     "its first request to its last answer.",
     TEXT(" ".join(OF_CELL), "as in `cells`"),
-    TEXT("agent", f"`{USER}`, `{SUB_AGENT}`, or `{WHOLE}` for whole ones"),
-    INTEGER("turn", "of the agent, from 1; null for whole conversations"),
+    INTEGER("turn", "from 1; null for whole conversations"),
     INTEGER("count", "requests, or whole conversations"),
     NUMBER("prompt_tokens_mean", "per request"),
     declared("ttft_s_p50 ttft_s_p90 e2e_s_p50 e2e_s_p90"),
@@ -54,12 +52,11 @@ def conversation_table(study: Study, cells: pd.DataFrame, parsed: Path) -> pd.Da
 
 
 def _placed(requests: pd.DataFrame, spec: MultiTurnWorkload) -> pd.DataFrame:
-    """The requests with their conversation, agent and turn, and with their latencies."""
+    """The requests with their conversation and turn, and with their latencies."""
     places = [spec.place(int(request_id)) for request_id in requests["request_id"]]
     return requests.assign(
         session=[session for session, _ in places],
-        agent=[SUB_AGENT if turn.agent else USER for _, turn in places],
-        turn=[turn.turn + 1 for _, turn in places],
+        turn=[turn + 1 for _, turn in places],
         ttft_s=requests["first_token_s"] - requests["queued_s"],
         e2e_s=requests["last_token_s"] - requests["queued_s"],
     )
@@ -73,9 +70,9 @@ def _of_cell(requests: pd.DataFrame) -> Iterator[dict[str, Any]]:
             "e2e_s": sessions["last_token_s"].max() - sessions["queued_s"].min(),
         }
     )
-    yield {"agent": WHOLE, "turn": None, **_summary(requests, whole)}
-    for (agent, turn), part in sorted(requests.groupby(["agent", "turn"]), key=lambda of: (of[0][0] != USER, of[0])):
-        yield {"agent": agent, "turn": turn, **_summary(part, part)}
+    yield {"turn": None, **_summary(requests, whole)}
+    for turn, part in requests.groupby("turn"):
+        yield {"turn": turn, **_summary(part, part)}
 
 
 def _summary(requests: pd.DataFrame, timed: pd.DataFrame) -> dict[str, Any]:

@@ -253,7 +253,6 @@ SUBJECT = Subject(
             {
                 **PLACE_HEADINGS,
                 "knobs": "Settings and load",
-                "agent": "Agent",
                 "turn": "Turn",
                 "count": "Requests or conversations",
                 "prompt_tokens_mean": f"{column('prompt_tokens').label} per request",

@@ -232,9 +232,7 @@ class Numbering(Handler):
             self.wfile.flush()
 
 
-SPEC = MultiTurnWorkload(
-    kind="multi_turn", num_prompts=8, turns=2, prompt_tokens=4, output_tokens=3, answers="real", sub_agents=2
-)
+SPEC = MultiTurnWorkload(kind="multi_turn", num_prompts=8, turns=4, prompt_tokens=4, output_tokens=3, answers="real")
 
 
 def conversations(fails_at: int = -1, users: int | None = 1) -> tuple[list[Request], list[RequestRecord], list[Any]]:

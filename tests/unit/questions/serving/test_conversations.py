@@ -9,9 +9,9 @@ from tests.unit.questions.synthetic_cells import cell, table
 from workflow_scripts.questions.serving.conversations import SCHEMA, conversation_table
 
 SENT = np.array([0.0, 2.0, 2.5, 6.0, 10.0, 12.0, 12.5, 16.0])
-AGENTS = {
-    **{"kind": "multi_turn", "num_prompts": 8, "turns": 2, "prompt_tokens": 10, "output_tokens": 4},
-    **{"answers": "real", "sub_agents": 2},
+DIALOGUES = {
+    **{"kind": "multi_turn", "num_prompts": 8, "turns": 4, "prompt_tokens": 10, "output_tokens": 4},
+    **{"answers": "real"},
 }
 
 
@@ -25,7 +25,7 @@ def test_latency_of_conversations_and_first_tokens_and_hits_by_turn(tmp_path):
             "knobs": {"users": 1},
         },
         name="try",
-        workloads={"chat": AGENTS},
+        workloads={"chat": DIALOGUES},
     )
     rows = cell({"users": 1}, engine="vllm-serve", gpu="cpu-all", model="tiny-llama-57m")
     first = np.array([0.1, 0.2, 0.2, 0.4] * 2)
@@ -35,9 +35,7 @@ def test_latency_of_conversations_and_first_tokens_and_hits_by_turn(tmp_path):
     )
     write_parsed(tmp_path / "cpu-all", "requests", requests.assign(cell_id=rows[0]["cell_id"]))
     found = SCHEMA.validate(conversation_table(study, table(rows), tmp_path))
-    assert found[["agent", "turn", "count"]].fillna(0).to_numpy().tolist() == [
-        *(["conversation", 0, 2], ["user", 1, 2], ["user", 2, 2], ["sub-agent", 1, 4])
-    ]
-    assert found["e2e_s_p50"].tolist() == pytest.approx([9.0, 1.0, 3.0, 2.0])
-    assert found["ttft_s_p50"].tolist() == pytest.approx([0.1, 0.1, 0.4, 0.2])
-    assert found["prefix_cache_hit_rate"].tolist() == pytest.approx([16 / 140, 0, 0.25, 0])
+    assert found[["turn", "count"]].fillna(0).to_numpy().tolist() == [[0, 2], *([turn, 2] for turn in range(1, 5))]
+    assert found["e2e_s_p50"].tolist() == pytest.approx([9.0, 1.0, 1.5, 2.5, 3.0])
+    assert found["ttft_s_p50"].tolist() == pytest.approx([0.1, 0.1, 0.2, 0.2, 0.4])
+    assert found["prefix_cache_hit_rate"].tolist() == pytest.approx([16 / 140, 0, 0, 0, 0.25])
