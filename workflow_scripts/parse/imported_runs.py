@@ -6,9 +6,8 @@ The mapping file says what the files do not: which GPU, model, workload and sett
 describes it. The output has one record per run, with everything that its files say; what they do not say is null.
 """
 
-import re
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,17 +18,16 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_jsonl
 from workflow_scripts.common.records import validated
 from workflow_scripts.engines.registry import get_engine
-from workflow_scripts.logs.engine_log_text import read_lines, read_log_text
 from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import EngineLogFacts, read_engine_log, words_on
 from workflow_scripts.study.runs_file import Run, file_of, load_runs
 
-Read = Callable[[Path], tuple[EngineLogFacts, list[dict[str, float]]]]
+Read = Callable[[Path], EngineLogFacts]
 
 
 def read_runs(path: Path) -> list[dict[str, Any]]:
     """One record per run of a mapping file, in its order. Raises InputError if it is not valid or a file is missing."""
-    read = cache(_read)  # several runs may name one file
+    read = cache(read_engine_log)  # several runs may name one file
     return [_record(run, path, f"{path}: runs.{i}", read) for i, run in enumerate(load_runs(path))]
 
 
@@ -65,15 +63,8 @@ def _tokens_per_request(log: Mapping[str, Any]) -> tuple[float, float] | None:
     return (total - output) / requests, output / requests
 
 
-def _read(path: Path) -> tuple[EngineLogFacts, list[dict[str, float]]]:
-    """The facts of a file, and what the engine's periodic lines say, in their order: requests that run and wait, use
-    of the KV cache, hits."""
-    said = (_PERIODIC.search(line.text) for line in read_lines(read_log_text(path)))
-    return read_engine_log(path), _over_time([line.groupdict() for line in said if line])
-
-
 def _log(path: Path, number: int | None, where: str, read: Read) -> dict[str, Any]:
-    facts, over_time = read(path)
+    facts = read(path)
     results = facts.results or []
     if number is not None and number > max(len(results), 1):
         raise InputError(f"{where}.result: {path} has {max(len(results), 1)} results, not {number}")
@@ -85,34 +76,7 @@ def _log(path: Path, number: int | None, where: str, read: Read) -> dict[str, An
         several = f"the file has {len(results)} results with different settings: name one with `result`"
         facts = EngineLogFacts(error=several)
     stated = facts.model_dump(mode="json", exclude={"derived", "read_from", "starts"}) | facts.derived
-    return stated | {"over_time": over_time, "words": list(words_on(facts))}
-
-
-def _over_time(lines: Iterable[Mapping[str, str | None]]) -> list[dict[str, float]]:
-    """What periodic lines say, one entry for each time that all engines of a deployment have printed theirs: the sums
-    of requests, and the means of shares."""
-    rounds: list[list[Mapping[str, str | None]]] = []
-    for line in lines:
-        if not rounds or line["engine"] in [other["engine"] for other in rounds[-1]]:
-            rounds.append([])
-        rounds[-1].append(line)
-    entries = []
-    for by_engine in rounds:
-        told = {name: [float(line[name] or 0) for line in by_engine if line[name]] for name in _SHOWN}
-        entries.append({name: sum(of) / (1 if name in _SUMS else len(of)) for name, of in told.items() if of})
-    return entries
-
-
-_SUMS = ("running", "waiting")
-_SHOWN = (*_SUMS, "kv_cache_usage_pct", "prefix_cache_hit_rate_pct")
-# Every few seconds; V0 calls waiting requests pending.
-_PER_CENT = r"\d{1,15}(?:\.\d{0,15})?)%"
-_PERIODIC = re.compile(
-    r"(?:Engine (?P<engine>\d{3,5}): .{0,200}?)?"
-    r"Running: (?P<running>\d{1,15}) reqs.{0,200}?(?:Waiting|Pending): (?P<waiting>\d{1,15}) reqs"
-    rf".{{0,200}}?KV cache usage: (?P<kv_cache_usage_pct>{_PER_CENT}"
-    rf"(?:.{{0,200}}?[^l] [Pp]refix cache hit rate: (?:GPU: )?(?P<prefix_cache_hit_rate_pct>{_PER_CENT})?"
-)
+    return stated | {"words": list(words_on(facts))}
 
 
 def _trace(path: Path, columns: list[str] | None, where: str) -> Mapping[str, Any]:

@@ -56,8 +56,6 @@ def _rows(run: Row, study: str) -> Iterator[Row]:
 
 def _row(run: Row, study: str) -> Row:
     log, trace = run["log"] or {}, run["trace"] or {}
-    names = ["running", "waiting", "kv_cache_usage_pct"]
-    lines = pd.DataFrame(log.get("over_time") or [], columns=names, dtype=float)
     coordinates = {name: run[name] for name in COORDINATES}
     row: Row = {
         "cell_id": "/".join((IMPORTED, *coordinates.values(), run["slug"])),
@@ -75,11 +73,6 @@ def _row(run: Row, study: str) -> Row:
         "block_size_effective": log.get("block_size"),
         **{column: log[fact] / unit for column, (fact, unit) in _CONVERTED.items() if log.get(fact) is not None},
         **trace,
-        "running_peak": lines["running"].max(),
-        "running_mean": lines["running"].mean(),
-        "waiting_peak": lines["waiting"].max(),
-        "kv_cache_usage_peak": lines["kv_cache_usage_pct"].max() / 100,
-        "kv_cache_usage_mean": lines["kv_cache_usage_pct"].mean() / 100,
     }
     return row | _outcome(run, row)
 

@@ -42,7 +42,6 @@ def test_the_documented_command_draws_the_report_of_imported_runs(tmp_path, envi
     found = cells[cells["source"] == "imported"].set_index("knobs")
     assert found["output_tokens_per_s"].dropna().to_dict() == {"seqs64": 2888, "seqs16": 650, "static-batch1": 293.1}
     assert found.loc["seqs256", "outcome"] == "infeasible"
-    assert found.loc["seqs16", ["running_peak", "waiting_peak"]].tolist() == [56, 42]
     assert cells["outcome"].value_counts().to_dict() == {"ok": 3, "infeasible": 1, "missing": 1}
     page = (root / "report.html").read_text(encoding="utf-8")
     table = page.partition("All rows: Device h100-sxm (imported)")[2].partition("</table>")[0]

@@ -16,9 +16,8 @@ from workflow_scripts.study.runs_file import FOLDER, files_of
 from workflow_scripts.tables.imported_cells import imported_cells, with_imported
 
 RUN = {"gpu": "h100-sxm", "engine": "vllm", "model": "llama-3.1-8b-instruct", "workload": "chat"}
-PERIODIC = "Avg generation throughput: 679.1 tokens/s, Running: {} reqs, Waiting: {} reqs, GPU KV cache usage: {}%"
 FILES = {
-    "serve.log": f"{PERIODIC.format(56, 42, 99.4)}, Prefix cache hit rate: 12.5%\n{PERIODIC.format(20, 0, 30.6)}",
+    "serve.log": "INFO 05-30 16:23:28 [core.py:1] GPU KV cache size: 440,000 tokens\n",
     "hf.txt": "HF throughput: 293.1 tok/s\n",
     "fast.txt": "GPU KV cache size: 440,000 tokens\n"
     "Throughput: 15.20 requests/s, 6232.10 total tokens/s, 2888.00 output tokens/s\n",
@@ -27,7 +26,6 @@ FILES = {
     "smi.csv": "timestamp, memory.used [MiB], power.draw [W], utilization.gpu [%]\n"
     "2026/05/30 16:23:28.000, 71000 MiB, 640.00 W, 97 %\n2026/05/30 16:23:29.000, 72000 MiB, 660.00 W, 99 %\n",
 }
-SAID = [(0, (4, 1, 50)), (1, (3, 2, 40)), (0, (5, 0, 10)), (1, (4, 0, 30))]
 RUNS: list[dict[str, Any]] = [
     RUN | {"knobs": {"max_num_seqs": 64}, "tokens_per_request": [220, 190], "results": "fast.txt", "trace": "smi.csv"},
     RUN | {"knobs": {"max_num_seqs": 1}, "tokens_per_request": [220, 190], "results": "flat.txt"},
@@ -61,29 +59,13 @@ def test_what_the_files_say_becomes_a_record_and_the_rest_stays_empty(tmp_path):
     assert [file.name for file in files_of(path)][:3] == ["fast.txt", "smi.csv", "flat.txt"]
 
 
-def test_periodic_lines_rates_of_the_mapping_and_of_a_script_are_kept(tmp_path):
+def test_rates_of_the_mapping_and_of_a_script_are_kept(tmp_path):
     served = RUN | {"results": "serve.log", "rates": {"output_tokens_per_s": 650}}
     hf = RUN | {"engine": "hf-static", "knobs": {"batch_size": 1}, "results": "hf.txt"}
     runs = read_runs(write_runs(tmp_path, served, hf, RUN | {"rates": {"total_tokens_per_s": 900}}))
-    assert runs[0]["log"]["over_time"] == [
-        {"running": 56, "waiting": 42, "kv_cache_usage_pct": 99.4, "prefix_cache_hit_rate_pct": 12.5},
-        {"running": 20, "waiting": 0, "kv_cache_usage_pct": 30.6},
-    ]
     cells = imported_cells(runs, "try")
-    counts = ["running_peak", "running_mean", "waiting_peak", "kv_cache_usage_peak", "kv_cache_usage_mean"]
-    assert cells.loc[0, counts].tolist() == pytest.approx([56, 38, 42, 0.994, 0.65])
     assert cells["output_tokens_per_s"].tolist()[:2] == [650, 293.1]
     assert cells.loc[2, "total_tokens_per_s"] == 900
-
-
-def test_requests_of_data_parallel_engines_are_added(tmp_path):
-    lines = (
-        f"INFO 08-01 10:00:00 [loggers.py:123] Engine {engine:03}: {PERIODIC.format(*told)}" for engine, told in SAID
-    )
-    (tmp_path / "engines.log").write_text("\n".join(lines))
-    (run,) = read_runs(write_runs(tmp_path, RUN | {"results": "engines.log"}))
-    names = ("running", "waiting", "kv_cache_usage_pct")
-    assert [tuple(map(told.get, names)) for told in run["log"]["over_time"]] == [(7, 3, 45), (9, 0, 20)]
 
 
 @pytest.mark.parametrize(("engines", "outcome"), [(1, "invalid"), (2, "ok")])
