@@ -1,7 +1,6 @@
 """A small study on the real engines, and fixtures to run its cells."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ import yaml
 from tests.browser import browser
 from tests.conftest import evidence_of
 from tests.integration import served_study
-from tests.pretended_gpu import build
 from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.page.report import REPORT
 from workflow_scripts.present.page_script import joined
@@ -85,9 +83,6 @@ def environment(own_tmpdir):
     # Wheels of environments are gigabytes, which uv keeps for all runs.
     cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
     changed["UV_CACHE_DIR"] = os.environ.get("UV_CACHE_DIR", f"{cache}/uv")
-    if shutil.which("gcc"):
-        # The dynamic linker reads this once, when the fork server starts; without PRETENDED_GPUS it shows no GPU.
-        changed["LD_LIBRARY_PATH"] = str(build(own_tmpdir).parent)
     return {**os.environ, **changed}
 
 

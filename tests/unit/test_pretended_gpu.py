@@ -5,7 +5,6 @@ import itertools
 import re
 import socket
 import tempfile
-from pathlib import Path
 
 import pynvml
 import pytest
@@ -24,20 +23,16 @@ from tests.pretended_gpu import (
     build,
 )
 from tests.processes import wait_for
-from tests.unit.measure.test_run import job_of
-from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus
-from workflow_scripts.common.files import read_json, read_jsonl
+from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.device import device_check as device
 from workflow_scripts.device import device_lock as locks
 from workflow_scripts.device.device_check import WrongDeviceError, found_device
-from workflow_scripts.measure import run
 from workflow_scripts.measure.trace import gpu_sampler, sampled
 from workflow_scripts.study.gpus_here import gpus_here
 
 pytestmark = pytest.mark.needs_tool("gcc")
 PRETENDED = load_gpus(CATALOGUE)["pretended-gpu"]
-# The same without the label, so that torch is asked too.
-UNLABELLED = PRETENDED.model_copy(update={"simulated": False})
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +60,7 @@ def gpus(library, tmp_path, monkeypatch):
 # --- the check ---------------------------------------------------------------------------------------------------
 
 
-def test_a_gpu_is_described_and_labelled_and_what_it_does_not_support_is_null(gpus):
+def test_a_gpu_is_described_and_what_it_does_not_support_is_null(gpus):
     gpus.show(throttle_bits=IDLE | POWER_CAP)
     assert found_device(PRETENDED) == {
         "name": "Pretended GPU",
@@ -79,9 +74,7 @@ def test_a_gpu_is_described_and_labelled_and_what_it_does_not_support_is_null(gp
         "throttle_reasons_before": ["GpuIdle", "SwPowerCap"],
         "temperature_before_c": 41,
         "sm_clock_max_mhz": 1980,
-        "simulated": True,
     }
-    assert "simulated" not in found_device(UNLABELLED)
     names = ("power_limit_w", "mig_mode", "processes", "throttle_bits", "temperature_c", "clock_max_mhz")
     gpus.show(**dict.fromkeys(names, NOT_SUPPORTED))
     assert sum(value is None for value in found_device(PRETENDED).values()) == len(names)
@@ -152,20 +145,16 @@ def test_the_gpus_checked_are_those_that_torch_sees(gpus, monkeypatch, visible, 
     pynvml.nvmlInit()
     assert [pynvml.nvmlDeviceGetUUID(device.nvml_handle(i)) for i in range(len(seen))] == [uuids[i] for i in seen]
     with pytest.raises(WrongDeviceError, match="this process sees fewer"):
-        found_device(UNLABELLED, len(seen) + 1)
+        found_device(PRETENDED, len(seen) + 1)
     if seen:
-        assert found_device(UNLABELLED, len(seen))["uuid"] == uuids[seen[0]]
+        assert found_device(PRETENDED, len(seen))["uuid"] == uuids[seen[0]]
 
 
-def test_a_gpu_that_nvml_or_torch_does_not_see_is_told(gpus, monkeypatch):
-    for visible, lost in (("GPU-gone", "Not Found"), ("GPU-pretended-0", None)):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert device.lost_gpu() == lost
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+def test_a_gpu_that_torch_does_not_see_is_told(gpus, monkeypatch):
     gpus.show(2)
     monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: False)
     with pytest.raises(WrongDeviceError, match=r"torch .* sees only 0 of 2 pretended-gpu"):
-        found_device(UNLABELLED, 2)
+        found_device(PRETENDED, 2)
 
 
 @pytest.mark.parametrize(
@@ -253,45 +242,3 @@ def test_a_sampler_that_cannot_start_is_a_fault_and_no_missing_trace(gpus, tmp_p
     trace = sampled("cuda", tmp_path / "device_trace.jsonl", gpus=2)
     with pytest.raises(RuntimeError, match="the device trace ended before its first sample"), trace:
         pytest.fail("the body ran without a trace")
-
-
-# --- a cell ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("lost", "outcome", "reason"),
-    [
-        (False, "engine_error", "CUDA error: unspecified launch failure"),
-        (True, "invalid", "the pretended-gpu was lost while the cell ran: GPU is lost"),
-    ],
-)
-def test_an_engine_that_fails_on_a_lost_gpu_is_left_to_another_node(gpus, tmp_path, monkeypatch, lost, outcome, reason):
-    class Engine:
-        def start(self) -> None:
-            if lost:
-                gpus.show(of={0: {"all": GPU_IS_LOST}})
-            raise RuntimeError("CUDA error: unspecified launch failure")
-
-    monkeypatch.setenv("KVSWEEP_GPUS", str(CATALOGUE))
-    job = job_of(tmp_path, monkeypatch, lambda _: Engine(), gpu="pretended-gpu")
-    run.measure(job)
-    record = read_json(job.evidence / "measured.json")
-    assert record["outcome"] == outcome
-    assert reason in record["reason"]
-    assert record.get("wrong_device", False) is lost
-    assert record["device"]["simulated"]
-
-
-# --- the label ---------------------------------------------------------------------------------------------------
-
-
-def test_the_catalogue_has_no_pretended_gpu():
-    assert not any(gpu.simulated for gpu in load_gpus(Path("config/gpus.yaml")).values())
-
-
-@pytest.mark.parametrize(
-    "changed", [{"simulated": False}, {"nvml_names": ["NVIDIA H200"]}, {"nvml_names": ["Pretended GPU", "NVIDIA H200"]}]
-)
-def test_only_a_pretended_gpu_is_simulated_and_each_is(changed):
-    with pytest.raises(ValueError, match="simulated must be true exactly if"):
-        Gpu.model_validate(PRETENDED.model_dump() | changed)

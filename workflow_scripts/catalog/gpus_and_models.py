@@ -26,7 +26,6 @@ from workflow_scripts.common.wording import allowed_names
 CONFIG = CHECKOUT / "config"
 GPUS = CONFIG / "gpus.yaml"
 MODELS = CONFIG / "models"
-PRETENDED = "Pretended GPU"
 
 FlopDtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -53,7 +52,6 @@ class Gpu(Record):
     `nvml_names` are regular expressions, matched against the whole product name that NVML reports.
     `usable_memory_bytes` is what the driver gives to programs (`cudaMemGetInfo`), less than is installed.
     `link`: how the GPUs of a node reach each other as they are usually sold; its rate is in config/calibration.
-    `simulated`: a GPU faked by a test's NVML, with the engine on a CPU; results measured on it say nothing about a GPU.
     """
 
     name: str
@@ -69,7 +67,6 @@ class Gpu(Record):
     link: LinkType | None = None
     cpu_cores: Annotated[int, Field(gt=0)] | None = None
     compute_capability: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]$")] | None = None
-    simulated: bool = False
     sources: dict[str, str] = {}
 
     @model_validator(mode="after")
@@ -83,13 +80,7 @@ class Gpu(Record):
             raise ValueError(f"{self.name}: compute_capability is allowed only for the kind cuda")
         if self.cpu_cores is not None and self.kind != "cpu":
             raise ValueError(f"{self.name}: cpu_cores are allowed only for the kind cpu")
-        if {name.startswith(PRETENDED) for name in self.nvml_names or ("",)} != {self.simulated}:
-            raise ValueError(f"{self.name}: simulated must be true exactly if nvml_names begin with {PRETENDED!r}")
         return self
-
-    @property
-    def engine_kind(self) -> str:
-        return "cpu" if self.simulated else self.kind
 
     def is_called(self, nvml_name: str) -> bool:
         return any(re.fullmatch(pattern, nvml_name) for pattern in self.nvml_names or ())

@@ -80,27 +80,12 @@ def _found_gpus(gpu: Gpu, count: int) -> Device:
         pynvml.nvmlShutdown()
     for device in devices:
         _check(gpu, device)
-    if gpu.simulated:
-        return {**devices[0], "simulated": True}
     import torch
 
     # torch counts through NVML: asking whether CUDA is available would start CUDA here, before the engine forks.
     if (seen := torch.cuda.device_count()) < count:
         raise WrongDeviceError(f"torch {torch.__version__} sees only {seen} of {count} {gpu.name} here as CUDA devices")
     return devices[0]
-
-
-def lost_gpu(count: int = 1) -> str | None:
-    """Why NVML cannot read a GPU of this process, in NVML's own words; None if it can read all."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        for index in range(count):
-            pynvml.nvmlDeviceGetMemoryInfo(nvml_handle(index))
-    except pynvml.NVMLError as e:
-        return str(e)
-    return None
 
 
 def _described(handle: Any) -> Device:

@@ -37,7 +37,6 @@ class Device(TypedDict, total=False):
     throttle_reasons_before: list[str] | None
     temperature_before_c: int | None
     sm_clock_max_mhz: int | None
-    simulated: bool
 
 
 class LoadByOthers(TypedDict, total=False):

@@ -106,7 +106,7 @@ class _Series:
         print(f"measuring {self.cell.id}" + (f", start {start.start}" if start.start > 1 else ""), flush=True)
         began = time.monotonic()
         try:
-            name, kind = self.cell.environment, load_gpus()[self.cell.gpu].engine_kind
+            name, kind = self.cell.environment, load_gpus()[self.cell.gpu].kind
             tried = [*takewhile(Path.exists, self._paths.environments(name, kind))][-1:]
             if tried and not is_installed(name, kind) and (fault := read_json(tried[0])["fault"]):
                 raise NoEnvironmentError(f"environment {name} could not be installed: {fault}")

@@ -64,7 +64,7 @@ def provenance_of(definition: Definition) -> Provenance:
     name, engine = definition.environment, definition.engine
     if not name:
         return provenance(engine, definition.endpoint)
-    kind = load_gpus()[definition.gpu].engine_kind
+    kind = load_gpus()[definition.gpu].kind
     lock = load_environments()[name][kind]
     words = [str(python_of(name, kind)), "-c", _ASK, engine, str(lock)]
     try:

@@ -22,7 +22,7 @@ from pydantic import ConfigDict, Field
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.files import write_jsonl
-from workflow_scripts.device.device_check import WrongDeviceError, found_device, lost_gpu, use_cores
+from workflow_scripts.device.device_check import WrongDeviceError, found_device, use_cores
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.device.host_load import load_by_others
 from workflow_scripts.device.processor import dtype_on
@@ -92,7 +92,7 @@ class _Session:
             seed=SEED,
             arrival_seed=job.arrival_seed,
             knobs=definition.knobs.set_values(),
-            device_kind=gpu.engine_kind,
+            device_kind=gpu.kind,
             cores=device.get("cores", []),
             host_cores=self.host_cores,
             evidence=job.session,
@@ -117,10 +117,6 @@ class _Session:
                 if gpu.kind == "cpu" and not elsewhere and self.engine is None:
                     use_cores(self.device["cores"])
                 measured.goes_on = self._serve(job, measured)
-            # An engine's error about a GPU that has failed says nothing about the cell: another node may measure it.
-            on_gpu = gpu.kind == "cuda" and not elsewhere
-            if on_gpu and measured.outcome != "ok" and (lost := lost_gpu(ranks)):
-                raise WrongDeviceError(f"the {gpu.name} was lost while the cell ran: {lost}")
         except WrongDeviceError as e:
             measured.outcome, measured.reason, measured.wrong_device = "invalid", str(e), True
         if not measured.goes_on:

@@ -119,7 +119,7 @@ class Session:
     def _begun(self, job: Job) -> Child:
         """The process of the engine; its environment is installed if this host lacks it."""
         name, preload = job.definition.environment, get_engine(job.definition.engine).preload
-        kind = load_gpus()[job.definition.gpu].engine_kind
+        kind = load_gpus()[job.definition.gpu].kind
         endpoint = job.definition.endpoint
         # What differs in each run, such as a port, is no variable that libraries read on load.
         own = {name: value for name, value in endpoint.environment.items() if "{" not in value} if endpoint else {}

@@ -56,15 +56,12 @@ def short_names(devices: Sequence[str]) -> dict[str, str]:
         device if cards.count(card) > 1 or not any(map(str.isdigit, card)) else card
         for device, card in zip(devices, cards, strict=True)
     ]
-    short = [_short(*name.partition(" (")) for name in alone]
+    is_plain = [len(name) <= MOST_LETTERS and " " not in name for name in alone]
+    short = [
+        name.upper() if plain else shortened(name, MOST_LETTERS) for name, plain in zip(alone, is_plain, strict=True)
+    ]
     names = short if len({*short}) == len(short) else list(devices)
     return dict(zip(devices, names, strict=True))
-
-
-def _short(name: str, opens: str, kind: str) -> str:
-    """A name in few letters; that a device is simulated is never cut."""
-    plain = len(name) <= MOST_LETTERS and " " not in name
-    return (name.upper() if plain and not opens else shortened(name, MOST_LETTERS)) + opens + kind
 
 
 @dataclass(frozen=True)

@@ -168,9 +168,6 @@ def _sub(report: Report) -> Iterator[str]:
         yield f"{cells.loc[cells['source'].eq('imported'), 'cell_id'].nunique()} imported"
     if len(started := cells["started_at"].dropna().astype(str)):
         yield started.max()[:10]
-    if cells["source"].eq("simulated").any():
-        yield "simulated: these numbers are made up"
-        return
     failed = int((~outcomes.isin(["ok", "infeasible", "missing"])).sum())
     with suppress(MissingError):
         load, noisy = host_load(cells)

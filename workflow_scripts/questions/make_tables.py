@@ -20,7 +20,6 @@ from workflow_scripts.questions.all_tables import TABLES, makers
 from workflow_scripts.questions.compare.digest import digest_of
 from workflow_scripts.study.paths import DIGEST, StudyPaths
 from workflow_scripts.study.study_file import load_study
-from workflow_scripts.tables.summary import Summaries
 from workflow_scripts.tables.table_maker import TableInputs, TableMaker
 
 
@@ -77,5 +76,4 @@ def _make_shared(number: int) -> None:
 
 def _write_digest() -> None:
     _, inputs = _shared
-    summed = inputs.summed if inputs.cells is inputs.rows else Summaries(inputs.rows)
-    digest_of(inputs.study, inputs.grid, summed).write(inputs.folder / DIGEST, indent=None)
+    digest_of(inputs.study, inputs.grid, inputs.summed).write(inputs.folder / DIGEST, indent=None)

@@ -26,7 +26,7 @@ HEAD = """<!-- Written by `kvsweep columns --write-index` from the schemas of th
 
 Every table lies in `results/{study}/tables/` as Parquet and CSV; `kvsweep tables` writes them. Names end in their unit;
 `_pct` is per cent, a share lies between 0 and 1. `_p50`, `_p90` and `_p99` are percentiles. An unknown value is null,
-never zero. `source` is `measured`, `imported` (measured elsewhere), `predicted`, `published` or `simulated`. A table
+never zero. `source` is `measured`, `imported` (measured elsewhere), `predicted` or `published`. A table
 that a study does not need has no rows.
 
 `kvsweep columns TABLE` prints what each column means, and so does `results.meanings("TABLE")` in Python. Not listed

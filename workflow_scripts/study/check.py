@@ -155,7 +155,7 @@ def _vocabulary(model: ResolvedModel, config: Mapping[str, Any]) -> Vocabulary:
 
 def lacking(cells: Iterable[Cell]) -> list[str]:
     """A note for each engine that this environment lacks, or of whose packages it lacks some: it measures elsewhere."""
-    kinds = {cell.engine: load_gpus()[cell.gpu].engine_kind for cell in cells if not cell.environment}
+    kinds = {cell.engine: load_gpus()[cell.gpu].kind for cell in cells if not cell.environment}
     engines = [get_engine(name) for name in kinds]
     lacks = {one.name: missing_packages(one) if one.installed() else [one.packages[0]] for one in engines}
     words = ((name, listed(names), how_to_install(kinds[name])) for name, names in lacks.items() if names)

@@ -128,7 +128,7 @@ def _check_environments(sweep: Sweep, where: str) -> None:
                 f" {engine.versions}, not in {refused[0]!r}"
             )
     for name, gpu in itertools.product(others, sweep.gpu):
-        if (kind := gpus[gpu].engine_kind) not in (locks := environments[name]):
+        if (kind := gpus[gpu].kind) not in (locks := environments[name]):
             raise StudyError(
                 f"{where}.environment: {name!r} has no lock for {gpu}, envs/{name}-{kind}.txt; it has"
                 f" {', '.join(lock.name for lock in locks.values())}"

@@ -8,7 +8,6 @@ _SOURCES = (
     ("string", "{}", "{}", "outcome reason definition_sha256 boot_id session"),
     ("Int64", "{}", "{}", "protocol round position place_in_session"),
     ("string", "{}_starts", "{}", "planned"),
-    ("boolean", "{}", "device.{}", "simulated"),
     ("string", "{}", "device.{}", "processor"),
     ("string", "device_{}", "device.{}", "name uuid"),
     ("Int64", "device_{}", "device.{}", "memory_total_bytes"),

@@ -30,7 +30,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 def installation_of(cell: Cell) -> Mapping[str, object]:
     """What a failure of a cell here may come from: fields of provenance, and the driver, as far as they are known. What
     is not, as where a container measures, does not tell installations apart."""
-    return _installation(cell.engine, cell.environment, load_gpus()[cell.gpu].engine_kind)
+    return _installation(cell.engine, cell.environment, load_gpus()[cell.gpu].kind)
 
 
 @cache

@@ -40,19 +40,6 @@ STATES = (*get_args(OutcomeKind), "outdated", "missing")
 _FINAL = {"ok", "infeasible"}
 # Letters of a reason; the log has all.
 MOST_REASON = 200
-# What a reason of squeue means; by its beginning.
-_MEANING = {
-    "PartitionTimeLimit": "never runs: longer than its partition allows; set max_minutes in the site file",
-    "PartitionNodeLimit": "never runs: its partition has no such node",
-    "ReqNodeNotAvail": "waits for nodes that are down or reserved",
-    "QOSMax": "waits: the QOS allows no more at once, or never as much as one job asks for",
-    "QOS": "waits for what the QOS allows",
-    "Assoc": "waits for what the account allows",
-    "Resources": "waits for free nodes",
-    "Priority": "waits behind jobs of higher priority",
-    "JobHeldUser": "held; scontrol release JOBID releases it",
-    "launch failed": "held after its node failed; scontrol release JOBID releases it",
-}
 # Slurm's tools may hang while its controller is away.
 _WAIT_S = 10
 _STYLES = {"ok": "green", "infeasible": "yellow", "missing": "dim", "outdated": "cyan"}
@@ -240,10 +227,9 @@ def _jobs_in_words(said: str, folder: Path) -> Iterator[str]:
     rows = [line.split("|") for line in said.splitlines() if line.count("|") == 6]
     own = [row for row in rows if Path(row[0]) == folder.resolve() and "rule_" in row[5]]
     for (state, reason, partition, limit), count in Counter((*row[1:5],) for row in own).items():
-        why = next((words for name, words in _MEANING.items() if reason.startswith(name)), "")
         jobs = ", ".join(row[6] for row in own if (*row[1:5],) == (state, reason, partition, limit))
         what = f"{state} ({reason})" if reason not in ("None", "") else state
-        yield f"Slurm: {count} x {what} in {partition} with {limit}{why and f': {why}'}; job {jobs}"
+        yield f"Slurm: {count} x {what} in {partition} with {limit}; job {jobs}"
 
 
 @command(

@@ -15,7 +15,7 @@ from workflow_scripts.study.grid import COORDINATES, Cell
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.derived import derived, kv_memory, not_as_asked, predicted_hit_rate, without_drafts
 from workflow_scripts.tables.imported_cells import with_imported
-from workflow_scripts.tables.measurements import FRAME_COLUMNS, MEASURED, SIMULATED
+from workflow_scripts.tables.measurements import FRAME_COLUMNS, MEASURED
 from workflow_scripts.tables.parsed_facts import REPEAT, START, of_repeats, read_parsed
 from workflow_scripts.tables.request_lives import Texts, request_lives, shared_texts, tokens_held
 from workflow_scripts.tables.summary import knob_columns, numbers
@@ -67,12 +67,12 @@ def measured_rows(study: Study, cells: Sequence[Cell], parsed: Path, imported: P
     of_gpu = partial(_of_gpu, parsed, grid=grid, texts=texts)
     with ProcessPoolExecutor(2, get_context("fork")) as processes:
         measured = list(processes.map(of_gpu, gpus) if len(gpus) > 1 else map(of_gpu, gpus))
-    names = [*REPEAT, "outcome", "definition_sha256", "simulated"]
+    names = [*REPEAT, "outcome", "definition_sha256"]
     rows = pd.concat(measured) if measured else pd.DataFrame(columns=names)
     table = grid.reset_index().merge(rows, on="cell_id", how="left")
     table["outcome"] = table["outcome"].fillna("missing")
     table["comparable"] = table["definition_sha256"].eq(table["definition_asked"]).fillna(False).astype(bool)
-    table["source"] = table["simulated"].eq(True).fillna(False).map({True: SIMULATED, False: MEASURED})
+    table["source"] = MEASURED
     if measured:
         table = kv_memory(without_drafts(table))
         table["prefix_cache_hit_rate_predicted"] = predicted_hit_rate(table, texts)

@@ -22,7 +22,7 @@ from workflow_scripts.tables.typed_tables import (
     table_schema,
 )
 
-MEASURED, SIMULATED = "measured", "simulated"
+MEASURED = "measured"
 
 _CELL_ID = TEXT("cell_id", "`gpu/engine[@environment]/model/workload/knobs`, the cell's folder below `cells/`")
 _HOW_ENDED = {
@@ -32,7 +32,7 @@ _HOW_ENDED = {
     ),
     **TEXT("reason", "why not `ok`, if possible the engine's message"),
     **FLAG("comparable", "false if measured with another definition: shown, not compared"),
-    **TEXT("source", "`measured`, `imported` ([importing.md](importing.md)) or `simulated`"),
+    **TEXT("source", "`measured` or `imported` ([importing.md](importing.md))"),
 }
 
 CELLS = table_schema(

@@ -12,7 +12,7 @@ from workflow_scripts.catalog.published import PUBLISHED
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
-from workflow_scripts.tables.measurements import SIMULATED, joined
+from workflow_scripts.tables.measurements import joined
 from workflow_scripts.tables.summary import Summaries
 from workflow_scripts.tables.typed_tables import read_table, write_table
 
@@ -59,15 +59,9 @@ class TableInputs:
         return expand(self.study)
 
     @cached_property
-    def rows(self) -> pd.DataFrame:
+    def cells(self) -> pd.DataFrame:
         """What was measured, as the one frame of `tables.measurements`."""
         return joined(*(self.table(name) for name in ("cells", "starts", "repeats")))
-
-    @cached_property
-    def cells(self) -> pd.DataFrame:
-        """The rows without those of simulated GPUs, because nothing may be concluded from them."""
-        simulated = self.rows["source"].eq(SIMULATED)
-        return self.rows[~simulated] if simulated.any() else self.rows
 
     @cached_property
     def summed(self) -> Summaries:

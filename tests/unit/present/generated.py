@@ -119,7 +119,7 @@ def drawn_at_random(seed: int) -> tuple[list[dict[str, Any]], dict[str, Any], Ch
         sweeps[0]["environment"] = ["default", "vllm-0.25.1"]
     content = {"workloads": {name: WORKLOADS[name] for name in workloads}, "repeats": int(rng.integers(1, 4))}
     content["question"] = f"What of {', '.join(some(WORDS, 5))}?"
-    starts, source = int(rng.integers(1, 3)), rng.choice(["measured", "measured", "imported", "simulated"])
+    starts, source = int(rng.integers(1, 3)), rng.choice(["measured", "measured", "imported", "measured"])
     fails = [(*ENDS[rng.integers(len(ENDS))], rng.random() < 0.5, rng.random() / 2)]
 
     def change(cells: pd.DataFrame) -> pd.DataFrame:

@@ -55,7 +55,7 @@ def random_digest(chance: random.Random) -> Digest:
             outcome=often("ok", "infeasible", "missing"),
             reason=often(None, "too small"),
             comparable=often(True, False),
-            source=often("measured", "simulated", "measured elsewhere"),
+            source=often("measured", "measured elsewhere"),
             began=often(None, "2026-01-02T03:04:05Z"),
             content=often(CONTENT, {**CONTENT, "num_prompts": 64}, {**CONTENT, **draft}, {}),
             environment=often(ENVIRONMENT, *({**ENVIRONMENT, **of} for of in others)),

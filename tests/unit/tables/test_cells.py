@@ -220,17 +220,16 @@ def test_energy_is_of_the_whole_repeat_or_not_known(samples, counted_j, energy_j
         assert [None if pd.isna(value) else value for value in found] == pytest.approx(expected)
 
 
-def test_what_was_measured_under_another_definition_on_a_pretended_gpu_or_with_other_settings_is_told(tmp_path):
+def test_what_was_measured_under_another_definition_or_with_other_settings_is_told(tmp_path):
     table = of_study(
         tmp_path,
         of_start(definition_sha256=definition_of(FOUR)),
-        of_start(EIGHT, definition_sha256="f" * 64, simulated=True, effective='{"max_num_seqs": 4}'),
+        of_start(EIGHT, definition_sha256="f" * 64, effective='{"max_num_seqs": 4}'),
         of_start(STATIC, outcome="engine_error", effective='{"batch_size": 9}'),
         started("cpu-all/vllm/of-no-sweep"),
         served=[two_requests(FOUR), two_requests(EIGHT)],
     ).set_index("cell_id")
     assert table["comparable"].to_dict() == {FOUR: True, EIGHT: False, STATIC: False, H200: False}
-    assert table["source"].to_dict() == dict.fromkeys((FOUR, STATIC, H200), "measured") | {EIGHT: "simulated"}
     assert table["not_as_asked"].dropna().to_dict() == {EIGHT: "max_num_seqs 4, not 8"}
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from workflow_scripts.catalog.published import CLAIMS, Claim, Published, PublishedError
 from workflow_scripts.questions.claims import (
+    on_engines,  # noqa: F401  # they register their checks
     on_memory,  # noqa: F401  # they register their checks
     on_rates,  # noqa: F401  # they register their checks
 )
@@ -102,5 +103,5 @@ def _written(kinds: Iterable[Sequence[Evidence]]) -> str | None:
 
 @makes(SCHEMA, needed=lambda inputs: bool(inputs.study.claims))
 def make_tables(inputs: TableInputs) -> pd.DataFrame:
-    tables = {"cells": inputs.rows} | {name: inputs.table(name) for name in TABLES}
+    tables = {"cells": inputs.cells} | {name: inputs.table(name) for name in TABLES}
     return claims_table(inputs.study, StudyTables(tables, Published(inputs.published)))

@@ -19,7 +19,6 @@ from workflow_scripts.questions.compare.digest import Digest, DigestCell, Mean
 from workflow_scripts.statistics.comparisons import CHANGES, NOT_DECIDED, Means, compare_occasions, verdicts, worse
 from workflow_scripts.statistics.errors import Error, added
 from workflow_scripts.tables.differences import Different, counted, differences, value_text
-from workflow_scripts.tables.measurements import SIMULATED
 
 OK, MISSING, INVALID = "ok", "missing", "invalid"
 KV_TOKENS, OUTCOME = "kv_cache_tokens", "outcome"
@@ -160,9 +159,7 @@ def _reasons(a: DigestCell, b: DigestCell) -> Iterator[str | None]:
 
 
 def _source(a: DigestCell, b: DigestCell) -> str | None:
-    if a.source != b.source:
-        return f"its numbers are {a.source} in A and {b.source} in B"
-    return "its numbers are simulated and say nothing about a GPU" if a.source == SIMULATED else None
+    return f"its numbers are {a.source} in A and {b.source} in B" if a.source != b.source else None
 
 
 def _unlike(name: str, words: str, *cells: DigestCell) -> str | None:

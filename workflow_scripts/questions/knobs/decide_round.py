@@ -31,7 +31,7 @@ from workflow_scripts.study.paths import StudyPaths, cell_of
 from workflow_scripts.study.rounds import CellStart, OpenComparison, RoundPlan, ended_starts, in_random_order
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
-from workflow_scripts.tables.measurements import SIMULATED, read_measurements
+from workflow_scripts.tables.measurements import read_measurements
 from workflow_scripts.tables.summary import Row, Summaries, comparable_rows, records
 
 # Why comparisons are given up, and why measuring ends.
@@ -64,7 +64,6 @@ def decide_round(
     }
     spent_s = sum(map(sum, seconds.values()))
     budget_s = inf if study.starts.budget_min is None else 60 * study.starts.budget_min - spent_s
-    table = table[table["source"].ne(SIMULATED)]
     failed = {cell for cell, starts in ended.items() if len(starts) < study.starts.at_least} | {*tried}
     opened, decided, left_s = open_comparisons(
         table[table["gpu"].isin(gpus)],

@@ -247,4 +247,4 @@ def main(args: Namespace) -> None:
     study = load_study(args.study)
     paths = StudyPaths(args.results, study.name)
     tables = TableInputs(study, paths, folder=args.tables)
-    promise_of(study, paths, tables.rows, tables.table, args.pick or None, args.workload or None).write(args.out)
+    promise_of(study, paths, tables.cells, tables.table, args.pick or None, args.workload or None).write(args.out)

@@ -62,4 +62,4 @@ def _logs(cell_id: str, start: int, paths: StudyPaths) -> Iterator[tuple[Any, ..
 
 @makes(SCHEMA)
 def make_tables(inputs: TableInputs) -> pd.DataFrame:
-    return provenance_table(inputs.rows, inputs.paths)
+    return provenance_table(inputs.cells, inputs.paths)

@@ -57,7 +57,7 @@ def devices(report: Report) -> Iterator[Block]:
 
 
 def cautions(report: Report) -> Iterator[Block]:
-    """What else a reader must know of the numbers: foreign code, random weights, made-up numbers, unknown models."""
+    """What else a reader must know of the numbers: foreign code, random weights, unknown models."""
     models, cells = resolved_models(report.study), report.tables.rows
     if trusted := [f"{name} ({of.hub_repo} at {of.revision})" for name, of in models.items() if of.trust_remote_code]:
         yield Text(
@@ -68,11 +68,6 @@ def cautions(report: Report) -> Iterator[Block]:
         yield Text(
             f"The weights of {listed(random)} are random; the work does not depend on their values, but at a power "
             "limit the speed may, slightly."
-        )
-    if len(pretended := cells.loc[cells["source"] == "simulated", "gpu"].unique()):
-        yield Text(
-            f"No number of {', '.join(pretended)} is a measurement of a GPU. The engine ran on a CPU, and power, "
-            "energy, clocks, temperature and memory are made up to test this pipeline."
         )
     known = readable_models()
     for name in sorted(set(cells["model"]) & known.keys()):
