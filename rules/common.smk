@@ -122,7 +122,7 @@ def prepared_models(cell_id):
 def environments_of(cell_id):
     """The record of the cell's environment, of a new attempt if it is not there; none for the default one."""
     cell = CELLS[cell_id]
-    kind = load_gpus()[cell.gpu].engine_kind
+    kind = load_gpus()[cell.gpu].kind
     return [current_attempt(cell.environment, kind)] if cell.environment else []
 
 
