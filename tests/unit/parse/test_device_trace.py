@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -194,53 +195,16 @@ def test_the_command_prints_the_extremes_or_one_message(tmp_path, capsys, monkey
     assert words in err
 
 
-DMON = """# gpu    pwr  gtemp     sm     fb   mclk   pclk
-# Idx      W      C      %     MB    MHz    MHz
-    0     64     30      0      4   1593    210
-    1     61      -     96     52   1593   1275
-"""
-DATED = """#Date       Time        gpu    pwr     sm     fb   pclk
-#YYYYMMDD   HH:MM:SS    Idx      W      %     MB    MHz
- 20260301   10:00:00      0     64      0      4    210
- 20260301   10:00:01      0     61     96     52   1275
-"""
-DMON_CSV = """#gpu, pwr, gtemp, sm, fb, pclk
-#Idx, W, C, %, MB, MHz
-0, 64, 30, 0, 4, 210
-1, 61, -, 96, 52, 1275
-"""
-DATED_CSV = """#Date, Time, gpu, pwr, sm, fb, pclk
-#YYYYMMDD, HH:MM:SS, Idx, W, %, MB, MHz
-20260301, 10:00:00, 0, 64, 0, 4, 210
-20260301, 10:00:01, 0, 61, 96, 52, 1275
-"""
-DCGMI = """#Entity   GPUTL   POWER     FBUSD   SMCLK
-ID                W
-GPU 0     0       64.000    4       210
-GPU 1     96      61.000    52      1275
-"""
-AMD_SMI = """timestamp,gpu,power_usage,hotspot_temperature,gfx_clk,gfx,vram_used,vram_total
-1772359200,0,64,40,210,0,4,196592
-1772359201,0,61,41,1275,96,52,196592
-"""
-AMD_METRIC = """gpu,socket_power,gfx_activity,gfx_0_clk,used_vram
-0,64 W,0 %,210 MHz,4 MB
-1,61 W,96 %,1275 MHz,52 MB
-"""
-ROCM_SMI = """device,sclk clock speed:,Current Socket Graphics Package Power (W),GPU use (%),VRAM Total Used Memory (B)
-card0,(210Mhz),64.0,0,4194304
-card1,(1275Mhz),61.0,96,54525952
-"""
-
-
-@pytest.mark.parametrize("text", [DMON, DATED, DMON_CSV, DATED_CSV, DCGMI, AMD_SMI, AMD_METRIC, ROCM_SMI])
-def test_tables_of_other_tools(text):
+@pytest.mark.parametrize("path", sorted(Path("tests/fixtures/device_traces").iterdir()), ids=lambda path: path.stem)
+def test_tables_of_other_tools(path):
+    """The same two samples as each tool prints them."""
+    text = path.read_text()
     trace = parse_trace(text)
     assert trace.reason is None
     assert trace.known("memory_used_bytes") == [4 * MIB, 52 * MIB]
     columns = ("power_w", "utilization_pct", "sm_clock_mhz")
     assert [trace.known(name) for name in columns] == [[64, 61], [0, 96], [210, 1275]]
-    if text in (DATED, AMD_SMI):
+    if path.stem in ("nvidia-smi-dmon-dated", "amd-smi-monitor"):
         first, second = trace.known("time_unix_s")
         assert second - first == 1
     # A header may be printed again, and the first one may be missing.
