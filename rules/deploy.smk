@@ -1,6 +1,6 @@
 """Deploy: what the study promises of one setting, and files to serve and watch it. No other target needs this."""
 
-PROMISED_FROM = "cells starts repeats serving serving_summary recommendations limits memory".split()
+PROMISED_FROM = "cells starts repeats serving recommendations".split()
 DEPLOYED = "vllm.yaml require_key.py compose.yaml kubernetes.yaml serve.sbatch prometheus.yml alerts.yml".split()
 DEPLOYED += [
     f"grafana/{name}" for name in ("datasources/prometheus.yml", "dashboards/kvsweep.yml", "dashboards/kvsweep.json")
@@ -8,7 +8,7 @@ DEPLOYED += [
 
 
 rule promise:
-    """What the study promises of the recommended setting for `--config workload=`, or of the cell `--config pick=`."""
+    """What the study promises of the recommended setting, or of the cell `--config pick=`."""
     input:
         tables=list(map(table, PROMISED_FROM)),
     output:
@@ -19,14 +19,12 @@ rule promise:
         code=sources_sha256("questions.serving.make_promise"),
         tables=PATHS.tables,
         pick=config.get("pick", ""),
-        workload=config.get("workload", ""),
     shell:
         "python -m workflow_scripts promise"
         ' --study "$STUDY"'
         ' --results "$RESULTS"'
         " --tables {params.tables:q}"
         " --pick={params.pick:q}"
-        " --workload={params.workload:q}"
         " --out {output:q}"
         " > {log:q} 2>&1"
 

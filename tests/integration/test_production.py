@@ -143,9 +143,6 @@ def test_the_study_promises_what_it_measured(promise, served):
     assert promise.effective["block_size"] == 32
     assert promise.effective["max_model_len"] == 512
     assert promise.busy == summary["in_flight_peak"]
-    # On a machine that is busy with other things, four requests a second may be too many too.
-    saturated = not pd.isna(summary["saturated"]) and bool(summary["saturated"])
-    assert promise.too_much_per_s == (4.0 if saturated else 1000.0)
 
 
 def test_the_server_runs_as_the_file_says(server, deploy):

@@ -67,8 +67,8 @@ OPEN_PORT = (
 class Deployment:
     """What a study promises for a setting, and what a machine needs to keep that promise.
 
-    `weights_bytes` is 0 if it is not known. The server is watched at `target`: alerts and panels are over `window_s`,
-    and its metrics are read every `scrape_s`.
+    `weights_bytes` is 0 if it is not known, as is `host_kv_bytes`, the KV cache in the host's memory. The server is
+    watched at `target`: alerts and panels are over `window_s`, and its metrics are read every `scrape_s`.
     """
 
     promise: Promise
@@ -76,6 +76,7 @@ class Deployment:
     on_cpu: bool
     gpu_title: str
     weights_bytes: float
+    host_kv_bytes: float
     scheduler_options: str
     host: str = "127.0.0.1"
     named_image: str | None = None
@@ -131,10 +132,6 @@ class Deployment:
         return lines | ({limit: self.promise.slo.get(of_slo)} if limit else {})
 
     @property
-    def host_kv_bytes(self) -> float:
-        return self.promise.predicted_bytes.get("kv_cache", 0.0) if self.on_cpu else 0.0
-
-    @property
     def host_memory_gib(self) -> int:
         return math.ceil((self.needs.memory_mb * 1e6 + self.host_kv_bytes) / GIB)
 
@@ -161,7 +158,7 @@ class Deployment:
         release = tuple(map(int, re.findall(r"\d+", p.engine_release)[:2]))
         lines = [
             what,
-            f"Study {p.study}, cell {p.cell_id}, measured with {p.engine_version}. {p.why}",
+            f"Study {p.study}, cell {p.cell_id}, measured with {p.engine_version}.",
             *([] if self.of_hub else [random]),
             *([OPEN_PORT] if release < RANKS_IN_A_FILE else []),
             "`snakemake export` writes this file; docs/production.md explains how to use all of them.",
@@ -198,7 +195,9 @@ def deployment_of(promise: Promise, study: Study, site: Site) -> Deployment:
     except ModelFactsError:
         weights = 0.0  # not known
     options = _scheduler_options(cell, study, site)
-    return Deployment(promise, needs_of(cell), gpu.kind == "cpu", gpu.title, weights, options)
+    # Of a CPU; without this knob vLLM takes a share of the memory.
+    host_kv_bytes = GIB * float(getattr(cell.knobs, "cpu_kv_cache_gib", None) or 0)
+    return Deployment(promise, needs_of(cell), gpu.kind == "cpu", gpu.title, weights, host_kv_bytes, options)
 
 
 def _scheduler_options(cell: Cell, study: Study, site: Site) -> str:
@@ -225,7 +224,6 @@ def written(file: str, deployment: Deployment) -> str:
         "json": json.dumps,
         "compose": lambda text: text.replace("$", "$$"),
         "quote": shlex.quote,
-        "rate": lambda per_s: "not measured" if per_s is None else f"{per_s:g} requests/s",
     }
     constants = {"PORT": PORT, "PROBE_S": PROBE_S, "GIB": GIB, "SERVE_COMMAND": SERVE_COMMAND, "UID": UID}
     constants |= {"PROMETHEUS_IMAGE": PROMETHEUS_IMAGE, "GRAFANA_IMAGE": GRAFANA_IMAGE}

@@ -146,7 +146,6 @@ class Promise(Record):
     schema_version: Literal[1] = 1
     study: Name
     cell_id: OneLine
-    why: OneLine = Field(description="why this cell, in one sentence")
     serve: ServeSettings
     served_model: Name = Field(description="the model's name in requests")
     engine_version: OneLine = Field(description="package and version that was measured")
@@ -155,20 +154,12 @@ class Promise(Record):
     max_num_seqs: int
     start_s: float = Field(description="longest measured start, without the import of libraries")
     starts: int
-    load: OneLine = Field(description="the load in words")
     busy: float = Field(description="requests in the server from which on it is as busy as in the study")
     measured: dict[str, Promised] = Field(description="measure -> what it was, and will be after a restart")
-    scope: OneLine | None = Field(description="what the intervals rest on; null if there are none")
-    ceiling_output_tokens_per_s: float | None = Field(description="what the hardware allows")
-    kv_cache_usage_peak: float | None
-    preemptions_per_s: float
     hit_rate: float | None = Field(description="lowest prefix-cache hit rate of a repeat; null without hits")
     slo: dict[str, float]
-    sustained_per_s: float | None = Field(description="highest measured request rate that it kept up with")
-    too_much_per_s: float | None = Field(description="lowest measured request rate that was too much")
     growth_share: float = Field(description="the study's rule: a queue grows by this share of the arrivals")
     growth_requests: float = Field(description="and by this many requests")
-    predicted_bytes: dict[str, float] = Field(description="predicted device memory per rank, by its use")
 
     @field_validator("effective")
     @classmethod

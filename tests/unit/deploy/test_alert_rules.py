@@ -113,7 +113,6 @@ def test_grafana_knows_every_field_of_the_dashboard_with_its_lines(hub):
         "study": "vector(500)",
         "study, after a restart at least": "vector(450)",
         "study, after a restart at most": "vector(555)",
-        "ceiling of the hardware": "vector(900)",
     }
     assert lines["Time to first token"]["SLO of the study"] == "vector(0.5)"
 
