@@ -15,17 +15,10 @@ ON_NODES += ["prepare_model", "prepare_workload", "install_environment"] if PREP
 
 
 @cache
-def planned_limits_s():
-    """Time limits of cells from the study's plan; none if `snakemake plan` was not called before."""
-    return predicted_limits_s(PATHS.plan / "plan.csv")
-
-
-@cache
 def resources_of(cells, attempt):
     """The resources of a job that measures these cells, which are of one GPU type."""
     avoid = [path.name for path in PATHS.wrong_nodes(cells[0].gpu).glob("[!.]*")]
-    tries = Attempt(attempt, ATTEMPTS)
-    return job_resources(cells, SITE, STUDY.cell_time_limit_s, tries, avoid, planned_limits_s())
+    return job_resources(cells, SITE, STUDY.cell_time_limit_s, Attempt(attempt, ATTEMPTS), avoid)
 
 
 def resources_for(cells_of):

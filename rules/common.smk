@@ -11,7 +11,7 @@ from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.cluster.batches import Cells, Round, gpus_of
 from workflow_scripts.cluster.pending import Pending, starts_of
 from workflow_scripts.cluster.site import Attempt, cells_per_job, job_resources, load_site
-from workflow_scripts.cluster.site import predicted_limits_s, queue_resources, what_fits
+from workflow_scripts.cluster.site import queue_resources, what_fits
 from workflow_scripts.cluster.terminal_lines import TerminalLines
 from workflow_scripts.common.files import read_json
 from workflow_scripts.engines.registry import modules_that_predict

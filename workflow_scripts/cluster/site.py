@@ -7,7 +7,6 @@ the cell. Account, partition, GRES names and the like depend on the site and are
 docs/cluster.md explains both.
 """
 
-import csv
 import math
 import os
 import re
@@ -166,17 +165,13 @@ class Attempt:
     def last(self) -> bool:
         return self.number >= self.of
 
-    def time_limit_s(self, cap_s: float, predicted_s: float = math.inf) -> float:
-        """Time limit of a cell: it doubles with each attempt and is `cap_s` in the last. A predicted limit, which
-        doubles too, may shorten the others.
+    def time_limit_s(self, cap_s: float) -> float:
+        """Time limit of a cell: it doubles with each attempt and is `cap_s` in the last.
 
         >>> [Attempt(number, of=3).time_limit_s(7200) for number in (1, 2, 3)]
         [1800.0, 3600.0, 7200.0]
-        >>> [Attempt(number, of=3).time_limit_s(7200, predicted_s=240) for number in (1, 2, 3)]
-        [240.0, 480.0, 7200.0]
         """
-        predicted_s = math.inf if self.last else predicted_s * 2.0 ** (self.number - 1)
-        return min(cap_s / 2.0 ** max(self.of - self.number, 0), predicted_s)
+        return cap_s / 2.0 ** max(self.of - self.number, 0)
 
 
 @dataclass(frozen=True)
@@ -206,30 +201,20 @@ def _needs(gpu_name: str, model_name: str, count: int) -> Needs:
     return Needs(count, _CORES_BASE + _CORES_PER_GPU * count, memory_mb)
 
 
-def predicted_limits_s(plan: Path) -> dict[str, float]:
-    """The time limit that a plan (`plan.csv`) gives each cell that it predicts; empty without a plan."""
-    if not plan.exists():
-        return {}
-    with plan.open(encoding="utf-8", newline="") as lines:
-        return {row["cell_id"]: float(row["limit_s"]) for row in csv.DictReader(lines) if row.get("limit_s")}
-
-
 def job_resources(
     cells: Sequence[Cell],
     site: Site,
     cap_s: float,
     attempt: Attempt,
     avoid_nodes: Iterable[str] = (),
-    limits_s: Mapping[str, float] | None = None,
 ) -> Resources:
     """Resources of a job that measures `cells` one after another, with the names of Snakemake's Slurm executor. All
     cells are of one GPU type; `cap_s` is the study's time limit of a cell; `avoid_nodes` had the wrong hardware; what
-    cannot name a host is left out. `limits_s` are predicted limits by cell id. The run time is in minutes, memory in
-    MB."""
+    cannot name a host is left out. The run time is in minutes, memory in MB."""
     queue, needs = site.queue_of(cells[0].gpu), [needs_of(cell) for cell in cells]
     gpus = max(1, *(of.gpus for of in needs))
     cores = gpus * (queue.cores_per_gpu or 0) or max((of.cores for of in needs if of.cores), default=None)
-    limit_s = sum(attempt.time_limit_s(cap_s, (limits_s or {}).get(cell.id, math.inf)) for cell in cells)
+    limit_s = len(cells) * attempt.time_limit_s(cap_s)
     asked_for: dict[str, Resources] = {
         "gres": {"gres": ":".join(filter(None, ["gpu", queue.slurm_type, str(gpus)]))},
         "gpus": {"gpu": gpus, **({"gpu_model": queue.slurm_type} if queue.slurm_type else {})},

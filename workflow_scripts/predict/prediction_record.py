@@ -81,7 +81,6 @@ class Prediction:
     warmup_s: float | None = None
     stop_s: float | None = None
     cell_s: float | None = None
-    limit_s: float | None = None
     gpus: int | None = None
     speed_source: str | None = None
     calibrated_at: str | None = None

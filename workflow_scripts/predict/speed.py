@@ -38,9 +38,6 @@ EAGER_START_S = {"cpu": 6.0, "cuda": 25.0, "rocm": 35.0}
 STOP_S = {"cpu": 1.0, "cuda": 5.0, "rocm": 5.0}
 WEIGHTS_BYTES_PER_S = 1.5e9
 
-# A time limit is this many times what a cell takes at the slow end of its band; without a band, that end is assumed.
-LIMIT_MARGIN, UNCALIBRATED_PCT = 2.0, 40.0
-
 
 # A step with this many times more work of a kind than any step of the calibration is beyond the calibration.
 BEYOND = 1.5
@@ -341,7 +338,6 @@ def _with_costs(record: Prediction, cell: CellTask, speed: Speed, task: Task, ti
         allowed_s += cell.facts.weight_bytes / cell.ranks / WEIGHTS_BYTES_PER_S
     start_s, stop_s = speed.around_s or (allowed_s, STOP_S[cell.kind])
     cell_s = start_s + warmup_s + cell.repeats * timed.wall_s + stop_s
-    longest_s = max(start_s, allowed_s) + warmup_s + cell.repeats * timed.wall_s + STOP_S[cell.kind]
     return replace(
         record,
         start_s=start_s,
@@ -349,5 +345,4 @@ def _with_costs(record: Prediction, cell: CellTask, speed: Speed, task: Task, ti
         stop_s=stop_s,
         gpus=cell.ranks * cell.steps.engines,
         cell_s=cell_s,
-        limit_s=LIMIT_MARGIN * (1 + (record.error_pct or UNCALIBRATED_PCT) / 100) * longest_s,
     )

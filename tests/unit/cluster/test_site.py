@@ -17,7 +17,6 @@ from workflow_scripts.cluster.site import (
     load_site,
     main,
     needs_of,
-    predicted_limits_s,
     sbatch_options,
     what_fits,
 )
@@ -107,21 +106,6 @@ def test_a_jobs_time_nodes_and_tasks():
     resources = job_resources([cell(tensor_parallel_size=2)], site(), 60, ONCE)
     assert sbatch_options(resources).endswith("--cpus-per-task=32 --gres=gpu:h200:2")
     assert "ntasks" not in sbatch_options(resources)
-
-
-def test_a_plan_shortens_time_limits_but_that_of_the_last_attempt(tmp_path):
-    one, unplanned = cell(), cell(max_num_seqs=7)
-    plan = tmp_path / "plan.csv"
-    assert predicted_limits_s(plan) == {}
-    plan.write_text(f"cell_id,limit_s\n{one.id},240\nanother,\n")
-    limits_s = predicted_limits_s(plan)
-    assert limits_s == {one.id: 240}
-    for cells, number, cap_s, minutes in (
-        *(((one,), number, 7200, minutes) for number, minutes in ((1, 4), (2, 8), (3, 120))),
-        ((one,), 1, 600, 3),  # never longer than without a plan: 600 s, halved twice
-        ((one, unplanned), 1, 7200, 4 + 30),
-    ):
-        assert job_resources(cells, site(), cap_s, Attempt(number, 3), limits_s=limits_s)["runtime"] == 15 + minutes
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,6 @@ def test_a_cell_by_hand(tmp_path, monkeypatch):
     known(monkeypatch, error_pct=25.0, ttft_error_pct=100.0, covered={"sequences": 1})
     record = one(tmp_path, fixed(2, 3, 2), knobs={"block_size": 16, "max_num_seqs": 1, "max_model_len": 4096})
     assert set(record) == set(FIELDS)
-    # A job asks for twice the slow end of the band.
     cell_s = record["start_s"] + 3 * 4 + 3 * 4 + record["stop_s"]
     assert (
         record.items()
@@ -105,15 +104,14 @@ def test_a_cell_by_hand(tmp_path, monkeypatch):
             **{"steps": 4, "wall_s": 4, "wall_s_low": 3.2, "wall_s_high": 5, "warmup_s": 12, "cell_s": cell_s},
             **{"output_tokens_per_s": 1, "output_tokens_per_s_low": 0.8, "output_tokens_per_s_high": 1.25},
             **{"ttft_s_p50": 2, "ttft_s_p50_low": 1, "ttft_s_p50_high": 4, "tpot_s_p50": 1, "total_tokens_per_s": 2.5},
-            **{"fixed_share": 1, "limit_s": 2 * 1.25 * cell_s, "error_pct": 25},
+            **{"fixed_share": 1, "error_pct": 25},
             **{"speed_source": "calibrated", "source": "predicted", "how": "by hand"},
         }.items()
     )
-    # A faster start makes the cell shorter, but not the limit of a job, which may load the engine first.
+    # A faster start makes the cell shorter.
     known(monkeypatch, error_pct=25.0, ttft_error_pct=100.0, around_s=(1.5, 0.25))
     faster = one(tmp_path, fixed(2, 3, 2), knobs={"block_size": 16, "max_num_seqs": 1, "max_model_len": 4096})
     assert (faster["start_s"], faster["stop_s"], faster["cell_s"]) == (1.5, 0.25, 25.75)
-    assert faster["limit_s"] == record["limit_s"]
 
 
 def test_engines_side_by_side_take_turns(tmp_path, monkeypatch):
@@ -142,10 +140,9 @@ def test_without_a_calibration_the_band_is_that_of_public_runs_like_it_and_beyon
     assert f"the band is that of {band.runs} public runs: {band.group}" in record["how"]
     assert record["kv_error_pct"] == public_costs().kv_error_pct
     assert record["how"].startswith("uncalibrated: ")
-    # No band exceeds what the data sheet allows; a job asks for twice the time at the slow end.
+    # No band exceeds what the data sheet allows.
     assert record["wall_s_high"] == pytest.approx((1 + band.error_pct / 100) * record["wall_s"])
     assert record["output_tokens_per_s"] < record["output_tokens_per_s_high"]
-    assert record["limit_s"] == pytest.approx(2 * (1 + band.error_pct / 100) * record["cell_s"])
     # A step has twice as many sequences as the costs were fitted to.
     known(monkeypatch, error_pct=25.0, ttft_error_pct=100.0, covered={"sequences": 0.5})
     record = one(tmp_path, knobs={"block_size": 16, "max_num_seqs": 1})
