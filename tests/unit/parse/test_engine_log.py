@@ -123,13 +123,6 @@ def test_a_bare_bar_before_each_line_does_no_harm(name):
         assert parse_engine_log(re.sub("^", bar, text_of(name), flags=re.M)) == plain
 
 
-@settings(max_examples=300)
-@given(st.text() | st.binary().map(lambda raw: raw.decode("latin-1")))
-def test_any_text_is_a_log(text):
-    facts = parse_engine_log(text).model_dump(mode="json")
-    assert json.loads(json.dumps(facts, allow_nan=False)) == facts
-
-
 @settings(max_examples=60)
 @given(name=st.sampled_from(sorted(EXPECTED)), share=st.floats(0, 1))
 def test_a_log_that_breaks_off_says_less_but_nothing_else(name, share):

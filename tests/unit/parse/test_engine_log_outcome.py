@@ -93,16 +93,6 @@ def test_cause_in_the_line_that_announces_the_traceback(joint):
     assert (status, str(error)[-len(words) :]) == ("kv_too_small", words)
 
 
-def test_log_that_is_cut_off_within_a_prefix_of_an_error():
-    lines = [*FRAMES, '  File "/x/kv.py", line 9, in verify', *STATEMENT]
-    log = "".join(f"ERROR 05-30 16:23:50 [core.py:700] {line}\n" for line in lines)
-    for end in ("", " 05-30", " 05-30 16:23", " 05-30 16:23:50 [cor", " 05-30 16:23:50 [core.py:7"):
-        assert ended(f"{log}ERROR{end}") == ended(log)
-    error = [f"ERROR 05-30 16:23:50 serving_chat.py:170] {line}" for line in FRAMES]
-    assert parse_engine_log(START + READY + "\n".join([*error, "ER"])).status == "ok"
-    assert parse_engine_log(START + "\n".join([*error, "ER"])).status == "error"
-
-
 NOTEBOOK = """---------------------------------------------------------------------------
 {name}                                Traceback (most recent call last)
 Cell In[3], line 1
@@ -238,16 +228,6 @@ def test_weak_signs_of_life_do_not_cancel_a_failure(sign):
     assert parse_engine_log(START + sign).status == "ok"
     assert parse_engine_log(START + sign + failed).status == "error"
     assert parse_engine_log(START + failed + sign).status == "error"
-
-
-@pytest.mark.parametrize(
-    "prefix",
-    ["2026-05-30 16:23:50,123 - ", "vllm.worker - ", "[", "2026-05-30 16:23:50.123 | ", "2026-05-30 16:23:50 ["],
-)
-def test_levels_of_other_loggers(prefix):
-    end = {"[": "] ", "|": "    | engine:run:12 - "}.get(prefix.strip()[-1], " - ")
-    assert parse_engine_log(f"{prefix}ERROR{end}CUDA out of memory. Tried to allocate 2.00 GiB\n").status == "oom"
-    assert parse_engine_log(f"{prefix}INFO{end}KeyError: 'x'\n").status is None
 
 
 def test_ranks_that_print_at_once_are_told_apart():

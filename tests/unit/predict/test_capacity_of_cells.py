@@ -1,7 +1,5 @@
 """Predictions for every cell of a study, compared with hand-computed numbers and with `engines.vllm.capacity`."""
 
-import itertools
-import math
 from dataclasses import asdict, replace
 
 import pytest
@@ -17,8 +15,7 @@ from workflow_scripts.engines.vllm.capacity import predict_capacity
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.engines.vllm.memory import GIB, EngineSettings
 from workflow_scripts.engines.vllm.predictions import engine_settings, vllm_capacity
-from workflow_scripts.physics.layers import State
-from workflow_scripts.physics.model_facts import read_config, read_model_facts
+from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.predict import capacity_of_cells as predictions
 from workflow_scripts.predict.capacity_of_cells import predict_published, predict_study
 from workflow_scripts.study.grid import Cell, expand
@@ -77,20 +74,6 @@ def test_states_are_counted_in_their_own_type():
         steps * 32 * 4096 * 8 for steps in (9, 9, 17)
     ]
     assert [record.value("num_blocks") for record in records("cpu-all", "float32")] == [None]
-
-
-def test_bytes_of_a_state_are_those_of_vllms_classes():
-    utils = pytest.importorskip("vllm.model_executor.layers.mamba.mamba_utils", reason="vLLM is not installed")
-    facts, config = (read(get_model("states-8b").config) for read in (read_model_facts, read_config))
-    sizes = [config[f"linear_{name}"] for name in ("num_key_heads", "num_value_heads", "key_head_dim")]
-    sizes += [config["linear_value_head_dim"], config["linear_conv_kernel_dim"]]
-    for tensor, dtype in itertools.product((1, 2), ("float32", "float16", "bfloat16")):
-        shapes = utils.MambaStateShapeCalculator.gated_delta_net_state_shape(tensor, *sizes)
-        types = utils.MambaStateDtypeCalculator.gated_delta_net_state_dtype("bfloat16", "auto", dtype)
-        own = sum(math.prod(shape) * of.itemsize for shape, of in zip(shapes, types, strict=True))
-        stored = facts.with_states_in(dtype)
-        (state,) = (part for part, _ in stored.of_kind(State))
-        assert stored.bytes_of_state(state, tensor) == own
 
 
 PASSED_ON = {"kv_cache_dtype": "fp8", "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "enforce_eager": True}

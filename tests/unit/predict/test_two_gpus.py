@@ -144,14 +144,3 @@ def test_one_gpus_calibration_and_the_rates_of_another_predict_the_others_cells(
     monkeypatch.setattr(predictions, "speed_for", from_the_other)
     errors = np.abs(errors_pct(predicted(), walls_s, gpu))
     assert (np.median(errors) <= 3, errors.max() <= 11) == (True, True)
-
-
-@pytest.mark.parametrize(("gpu", "passes"), [("h200", 160), ("h100-sxm", 142)])
-def test_all_passes_are_used_whichever_steps_their_requests_formed(gpu, passes):
-    found = fitted(gpu)
-    assert (found.passes, found.measured_passes) == (passes, passes)
-    # A step with prompts takes 7 to 9 ms to launch in captured pieces, and 25 to 27 ms kernel by kernel.
-    launch = found.costs.launch
-    assert 6e-3 < 32 * launch.piecewise_layers < 10e-3
-    assert 22e-3 < 32 * launch.eager_layers < 30e-3
-    assert found.costs.weight_bytes * record_of(gpu).rates.memory_bytes_per_s == pytest.approx(1.1, abs=0.05)

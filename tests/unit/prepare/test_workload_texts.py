@@ -197,12 +197,3 @@ def test_without_the_file_the_fallback_stands_in_and_is_named_so(vocabulary, tmp
     assert stream.kind == "synthetic, stands in for ShareGPT: file not there"
     drawn, _ = make_requests(spec.fallback.model_copy(update={"seed": spec.seed}), vocabulary, 5)
     assert requests == [replace(one, output_tokens=output_tokens or one.output_tokens) for one in drawn]
-
-
-def test_a_chat_is_the_same_selection_through_the_template(vocabulary):
-    plain, _ = make_requests(sharegpt(), vocabulary, 5)
-    chats, _ = make_requests(sharegpt(chat=True), vocabulary, 5)
-    frame = len(vocabulary.encode("user: \nassistant: "))
-    assert [r.total_tokens - frame for r in chats] == [r.total_tokens for r in plain]
-    assert [r.output_tokens for r in chats] == [r.output_tokens for r in plain]
-    assert all([m["role"] for m in r.messages] == ["user"] for r in chats)

@@ -55,15 +55,6 @@ def test_a_stopped_server_takes_what_it_started_with_it_even_if_it_does_not_list
     assert server.ended() == f"the server was killed by signal {by}"
 
 
-def test_children_of_a_killed_leader_are_ended_too(tmp_path):
-    server, pids = family(tmp_path)
-    os.kill(server.pid, signal.SIGKILL)
-    wait_for(lambda: server.ended() is not None)
-    assert not is_gone(pids[1])
-    server.stop()
-    assert is_gone(pids[1])
-
-
 def test_while_a_server_is_guarded_its_children_do_not_outlive_it(tmp_path):
     server, pids = family(tmp_path)
     with server.guarded():

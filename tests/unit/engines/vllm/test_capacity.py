@@ -276,23 +276,6 @@ def test_the_cache_of_a_token_a_request_and_a_batch_is_printed(capsys):
     assert sizes == [[5 * 2**20 / 16], [1.25], [40.0], [5.0]]
 
 
-def test_people_read_the_memory_of_the_limiting_device_as_a_sum_and_what_fits(capsys):
-    ranks = ["--tensor-parallel-size", "4", "--pipeline-parallel-size", "3"]
-    out, rows = printed(capsys, *ranks)
-    (usable,), (blocks,) = rows.pop("usable"), rows.pop("KV blocks")
-    for of_blocks in ("KV of a token", "KV of a request", "a KV block"):
-        rows.pop(of_blocks)
-    assert list(rows) == ["weights", "peak of activations", "CUDA graphs", "outside of torch", "KV cache"]
-    assert sum(size for (size,) in rows.values()) == pytest.approx(usable, abs=0.03)
-    assert main(["--model", "llama-3-70b", "--gpu", "h100-sxm", "--json", *OF_70B, *ranks]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert blocks == report["num_blocks"]["value"]
-    assert f"rank {report['pipeline_rank']['value']} " in out
-    numbers = [report["num_blocks"]["value"], report["kv_cache_tokens"]["value"]]
-    numbers += [int(report["max_concurrency"]["value"]), 8192]
-    assert all(f"{number:,} " in out for number in numbers)
-
-
 def test_people_read_what_would_make_a_model_fit(capsys):
     out, rows = printed(capsys)
     lacking = -rows["KV cache"][0]

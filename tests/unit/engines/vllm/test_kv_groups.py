@@ -5,8 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.unit.made_models import shape
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
@@ -347,16 +345,6 @@ def test_blocks_and_pages_of_states():
     assert pool_of(QWEN3_6, block_size=512).block_size == 1536
     # Half of the state and of the KV heads on each of two ranks.
     assert pool_of(QWEN3_6, tensor_parallel_size=2).block_size == 1056
-
-
-@settings(max_examples=30)
-@given(st.lists(st.sampled_from(["sliding_attention", "full_attention"]), min_size=1, max_size=40), st.integers(1, 4))
-def test_every_layer_has_one_slot_and_every_rank_its_pages(kinds, ranks):
-    pool = pool_of(GPT_OSS | {"num_hidden_layers": len(kinds), "layer_types": kinds})
-    assert sorted(number for group in pool.groups for number in group.layers) == list(range(len(kinds)))
-    assert all(len(group.layers) <= group.slots for group in pool.groups)
-    for rank in split_layers(len(kinds), min(ranks, len(kinds))):
-        assert 0 < pool.bytes_per_block(rank) <= pool.page_bytes * rank.layers
 
 
 def test_what_is_not_known_is_refused():
