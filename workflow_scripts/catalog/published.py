@@ -17,9 +17,6 @@ from workflow_scripts.common.wording import listed
 PUBLISHED = CONFIG / "published"
 CLAIMS = "claims.yaml"
 
-# Shares of prompt tokens at which a published rate of unknown lengths is compared: three per output token, and none.
-PROMPT_SHARES = (0.75, 0.0)
-
 _SYMBOLS = {"percent": " %", "ratio": ""}
 
 

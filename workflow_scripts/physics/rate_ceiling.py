@@ -14,7 +14,6 @@ from typing import Literal
 import numpy as np
 
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, resolve
-from workflow_scripts.catalog.published import PROMPT_SHARES
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import ModelFacts
 
@@ -124,26 +123,6 @@ def _least(is_allowed: Callable[[float], bool]) -> float | None:
 def at_least(share: float) -> str:
     """A share that is needed, in words."""
     return f"at least {math.floor(1000 * share) / 10:g} %"
-
-
-def times_at_mixes(times: float, least_prompt_share: float = 0.0) -> str:
-    """A published rate over measured output tokens/s, if its source does not state the mix of its tokens.
-
-    >>> times_at_mixes(60.69)
-    '15.2 to 60.7 times the measured output tokens/s if 75 to 0 % of its tokens are prompt tokens'
-    >>> times_at_mixes(5.09, 0.574)
-    '1.27 to 2.17 times the measured output tokens/s if 75 to 57.4 % of its tokens are prompt tokens'
-    >>> times_at_mixes(60.69, 0.9733)
-    'possible only if at least 97.3 % are prompt tokens, at most 1.62 times what was measured'
-    """
-    needed = at_least(least_prompt_share)
-    if least_prompt_share > max(PROMPT_SHARES):
-        most = f"{times * (1 - least_prompt_share):.3g}"
-        return f"possible only if {needed} are prompt tokens, at most {most} times what was measured"
-    shares = (max(PROMPT_SHARES), max(least_prompt_share, 0.0))
-    low, high = (f"{times * (1 - share):.3g}" for share in shares)
-    mixes = " to ".join(f"{math.floor(1000 * share) / 10:g}" for share in shares)
-    return f"{low} to {high} times the measured output tokens/s if {mixes} % of its tokens are prompt tokens"
 
 
 @dataclass(frozen=True)

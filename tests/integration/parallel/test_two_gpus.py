@@ -49,8 +49,6 @@ def test_claims_that_these_cells_decide(two_gpus):
     assert claims["verdict"].to_dict() == {
         "throughput-flat-over-max-num-seqs": "contradicted",
         "throughput-flat-over-block-size": "not decided",  # 32 is 1.03 times as fast as 16, 0.96 to 1.12
-        "kv-share-of-memory": "not testable here",  # the source names no model
-        "utilization-is-for-the-kv-cache": "contradicted",
         "faster-for-a-single-request": "not testable here",  # the source's model has 135M parameters
         "thirty-to-a-hundred-times-faster": "supported",  # 51 over single requests, from 38 to 68
         "kv-blocks-control-throughput": "contradicted",

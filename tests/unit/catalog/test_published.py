@@ -34,8 +34,8 @@ def test_numbers_of_a_claim_by_name_and_setting():
 def test_the_tables_of_claims_are_read_from_the_same_folder(tmp_path):
     first = REAL.table(REAL.claim("throughput-flat-over-max-num-seqs"))[0]
     assert first == {"gpu": "H200", "max_num_seqs": 1, "throughput_tok_s": 11939, "approximate": False}
-    with pytest.raises(PublishedError, match=r"claims.yaml: kv-of-llama-3-70b: needs a table"):
-        REAL.table(REAL.claim("kv-of-llama-3-70b"))
+    with pytest.raises(PublishedError, match=r"claims.yaml: block-size-by-length: needs a table"):
+        REAL.table(REAL.claim("block-size-by-length"))
     found = read(tmp_path, CLAIM | {"table": "rates.csv"})
     with pytest.raises(InputError, match=r"rates.csv: No such file"):
         found.table(found.claim("one"))

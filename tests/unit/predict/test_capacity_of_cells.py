@@ -216,7 +216,7 @@ def test_the_layers_of_a_draft_model_take_blocks_of_a_cache_of_given_size(monkey
 
 # --- published numbers of blocks -------------------------------------------------------------------------------------
 
-BLOCKS = ["blocks-linear-in-utilization", "throughput-flat-over-block-size", "kv-share-of-memory"]
+BLOCKS = ["blocks-linear-in-utilization", "throughput-flat-over-block-size", "block-size-by-length"]
 HEADER = "gpu,model,vllm_version,gpu_memory_utilization,max_model_len,block_size,num_gpu_blocks,kv_cache_tokens"
 HEADER += ",max_concurrency\n"
 

@@ -10,7 +10,6 @@ import pandas as pd
 
 from workflow_scripts.catalog.published import CLAIMS, Claim, Published, PublishedError
 from workflow_scripts.questions.claims import (
-    on_engines,  # noqa: F401  # they register their checks
     on_memory,  # noqa: F401  # they register their checks
     on_rates,  # noqa: F401  # they register their checks
 )

@@ -4,7 +4,7 @@ A check is a function that gets a claim and the tables and finds evidence; `chec
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -14,11 +14,10 @@ from workflow_scripts.physics.model_facts import ModelFacts, read_model_facts
 from workflow_scripts.questions.claims.study_tables import Interval, Row, StudyTables
 from workflow_scripts.statistics.comparisons import NOT_DECIDED
 
-MEASURED, COMPUTED, PUBLISHED = "measured here", "computed from a formula", "published"
+MEASURED, COMPUTED = "measured here", "computed from a formula"
 SUPPORTED, CONTRADICTED, NOT_TESTABLE = "supported", "contradicted", "not testable here"
 # What `source` says of rows in which a published or a predicted number stands beside another prediction.
 _LABELS = {"measured": MEASURED, "predicted": COMPUTED, "published": COMPUTED}
-ARITHMETIC = "arithmetic decides it"
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,6 @@ class Evidence:
 
 # None is a measurement that is not about the claim's subject.
 Find = Callable[[Claim, StudyTables], Iterator[Evidence | None]]
-
-
 # Address of the section of the page that shows a claim.
 Section = Literal["block-size", "devices", "engines", "max-num-seqs", "prefix-caching"]
 
@@ -118,63 +115,36 @@ def computed(claim: Claim, text: str, says: str | None = None, scope: str = "ari
     return Evidence(text, COMPUTED, scope, (claim.table or CLAIMS,), says)
 
 
-def together(*said: str | None) -> str | None:
-    """What several numbers say of a claim that needs support from each.
-
-    >>> together(SUPPORTED, SUPPORTED), together(SUPPORTED, NOT_DECIDED), together(SUPPORTED, None)
-    ('supported', 'not decided', None)
-    """
-    if CONTRADICTED in said:
-        return CONTRADICTED
-    return None if None in said else NOT_DECIDED if NOT_DECIDED in said else SUPPORTED
-
-
 def number(
     claim: Claim,
+    row: Row,
     what: str,
     found: float | Interval,
+    stated: Stated | str,
     unit: str = "",
-    stated: Stated | str | None = None,
     *,
-    row: Row = None,
-    scope: str = "arithmetic",
     tolerance: float = 0.0,
     tolerance_pct: float = 0.0,
     **conditions: Any,
 ) -> Evidence | None:
-    """Evidence of one number, a ratio, a share or a size, against what is stated, or the claim's quantity of this name;
-    measured in a `row` (`conditions`: those of `measured`), or else computed."""
+    """Evidence of one number of a row, a ratio, a share or a size, against what is stated, or the claim's quantity of
+    this name; `conditions` are those of `measured`."""
     stated = claim.quantity(stated) if isinstance(stated, str) else stated
-    says = None if stated is None else within(found, stated, tolerance, tolerance_pct)
     value, ends = (found.value, f" ({found.ends()})") if isinstance(found, Interval) else (found, "")
-    text = f"{what}: {value:,.0f}" if abs(value) >= 10_000 else f"{what}: {value:.4g}"
-    text = f"{text}{unit}{ends}."
-    return computed(claim, text, says, scope) if row is None else measured(claim, row, text, says, **conditions)
-
-
-class Under(NamedTuple):
-    """Whether the conditions that the source states hold, and in words what they require."""
-
-    holds: bool
-    words: str = ""
+    shown = f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    says = within(found, stated, tolerance, tolerance_pct)
+    return measured(claim, row, f"{what}: {shown}{unit}{ends}.", says, **conditions)
 
 
 def measured(
-    claim: Claim,
-    row: Row,
-    text: str,
-    says: str | None = None,
-    *,
-    beside: Row = None,
-    under: Under | None = None,
+    claim: Claim, row: Row, text: str, says: str | None = None, *, beside: Row = None, under: bool = True
 ) -> Evidence | None:
     """Evidence of a row, and of the row of another cell `beside` it; none if the claim is not about its device and
-    model, or the conditions that the source states do not hold."""
+    model, or if it was not measured `under` the conditions that the source states."""
     is_published = row.source == "published"
-    if (under and not under.holds) or not (is_published or covers(claim, row.gpu, row.model)):
+    if not under or not (is_published or covers(claim, row.gpu, row.model)):
         return None
     place = ", ".join(name for name in (row.gpu, row.model, row.workload) if name is not None)
-    text = f"With {under.words}: {text}" if under and under.words else text
     cells = (row.cell_id, getattr(row, "baseline_cell_id", None), beside and beside.cell_id)
     return Evidence(
         text=text if is_published else f"{place}: {text}",
@@ -183,8 +153,3 @@ def measured(
         ids=tuple(filter(None, cells)),
         says=says,
     )
-
-
-def contradicts_at_most(found: Evidence | None) -> Evidence | None:
-    """The evidence of a part of a claim, which alone does not support it."""
-    return found if found is None or found.says == CONTRADICTED else replace(found, says=None)

@@ -1,36 +1,33 @@
-"""Checks of claims about rates by max-num-seqs, block size, device and ranks."""
+"""Checks of claims about rates by max-num-seqs, block size, device, engine, ranks and users."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import product
-from operator import attrgetter
-
-import numpy as np
-import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import resolve
 from workflow_scripts.catalog.published import Claim, Stated
 from workflow_scripts.common.wording import interval_text, plural
 from workflow_scripts.engines.vllm.knobs import why_block_size_is_refused
-from workflow_scripts.physics.rate_ceiling import JudgedRate, judge_rate, times_at_mixes
+from workflow_scripts.physics.rate_ceiling import JudgedRate, judge_rate
 from workflow_scripts.questions.claims.evidence import (
     COMPUTED,
     CONTRADICTED,
     MEASURED,
-    PUBLISHED,
     SUPPORTED,
     Evidence,
-    Under,
     check,
     computed,
     covers,
     facts_of,
     may_mean,
     measured,
+    number,
     run,
-    together,
+    unstated,
     within,
 )
+from workflow_scripts.questions.claims.on_memory import like_sharegpt
 from workflow_scripts.questions.claims.study_tables import Interval, Row, StudyTables, highest, pairs
 from workflow_scripts.questions.devices.table import NEAR_PCT, PREDICTED, capability_ratios
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
@@ -41,11 +38,7 @@ from workflow_scripts.tables.summary import STEADY
 ALL_VERSIONS = "vLLM 0.11 to 0.32"
 # A published number differs from what was found if the difference is larger than this.
 SAME_PCT = 10.0
-
-
-def like_sharegpt(cell: Row) -> Under:
-    is_like = 150 <= cell.prompt_tokens_mean <= 300 and 120 <= cell.output_tokens_mean <= 300
-    return Under(is_like, "lengths like ShareGPT's")
+_AT_LEAST_ONE = Stated(min=1)
 
 
 def effect_text(effect: Row) -> str:
@@ -89,7 +82,9 @@ def _needs(judged: JudgedRate) -> tuple[float, float]:
 # --- flatness --------------------------------------------------------------------------------------------------------
 
 
-def flat(claim: Claim, tables: StudyTables, under: Callable[[Row], Under] | None = None) -> Iterator[Evidence | None]:
+def flat(
+    claim: Claim, tables: StudyTables, under: Callable[[Row], bool] = lambda cell: True
+) -> Iterator[Evidence | None]:
     """What all values of a group show, or its pairs within the claimed range if the group has values beyond that.
 
     Rates that differ by at most SAME_PCT are flat too. Support needs all values, or both ends, that the engine accepts.
@@ -110,16 +105,13 @@ def flat(claim: Claim, tables: StudyTables, under: Callable[[Row], Under] | None
         compared = group if is_group else {float(effect.value_a), float(effect.value_b)}
         if not is_within(compared) or (is_within(group) and not is_group):
             continue
-        says, text = None, effect_text(effect)
+        says = None
         most_pct = 100 * (max(effect.high, 1 / effect.low) - 1)
         if effect.verdict == CHANGES:
             says = CONTRADICTED
         elif accepted <= compared:
             says = SUPPORTED if effect.verdict == FLAT or most_pct <= SAME_PCT else NOT_DECIDED
-            if says == SUPPORTED and effect.verdict != FLAT:
-                text += f" Any difference is within {most_pct:.2g} %, and published numbers count as equal within"
-                text += f" {SAME_PCT:g} %."
-        yield measured(claim, effect, text, says, under=under and under(cell))
+        yield measured(claim, effect, effect_text(effect), says, under=under(cell))
 
 
 def refused_sizes(claim: Claim, says: str | None = None) -> Iterator[Evidence | None]:
@@ -134,28 +126,6 @@ def throughput_flat_over_max_num_seqs(claim: Claim, tables: StudyTables) -> Iter
     published = [(row["gpu"], row["throughput_tok_s"], row["max_num_seqs"]) for row in tables.published.table(claim)]
     yield from over_ceilings(claim, published, "max-num-seqs")
     yield from flat(claim, tables, like_sharegpt)
-    beside = [
-        (cell, rate / _while_full(cell), (name, rate), sequences)
-        for cell in tables.cells
-        for name, rate, sequences in published
-        if cell.engine == "vllm" and cell.knob_max_num_seqs == sequences and may_mean(name, cell.gpu)
-        if covers(claim, cell.gpu, cell.model) and like_sharegpt(cell).holds
-    ]
-    # The published rate that is furthest above the measured one, per card and workload
-    place = attrgetter("gpu", "model", "workload")
-    for cell, times, (name, rate), sequences in highest(beside, lambda of: of[1], lambda of: place(of[0])):
-        full = "" if math.isnan(float(cell.steady_output_tokens_per_s)) else " while full"
-        at = f"{_while_full(cell):,.0f} output tokens/s{full}, with {setting_phrase('max_num_seqs', sequences)}"
-        if pd.notna(cached := getattr(cell, "knob_enable_prefix_caching", None)):
-            at += f", {setting_phrase('enable_prefix_caching', cached)}"
-        needed = judge_rate(name, rate, sequences, facts_of(claim.models[0]), None).least_prompt_share
-        text = f"{at}; {name} as published: {rate:,} tokens/s, {times_at_mixes(times, needed)}."
-        yield measured(claim, cell, text, under=like_sharegpt(cell))
-
-
-def _while_full(cell: Row) -> float:
-    steady = float(cell.steady_output_tokens_per_s)
-    return float(cell.output_tokens_per_s) if math.isnan(steady) else steady
 
 
 @check("throughput-flat-over-block-size", "block-size", run("paged_attention", "sweep block-size-and-max-num-seqs"))
@@ -189,12 +159,6 @@ _ALL_SWEEPS = run("paged_attention", "all sweeps; table devices")
 def follows_bandwidth(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     """Whether a published speed-up equals the ratio of bandwidths, for every card that the two names may mean."""
     (a, b), published = claim.gpus, claim.value("throughput_ratio")
-    rates = {(row["gpu"], row["max_num_seqs"]): row["throughput_tok_s"] for row in tables.published.table(claim)}
-    own = [rate / rates[b, at] for (gpu, at), rate in rates.items() if gpu == a and (b, at) in rates]
-    text = (
-        f"The claim's own table gives {np.exp(np.mean(np.log(own))):.4g}x, the geometric mean over {len(own)} settings."
-    )
-    yield Evidence(text, PUBLISHED, f"{a} over {b}", (str(claim.table),))
     yield _published_speedup(a, b, published)
 
     for row in tables.device_ratios():
@@ -241,7 +205,77 @@ def _published_speedup(a: str, b: str, ratio: float) -> Evidence:
     )
 
 
-# --- ranks -----------------------------------------------------------------------------------------------------------
+# --- engines ---------------------------------------------------------------------------------------------------------
+
+_SAME_WORK = "sweeps hf-baseline and same-work-as-hf"
+_BUSY = run("paged_attention", f"{_SAME_WORK}; utilization_pct_mean in cells")
+
+
+def gain(claim: Claim, row: Row, stated: Stated | str, **conditions: float) -> Evidence | None:
+    """A ratio of vLLM to HuggingFace as a number."""
+    vllm, hf = setting_phrase("max_num_seqs", row.sequences), setting_phrase("batch_size", row.batch_size)
+    what = f"Output tokens/s of vLLM with {vllm} over those of HuggingFace with {hf}"
+    return number(claim, row, what, Interval(row.ratio, row.low, row.high), stated, " times", **conditions)
+
+
+@check("hf-generate-on-a100", "engines", run("paged_attention", "sweep hf-baseline"))
+@check("vllm-over-hf-on-a100", "engines", run("paged_attention", _SAME_WORK))
+def hf_generate(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
+    """The source's script counts output tokens, and sends more prompts at once than its text says."""
+    for name in ("batch_size", "prompts_of_the_script"):
+        rate = claim.gpus[0], claim.value("tokens_per_s"), claim.value(name)
+        yield from over_ceilings(claim, [rate], "batch", "HuggingFace: the", output_only=True)
+    if claim.id == "vllm-over-hf-on-a100":
+        for row in tables.fastest_gains(batched=False):
+            yield gain(claim, row, "throughput_ratio", tolerance_pct=10)
+        return
+    rates = tables.intervals("output_tokens_per_s")
+    for cell in tables.cells:
+        if cell.engine == "hf-static" and cell.knob_batch_size == 1 and (found := rates.get(cell.cell_id)):
+            what = f"Output tokens/s of HuggingFace at batch 1, {found.scope}"
+            yield number(claim, cell, what, found, "tokens_per_s", tolerance_pct=10)
+
+
+@check("engines-on-one-a100", "engines", run("paged_attention", f"{_SAME_WORK}; without TGI"))
+def engines_on_one_a100(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
+    """Rates that the device allows, steps no faster than reading the weights, and the order of the engines."""
+    published = {row["metric"]: row for row in tables.published.table(claim)}
+    gpu, model = claim.gpus[0], claim.models[0]
+    bandwidth = max(card.memory_bandwidth_bytes_per_s or 0 for card in resolve(gpu))
+    reading_ms = 1000 * facts_of(model).decode_weight_bytes / bandwidth
+    for engine in ("vllm", "tgi", "hf"):
+        rate = gpu, published["throughput"][engine], published["max_batch_size"][engine]
+        yield from over_ceilings(claim, [rate], "batch", f"{engine}: the")
+        step_ms = published["itl_p50"][engine]
+        text = f"{engine}: {step_ms:g} ms between tokens; reading the weights takes {reading_ms:.3g} ms."
+        yield computed(claim, text, CONTRADICTED if step_ms < reading_ms else None, f"{gpu}, {model}")
+    for row in tables.fastest_gains(batched=True):
+        found = gain(claim, row, "vllm_over_hf", tolerance_pct=10)
+        is_in_order = found and found.says == CONTRADICTED and row.high >= 1
+        yield replace(found, says=None) if found and is_in_order else found
+
+
+@check("thirty-to-a-hundred-times-faster", "engines", run("paged_attention", _SAME_WORK))
+def thirty_to_a_hundred_times_faster(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
+    """Over a loop of single requests; batches are another comparison."""
+    return (gain(claim, row, "throughput_ratio") for row in tables.fastest_gains(batched=False))
+
+
+@check("faster-for-a-single-request", "engines", run("published_claims", "sweeps single-request and single-request-hf"))
+def faster_for_a_single_request(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
+    for row, cell in tables.with_cells(tables.engine_gains(batched=False)):
+        if row.sequences == 1 and cell.output_tokens == 50 * cell.num_requests:
+            yield gain(claim, row, _AT_LEAST_ONE)
+
+
+unstated(
+    "gpu-utilisation-of-continuous-batching",
+    "max-num-seqs",
+    f"the source states no load; {_BUSY} shows what it depends on",
+)
+
+
+# --- ranks and users -------------------------------------------------------------------------------------------------
 
 
 @check("tensor-for-latency-pipeline-for-throughput", "devices", run("parallelism", "sweeps tensor and pipeline"))
@@ -259,5 +293,21 @@ def pipeline_over_tensor(claim: Claim, tables: StudyTables) -> Iterator[Evidence
             f"Pipeline stages make {rate.value:.3g} times the output tokens/s of as many tensor ranks ({rate.ends()}), "
             f"and a token takes {time.value:.3g} times as long ({time.ends()})."
         )
-        says = together(*(within(*of) for of in zip((rate, time), claim.quantities, strict=True)))
+        said = {within(*of) for of in zip((rate, time), claim.quantities, strict=True)}
+        # Support needs both.
+        says = next((each for each in (CONTRADICTED, None, NOT_DECIDED) if each in said), SUPPORTED)
         yield measured(claim, stage, text, says, beside=rank)
+
+
+@check("concurrent-users-of-a-small-model", "block-size", run("concurrency", "sweep users"))
+def concurrent_users(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
+    """The rate rises by more than the time of a request."""
+    rates, times = tables.intervals("output_tokens_per_s"), tables.intervals("e2e_s_p50")
+    served = [c for c in tables.cells if c.engine == "vllm-serve" and c.cell_id in rates and c.cell_id in times]
+    many, single = [c for c in served if 1 < c.knob_users <= 20], [c for c in served if c.knob_users == 1]
+    for cell, one in pairs(many, single, "study source gpu model workload max_model_len_effective"):
+        rise = rates[cell.cell_id] / rates[one.cell_id] / (times[cell.cell_id] / times[one.cell_id])
+        what = (
+            f"Rise of the output tokens/s over that of the median time of a request, {cell.knob_users:g} users over 1"
+        )
+        yield number(claim, cell, what, rise, _AT_LEAST_ONE, " times", beside=one)

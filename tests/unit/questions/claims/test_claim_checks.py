@@ -77,13 +77,6 @@ def test_a_block_size_that_no_version_takes_is_named_first():
     assert (first.says, "0.11 to 0.32 refuse 8:" in first.text) == (None, True)
 
 
-def test_the_published_rate_furthest_above_the_measured_one_stands_beside_it():
-    cells = [cell({"max_num_seqs": n}, [rate], **SHAREGPT) for n, rate in {1: 759.0, 256: 12_000.0}.items()]
-    *_, beside = evidence("throughput-flat-over-max-num-seqs", tables(cells=cells))
-    assert all(number in beside.text for number in ("759", "11,939", "at least 97.3 %", "at most 0.421 times"))
-    assert beside.says is None
-
-
 def test_a_step_beyond_the_hardware_contradicts(tmp_path):
     rows = {"throughput": (2400, 1800, 400), "itl_p50": (1, 10, 25), "max_batch_size": (256, 128, 16)}
     table = [{"metric": m, "vllm": a, "tgi": b, "hf": c} for m, (a, b, c) in rows.items()]
@@ -95,15 +88,6 @@ def test_a_step_beyond_the_hardware_contradicts(tmp_path):
 @pytest.mark.parametrize(
     ("claim_id", "numbers", "verdict"),
     [
-        # 2 x 80 layers x 8 KV heads x 128 x 2 bytes x 4,096 tokens are 1,342,177,280 bytes
-        ("kv-of-llama-3-70b", {}, CONTRADICTED),
-        ("kv-of-llama-3-70b", {"kv_cache": 1.34}, SUPPORTED),
-        ("kv-of-llama-3-70b", {"kv_cache": 1.21}, CONTRADICTED),
-        ("kv-of-a-batch-of-llama-3-70b", {"kv_cache": 43}, SUPPORTED),
-        ("llama-70b-on-a100s", {"gpus": 4}, CONTRADICTED),
-        ("contiguous-allocation-example", {"waste": 62.54}, SUPPORTED),
-        ("contiguous-allocation-example", {"waste": 62.6}, CONTRADICTED),
-        ("contiguous-allocation-example", {"tokens_used": {"values": (1024, 512)}}, CONTRADICTED),
         ("empty-slots-per-sequence", {"empty_slots_per_sequence": {"max": 14}}, CONTRADICTED),
         ("empty-slots-per-sequence", {"block_size": 32}, CONTRADICTED),
         # One sequence of an A100 PCIe has 1.935e12 / 15.01e9 = 129 output tokens/s.
@@ -111,12 +95,6 @@ def test_a_step_beyond_the_hardware_contradicts(tmp_path):
         ("hf-generate-on-a100", {"tokens_per_s": 130}, CONTRADICTED),
         ("hf-generate-on-a100", {"batch_size": 3}, NOT_TESTABLE),
         ("block-size-by-length", {"block_size_short": 16}, NOT_TESTABLE),
-        # 50 of 512 slots leave 90.2 %
-        ("waste-of-512-slots", {"waste": 84}, CONTRADICTED),
-        # Blocks of 16: prompts of 6 tokens have no full one, those of 1,601 have 100.
-        ("prefix-hit-rate-of-identical-prompts", {"prefix_hit_rate": 0}, SUPPORTED),
-        ("prefix-hit-rate-of-identical-prompts", {"prompt_tokens": 1601, "prefix_hit_rate": 87.4}, SUPPORTED),
-        ("capacity-of-32k-for-4k-chats", {"p99_tokens": 8192}, CONTRADICTED),
     ],
 )
 def test_arithmetic_decides(claim_id, numbers, verdict):

@@ -10,7 +10,6 @@ from workflow_scripts.questions.claims.evidence import (
     COMPUTED,
     CONTRADICTED,
     NOT_TESTABLE,
-    PUBLISHED,
     SUPPORTED,
     covers,
 )
@@ -18,9 +17,7 @@ from workflow_scripts.statistics.comparisons import NOT_DECIDED
 
 
 def test_a_ratio_within_10_percent_of_that_of_bandwidths_is_supported_and_another_contradicted():
-    own, found = evidence("h200-over-l40s", tables())
-    assert (own.label, own.says) == (PUBLISHED, None)
-    assert "2.954x" in own.text
+    (found,) = evidence("h200-over-l40s", tables())
     assert (found.label, found.says, found.scope) == (COMPUTED, CONTRADICTED, "H200 over L40S, by data sheets")
     assert "h200 over l40s (5.56x)" in found.text
     for ratio, verdict in ((5.56, SUPPORTED), (6.1, SUPPORTED), (6.2, CONTRADICTED)):
@@ -28,8 +25,7 @@ def test_a_ratio_within_10_percent_of_that_of_bandwidths_is_supported_and_anothe
 
 
 def test_names_of_several_cards_leave_a_ratio_open_where_the_cards_disagree():
-    own, found = evidence("h100-over-a100", tables())
-    assert "2.111x" in own.text
+    (found,) = evidence("h100-over-a100", tables())
     assert found.says is None
     near, _, far = found.text.partition("outside")
     assert [text.count("over a100-pcie") for text in (near, far)] == [2, 4]
@@ -78,7 +74,7 @@ def test_a_measured_ratio_must_be_the_published_one_and_follow_bandwidth(value, 
     [{"value_b": "h100-sxm"}, {"value_a": "cpu-all"}, {"model": "opt-125m"}, {"metric": "total_tokens_per_s"}],
 )
 def test_other_pairs_of_devices_are_no_evidence(columns):
-    assert len(evidence("h200-over-l40s", ratio(5.5, "bandwidth", **columns))) == 2
+    assert len(evidence("h200-over-l40s", ratio(5.5, "bandwidth", **columns))) == 1
 
 
 def test_a_published_name_covers_every_card_that_it_may_mean_and_no_name_every_gpu():
