@@ -26,10 +26,11 @@ from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
 from workflow_scripts.common.files import read_json
 from workflow_scripts.engines.vllm.capacity import predict_capacity
 from workflow_scripts.engines.vllm.memory import EngineSettings
-from workflow_scripts.physics.model_facts import facts_on
+from workflow_scripts.physics.layers import Experts
+from workflow_scripts.physics.model_facts import facts_on, read_model_facts
 from workflow_scripts.predict.prediction_record import Band
 from workflow_scripts.predict.predictions import at_version, predict_cells
-from workflow_scripts.predict.public_costs import plans_no_step_ahead
+from workflow_scripts.predict.public_costs import CURRENT, OLD_CORE, SYNCHRONOUS, generation_of
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
@@ -48,6 +49,8 @@ GOALS = {
     "TPOT from 0.15 on, calibrated GPU, TP 1 and 2": (3, 9),
     "TPOT from 0.15 on, calibrated GPU, TP 4 and 8": (6, 12),
     "TTFT from 0.15 on, calibrated GPU": (8, 20),
+    "TPOT of 0.10 to 0.11, dense models": (10, 30),
+    "throughput of V0 on NVIDIA": (15, 40),
     "KV tokens": (1.5, 4),
 }
 console = Console(width=180)
@@ -119,7 +122,8 @@ def _compared(
         row = {
             **{"run_id": run.Index, "how": record.how, "refused": record.infeasible or record.unknown},
             **{"speed_source": record.speed_source, "group": record.band_group or "own calibration"},
-            "older": plans_no_step_ahead(versions[run.sweep]),
+            "generation": generation_of(versions[run.sweep]),
+            "experts": any(read_model_facts(get_model(record.model).config, weights=False).of_kind(Experts)),
         }
         for column, (name, factor) in MEASURED.items():
             band, measured = getattr(record, name), getattr(run, column)
@@ -178,11 +182,17 @@ def print_groups(table: pd.DataFrame) -> None:
 
 
 def print_goals(table: pd.DataFrame, kv: pd.Series) -> None:
-    now = ~table["older"] & (table["speed_source"] == "project file")
+    now = (table["generation"] == CURRENT) & (table["speed_source"] == "project file")
     chosen = {
         "TPOT from 0.15 on, calibrated GPU, TP 1 and 2": table.loc[now & (table["tp"] <= 2), "error_tpot_ms"],
         "TPOT from 0.15 on, calibrated GPU, TP 4 and 8": table.loc[now & (table["tp"] > 2), "error_tpot_ms"],
         "TTFT from 0.15 on, calibrated GPU": table.loc[now, "error_ttft_ms"],
+        "TPOT of 0.10 to 0.11, dense models": table.loc[
+            (table["generation"] == SYNCHRONOUS) & ~table["experts"], "error_tpot_ms"
+        ],
+        "throughput of V0 on NVIDIA": table.loc[
+            (table["generation"] == OLD_CORE) & ~table["gpu"].str.startswith("mi"), "error_rate"
+        ],
         "KV tokens": kv,
     }
     shown = Table("goal", "runs", "median / p90 / worst", "goal", "", title="Goals, in %")

@@ -2,11 +2,11 @@
 
     python -m benchmarks.external_fit FOLDER [--out FILE]
 
-FOLDER is that of `benchmarks.external`. Costs are fitted to runs of vLLM since 0.14: to times per output token, or to
-rates where a run states no such time, and for servers also to times to the first token. A small error counts squared, a
-large one by its size; a source counts like the square root of its runs. What is known of a cost without these runs
-holds it (`Free`); these values were written down after earlier fits. The last table has the errors of the runs whose
-source was left out, on the schedules of the present costs. The file is not touched.
+FOLDER is that of `benchmarks.external`. Costs are fitted, by generation of vLLM, to times per output token, or to rates
+where a run states no such time, and for servers also to times to the first token. A small error counts squared, a large
+one by its size; a source counts like the square root of its runs. What is known of a cost without these runs holds it
+(`Free`); these values were written down after earlier fits. The last table has the errors of the runs whose source was
+left out, on the schedules of the present costs. Neither AMD's GPUs nor the file are touched.
 """
 
 import argparse
@@ -26,9 +26,17 @@ from rich.table import Table
 from scipy.optimize import least_squares
 
 from benchmarks.external import MEASURED, cells_of, console, in_words, version_of
+from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.step_time import StepCosts, StepWork
 from workflow_scripts.predict.predictions import tasks_of
-from workflow_scripts.predict.public_costs import Beyond, PublicCosts, public_costs
+from workflow_scripts.predict.public_costs import (
+    CURRENT,
+    OLD_CORE,
+    SYNCHRONOUS,
+    Beyond,
+    PublicCosts,
+    public_costs,
+)
 from workflow_scripts.predict.schedule import RequestLengths, Schedule
 from workflow_scripts.predict.speed import schedule_for, work_of
 from workflow_scripts.predict.timing import time_schedule
@@ -45,16 +53,29 @@ class Free(NamedTuple):
 
 # Launches of the calibrated H200 and H100 take 2.4 ms per step and 25 us per sequence. The rates of links are those of
 # data sheets. Other values are orders of magnitude: of an all-reduce of NCCL, of a message between processes.
-FREE = (
-    Free("links.nvlink[2-5].latency_s.2", 4e-6, 3),
-    Free("links.nvlink[2-5].latency_s.4", 8e-6, 3),
-    Free("links.nvlink[2-5].latency_s.8", 16e-6, 3),
-    Free("link_share", 0.5, 2),
-    Free("server_steps", 2e-4, 2),
-    Free("server_s", 5e-3, 2),
-    Free("multi_head_reading", 0.9, 1.5),
-    Free("kernel_share", 0.1, 2),
-)
+FREE: Mapping[str, Sequence[Free]] = {
+    CURRENT: (
+        Free("links.nvlink[2-5].latency_s.2", 4e-6, 3),
+        Free("links.nvlink[2-5].latency_s.4", 8e-6, 3),
+        Free("links.nvlink[2-5].latency_s.8", 16e-6, 3),
+        Free("link_share", 0.5, 2),
+        Free("server_steps", 2e-4, 2),
+        Free("server_s", 5e-3, 2),
+        Free("multi_head_reading", 0.9, 1.5),
+        Free("kernel_share", 0.1, 2),
+    ),
+    SYNCHRONOUS: (
+        Free("hosts.synchronous.steps", 2.4e-3, 1.5),
+        Free("hosts.synchronous.sequences", 2.5e-5, 3),
+        Free("links.pcie[3-5].latency_s.2", 40e-6, 2),
+        Free("links.pcie4.bytes_per_s", 32e9, 1.5),
+    ),
+    OLD_CORE: (
+        Free("hosts.v0.steps", 2.4e-3, 1.5),
+        Free("hosts.v0.sequences", 2.5e-5, 3),
+        Free("hosts.v0.ranks", 1e-3, 2),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -92,12 +113,12 @@ class Run:
         names = [
             n for n in ("tpot_ms", "output_tokens_per_s", "total_tokens_per_s") if not math.isnan(getattr(self.row, n))
         ]
-        served = self.beyond.served and not self.no_ttft
+        served = self.beyond.served and self.beyond.generation == CURRENT and not self.no_ttft
         return names[:1] + ["ttft_ms"] * (served and not math.isnan(self.row.ttft_ms))
 
 
 def runs_of(folder: Path, only: str = "") -> Iterator[Run]:
-    """The folder's usable runs of vLLM since 0.14 on NVIDIA's GPUs."""
+    """The folder's usable runs on NVIDIA's GPUs."""
     table = pd.read_csv(folder / "runs.csv")
     by_sweep = {row.sweep: row for row in table.itertuples()}
     versions = {name: version_of(str(row.vllm)) for name, row in by_sweep.items()}
@@ -122,7 +143,7 @@ def runs_of(folder: Path, only: str = "") -> Iterator[Run]:
                     work = work_of(schedule, cell, task)
                     for sweep in cells[cell.record.cell_id][1]:
                         row = by_sweep[sweep]
-                        if row.flag != row.flag and beyond.gpu.kind == "cuda" and not beyond.older:
+                        if row.flag != row.flag and beyond.gpu.kind == "cuda":
                             yield Run(row, beyond, costs, task.requests, schedule, work, cell.users)
     Beyond.costs = add  # type: ignore[method-assign]
 
@@ -166,12 +187,15 @@ def fitted(runs: Sequence[Run], free: Sequence[Free], public: PublicCosts) -> di
 def described(run: Run) -> dict[str, Any]:
     """What tells the groups of a run: that of its band, and that of its goal."""
     beyond = run.beyond
-    sheet, ranks = (
-        "data sheet" if beyond.calibrated is None else "calibrated",
-        "1 and 2" if beyond.ranks <= 2 else "4 and 8",
-    )
-    goal = f"({sheet}, TP {ranks})"
-    return {"run_id": run.row.run_id, "source": run.row.source, "band": beyond.band.group, "goal": goal}
+    experts = any(beyond.facts.of_kind(Experts)) if beyond.facts else False
+    sheet = "data sheet" if beyond.calibrated is None else "calibrated"
+    ranks = "1 and 2" if beyond.ranks <= 2 else "4 and 8"
+    goal = {
+        CURRENT: f"current, {sheet}, TP {ranks}",
+        SYNCHRONOUS: f"synchronous, {'experts' if experts else 'dense'}",
+        OLD_CORE: "before 0.8",
+    }[beyond.generation]
+    return {"run_id": run.row.run_id, "source": run.row.source, "band": beyond.band.group, "goal": f"({goal})"}
 
 
 def holding(errors: pd.Series, share: float = 0.9) -> float:
@@ -205,15 +229,18 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, help="CSV file with the errors of each run, its source left out")
     args = parser.parse_args()
-    public, errors = public_costs(), []
-    runs = [run for run in runs_of(args.folder) if run.fitted_to()]
-    for left_out in [None, *sorted({run.row.source for run in runs})]:
-        values = fitted([run for run in runs if run.row.source != left_out], FREE, public)
-        shown = ", ".join(f"{path} {value:.3g}" for path, value in values.items())
-        console.print(f"{'all' if left_out is None else f'without {left_out}'}: {shown}")
-        for run in (run for run in runs if run.row.source == left_out):
-            ratios = run.ratios(with_values(public, values))
-            errors.append({**described(run), **{name: 100 * (ratio - 1) for name, ratio in ratios.items()}})
+    all_runs, errors, public = list(runs_of(args.folder)), [], public_costs()
+    for generation, free in FREE.items():
+        runs = [run for run in all_runs if run.beyond.generation == generation and run.fitted_to()]
+        for left_out in [None, *sorted({run.row.source for run in runs})]:
+            values = fitted([run for run in runs if run.row.source != left_out], free, public)
+            shown = ", ".join(f"{path} {value:.3g}" for path, value in values.items())
+            console.print(f"{generation}, {'all' if left_out is None else f'without {left_out}'}: {shown}")
+            if left_out is None:
+                public = with_values(public, values)  # what newer versions cost, older ones cost too
+            for run in (run for run in runs if run.row.source == left_out):
+                ratios = run.ratios(with_values(public, values))
+                errors.append({**described(run), **{name: 100 * (ratio - 1) for name, ratio in ratios.items()}})
     print_left_out(pd.DataFrame(errors))
     if args.out:
         pd.DataFrame(errors).to_csv(args.out, index=False)

@@ -26,7 +26,7 @@ from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.physics.step_time import COMPUTING, READING, LaunchCosts, StepCosts
 from workflow_scripts.predict.pipeline_fit import GUIDED, GUIDED_BY_DATA_SHEET, GUIDED_WITHIN
-from workflow_scripts.predict.public_costs import Beyond, GroupBand, plans_no_step_ahead, public_costs
+from workflow_scripts.predict.public_costs import CURRENT, Beyond, GroupBand, generation_of, public_costs
 from workflow_scripts.predict.schedule import ScheduleError
 from workflow_scripts.predict.step_fit import LEAST_ERROR, FitError, StepFit, fit_calibration
 from workflow_scripts.study.calibrations import CalibrationRecord, identity
@@ -161,11 +161,12 @@ def _with_public_costs(speed: Speed, wanted: Wanted, record: CalibrationRecord |
     of_version = record is not None and record.environment == wanted.environment
     beyond = Beyond(
         gpu=wanted.gpu,
-        older=not of_version and plans_no_step_ahead(version_of(wanted.environment)),
+        generation=CURRENT if of_version else generation_of(version_of(wanted.environment)),
         ranks=wanted.ranks,
         served=served,
         facts=wanted.facts,
         calibrated=None if record is None else read_model_facts(get_model(record.model).config, weights=False),
+        amd=kind == "rocm" and record is None,
         same_model=record is not None and record.model == wanted.model,
     )
     client_s = public_costs().server_s if served else 0.0

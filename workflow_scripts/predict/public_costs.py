@@ -1,4 +1,4 @@
-"""Costs that no calibration of one GPU has: of links between ranks and of servers.
+"""Costs that no calibration of one GPU has: of old hosts, of links between ranks, of servers, and of AMD's GPUs.
 
 `config/calibration/public_runs.yaml` holds them, fitted to runs that others published; docs/plan.md says how well they
 hold for runs that they were not fitted to.
@@ -13,13 +13,24 @@ from pydantic import Field
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG, Gpu
 from workflow_scripts.common.records import Record, read_yaml, validated
-from workflow_scripts.engines.vllm.memory import ASYNC_SCHEDULING, EngineSettings
+from workflow_scripts.engines.vllm.memory import ASYNC_SCHEDULING, V1, EngineSettings
 from workflow_scripts.physics.layers import Attention
 from workflow_scripts.physics.model_facts import ModelFacts
-from workflow_scripts.physics.step_time import StepCosts
+from workflow_scripts.physics.step_time import COMPUTING, READING, StepCosts
 
 PUBLIC_COSTS = CONFIG / "calibration/public_runs.yaml"
 GPUS_OF_A_NODE = 8
+CURRENT, SYNCHRONOUS, OLD_CORE = "current", "synchronous", "v0"
+_HOSTS = {SYNCHRONOUS: "a host that plans no step ahead (before vLLM 0.14)", OLD_CORE: "the host of vLLM before 0.8"}
+
+
+class HostCosts(Record):
+    """Seconds per step, and per sequence in it, in which the device waits for a host that plans one step after the
+    other; `ranks`: per step if there are several."""
+
+    steps: float
+    sequences: float
+    ranks: float = 0.0
 
 
 class Link(Record):
@@ -32,6 +43,15 @@ class Link(Record):
     def latency_of(self, ranks: int) -> float:
         sizes = sorted(self.latency_s)
         return self.latency_s[next((size for size in sizes if size >= ranks), sizes[-1])]
+
+
+class Amd(Record):
+    """Factors on the times of reading and, by generation of the engine, computing; seconds per step and sequence."""
+
+    reading: float
+    computing: Mapping[str, float]
+    steps: float
+    sequences: float
 
 
 class GroupBand(Record):
@@ -54,6 +74,7 @@ class PublicCosts(Record):
     size. `bands`: by `Beyond.band`. `kv_error_pct`: of tokens in the KV cache, from logs."""
 
     version: int
+    hosts: Mapping[str, HostCosts]
     links: Mapping[str, Link]
     link_share: float = Field(gt=0, le=1)
     server_steps: float
@@ -63,6 +84,7 @@ class PublicCosts(Record):
     layer_parameters: float
     bands: Mapping[str, GroupBand]
     kv_error_pct: float
+    amd: Amd
 
 
 @cache
@@ -70,13 +92,16 @@ def public_costs(path: Path = PUBLIC_COSTS) -> PublicCosts:
     return validated(PublicCosts, read_yaml(path), str(path))
 
 
-def plans_no_step_ahead(version: str) -> bool:
-    """Whether vLLM of a version waits for each step before it plans the next; an empty one is the current version.
+def generation_of(version: str) -> str:
+    """How vLLM of a version plans steps; an empty one is the current version.
 
-    >>> [plans_no_step_ahead(version) for version in ("0.6.3.post1", "0.10", "0.14.0", "")]
-    [True, True, False, False]
+    >>> [generation_of(version) for version in ("0.6.3.post1", "0.10", "0.14.0", "")]
+    ['v0', 'synchronous', 'current', 'current']
     """
-    return bool(version) and EngineSettings(vllm_version=version).version < ASYNC_SCHEDULING
+    if not version:
+        return CURRENT
+    numbers = EngineSettings(vllm_version=version).version
+    return OLD_CORE if numbers < V1 else SYNCHRONOUS if numbers < ASYNC_SCHEDULING else CURRENT
 
 
 def _is_multi_head(facts: ModelFacts | None) -> bool:
@@ -90,43 +115,55 @@ def parameters_of_a_layer(facts: ModelFacts) -> float:
 
 @dataclass(frozen=True)
 class Beyond:
-    """In what a prediction differs from a GPU that was calibrated: whether the engine plans no step ahead, and was not
-    calibrated itself; ranks; whether times are those of a server's clients; the model and the one that was calibrated,
-    if any; whether the model itself was calibrated."""
+    """In what a prediction differs from a GPU that was calibrated: the generation of vLLM, or the current one if the
+    calibration is of that version; ranks; whether times are those of a server's clients; the model
+    and the one that was calibrated, if any; whether it is an AMD GPU without a calibration; whether
+    the model itself was calibrated."""
 
     gpu: Gpu
-    older: bool
+    generation: str
     ranks: int
     served: bool
     facts: ModelFacts | None
     calibrated: ModelFacts | None
+    amd: bool
     same_model: bool = False
 
     def costs(self, costs: StepCosts, public: PublicCosts | None = None) -> StepCosts:
         """Costs of one GPU's steps with what comes on top, by default as in the project's file."""
-        public = public or public_costs()
-        changed = {"steps": costs.steps + public.server_steps * self.served}
+        public, more = public or public_costs(), dict.fromkeys(("steps", "sequences"), 0.0)
+        factors = dict.fromkeys((*READING, *COMPUTING), 1.0)
+        if host := public.hosts.get(self.generation):
+            more["steps"] += host.steps + host.ranks * (self.ranks > 1)
+            more["sequences"] += host.sequences
+        if self.served:
+            more["steps"] += public.server_steps
+        if self.amd:
+            more["steps"] += public.amd.steps
+            more["sequences"] += public.amd.sequences
+            factors |= dict.fromkeys(READING, public.amd.reading)
+            factors |= dict.fromkeys(COMPUTING, public.amd.computing[self.generation])
         if _is_multi_head(self.facts) and not _is_multi_head(self.calibrated):
-            changed["kv_bytes"] = costs.kv_bytes * public.multi_head_reading
+            factors["kv_bytes"] *= public.multi_head_reading
         if self.facts:
             # A kernel takes some time to begin and to end, so that large matrices are read at a higher rate.
             usual = parameters_of_a_layer(self.calibrated) if self.calibrated else public.layer_parameters
             smaller = usual / parameters_of_a_layer(self.facts) * self.ranks
-            changed["weight_bytes"] = costs.weight_bytes * (1 + public.kernel_share * (smaller - 1))
+            factors["weight_bytes"] *= 1 + public.kernel_share * (smaller - 1)
         if self.ranks > 1 and self.gpu.link:
             link = public.links[self.gpu.link]
-            changed["reductions"] = costs.reductions + link.latency_of(self.ranks)
+            more["reductions"] = link.latency_of(self.ranks)
             # Each rank sends and gets its vectors once in parts, but for its own part, and once as sums.
-            twice_s = 2 * (self.ranks - 1) / self.ranks / (link.bytes_per_s * public.link_share)
-            changed["reduced_bytes"] = costs.reduced_bytes + twice_s
-        return costs.model_copy(update=changed)
+            more["reduced_bytes"] = 2 * (self.ranks - 1) / self.ranks / (link.bytes_per_s * public.link_share)
+        scaled = {kind: getattr(costs, kind) * factor for kind, factor in factors.items()}
+        return costs.model_copy(update=scaled | {kind: getattr(costs, kind) + cost for kind, cost in more.items()})
 
     @property
     def band(self) -> GroupBand:
         """The band of the group that a prediction belongs to; what was seen to be worst decides."""
         groups = {
             "amd": self.gpu.kind == "rocm",
-            "older": self.older,
+            self.generation: self.generation in public_costs().hosts,
             "data_sheet": self.calibrated is None,
             "ranks": self.ranks > 1,
             "calibrated": self.same_model,
@@ -136,10 +173,10 @@ class Beyond:
     @property
     def how(self) -> str:
         """What was added, in words; empty if nothing was."""
-        named = []
+        named = [_HOSTS[self.generation]] if self.generation in public_costs().hosts else []
         if self.ranks > 1:
             named.append(f"all-reduces of {self.ranks} ranks over {self.gpu.link or 'an unknown link, left out'}")
         if self.ranks > GPUS_OF_A_NODE:
             named.append(f"{GPUS_OF_A_NODE} GPUs of a node (the network between nodes is not modelled)")
-        named += ["a server"] * self.served
+        named += ["a server"] * self.served + ["AMD's reachable rates"] * self.amd
         return f"; with costs from public runs of {', '.join(named)}" if named else ""

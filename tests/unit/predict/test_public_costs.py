@@ -1,12 +1,13 @@
-"""What is added to the costs of one calibrated GPU: links between ranks and servers."""
+"""What is added to the costs of one calibrated GPU: old hosts, links between ranks, servers, AMD's rates."""
 
 import pytest
 
 from tests.unit.predict.planned import study, sweep
-from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.catalog.gpus_and_models import get_gpu, load_gpus
 from workflow_scripts.engines.vllm.memory import CapacityError
+from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict.predictions import at_version, predict_cells
-from workflow_scripts.predict.public_costs import public_costs
+from workflow_scripts.predict.public_costs import Beyond, public_costs
 from workflow_scripts.study.grid import expand
 
 ONE = {"one": {"kind": "fixed", "num_prompts": 1, "prompt_tokens": 16, "output_tokens": 64}}
@@ -25,8 +26,14 @@ def tpot_ms(record):
     return 1e3 * record.tpot_s_p50.value
 
 
-def test_a_version_decides_how_large_a_step_is(tmp_path):
-    old, now = record_of(tmp_path, "0.6.3"), record_of(tmp_path)
+def test_an_old_version_waits_for_its_host_in_every_step(tmp_path):
+    now = record_of(tmp_path)
+    assert "public runs" not in now.how
+    for version, waits_ms, words in (("0.10.1", 2.97, "plans no step ahead"), ("0.6.3", 1.91, "before 0.8")):
+        old = record_of(tmp_path, version)
+        assert tpot_ms(old) - tpot_ms(now) == pytest.approx(waits_ms, abs=0.05)
+        assert words in old.how
+    assert tpot_ms(record_of(tmp_path, "0.15.1")) == tpot_ms(now)
     # The old core takes whole prompts, and as many tokens as the longest request has, but at least 2,048.
     assert (old.max_num_batched_tokens, now.max_num_batched_tokens) == (2048, 16384)
     with pytest.raises(CapacityError, match="not a version"):
@@ -40,13 +47,24 @@ def test_ranks_sum_their_results_over_the_link_of_their_gpus(tmp_path):
     # Pairs of cards without NVLink take 64 sums of 41 us each.
     cards, modules = (record_of(tmp_path, gpu=f"a100-{form}-80gb", tensor_parallel_size=2) for form in ("pcie", "sxm"))
     assert tpot_ms(cards) - tpot_ms(modules) == pytest.approx(64 * 0.041, rel=0.2)
-    assert "network between nodes is not modelled" in record_of(tmp_path, tensor_parallel_size=16).how
+    of_two_nodes = record_of(tmp_path, tensor_parallel_size=16)
+    assert (of_two_nodes.wall_s is not None, "network between nodes is not modelled" in of_two_nodes.how) == (
+        True,
+        True,
+    )
 
 
 def test_a_server_adds_to_each_step_and_to_the_first_token(tmp_path):
     engine, server = record_of(tmp_path), record_of(tmp_path, engine="vllm-serve")
     assert tpot_ms(server) - tpot_ms(engine) == pytest.approx(0.23, abs=0.01)
     assert 1e3 * (server.ttft_s_p50.value - engine.ttft_s_p50.value) == pytest.approx(5.2, abs=0.3)
+
+
+def test_an_amd_gpu_reaches_less_of_its_data_sheet():
+    costs, public = StepCosts.of_rates(1e12, 1e14, 1e-3), public_costs()
+    more = Beyond(get_gpu("mi300x"), "v0", 1, served=False, facts=None, calibrated=None, amd=True).costs(costs)
+    assert more.weight_bytes == pytest.approx(public.amd.reading * 1e-12)
+    assert more.matrix_flops == pytest.approx(public.amd.computing["v0"] * 1e-14)
 
 
 def test_every_link_of_the_catalogue_has_a_rate():
@@ -64,7 +82,8 @@ def test_every_link_of_the_catalogue_has_a_rate():
         ({"model": "qwen2-7b"}, "other_model"),
         ({"tensor_parallel_size": 4}, "ranks"),
         ({"gpu": "a100-sxm-80gb", "tensor_parallel_size": 4}, "data_sheet"),
-        ({"version": "0.13.0", "model": "qwen2-7b"}, "older"),
+        ({"version": "0.11.0", "model": "qwen2-7b"}, "synchronous"),
+        ({"version": "0.6.3"}, "v0"),
         ({"version": "0.6.3", "gpu": "mi300x"}, "amd"),
     ],
 )
