@@ -99,8 +99,6 @@ def _groups(table: pd.DataFrame) -> Shown:
     keys = [key for key in COORDINATES if scheduled[key].nunique() > 1] or ["gpu"]
     ranges = {"KV blocks": "num_blocks", "requests of full length": "max_concurrency", "run at once": "running_peak"}
     ranges |= {"output tok/s": "output_tokens_per_s", "TTFT p50 (s)": "ttft_s_p50"}
-    if scheduled["highest_load"].notna().any():
-        ranges["highest load"] = "highest_load"
     rows = []
     for names, part in scheduled.groupby(keys, sort=False):
         bound = part["bound_by"].str.replace("_", " ").value_counts()

@@ -74,8 +74,6 @@ def one_cell(args: Namespace, workload: dict[str, Any] | None = None) -> Study:
     coordinates |= {"model": find_model(args.model).name, "workload": name}
     sweep = {"name": "one", **coordinates, "knobs": {**defaults, **knobs}}
     content: dict[str, Any] = {"schema_version": 1, "name": "one-cell", "question": "How fast is this cell?"}
-    if args.study and study.slo:
-        content["slo"] = study.slo.bounds()
     return study_of({**content, "workloads": {name: workload}, "sweeps": [sweep]}, "predict")
 
 

@@ -66,8 +66,6 @@ class Prediction:
     ttft_s_p99: Band | None = None
     tpot_s_p50: Band | None = None
     tpot_s_p99: Band | None = None
-    slo_attainment: Band | None = None
-    highest_load: Band | None = None
     scaled_output_tokens_per_s: float | None = None
     device_s: float | None = None
     launch_s: float | None = None

@@ -5,7 +5,7 @@ is made and what a record holds.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,16 +29,15 @@ from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
 from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict.calibrated import PROJECT_FILES, Speed, Wanted, scaled, speed_for
-from workflow_scripts.predict.prediction_record import Band, Prediction
+from workflow_scripts.predict.prediction_record import Prediction
 from workflow_scripts.predict.public_costs import public_costs
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.speed import CellTask, Task, predict_task
 from workflow_scripts.study.calibrations import variant
 from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.protocol import SEED
-from workflow_scripts.study.study import WITHIN_SHARE, Study
+from workflow_scripts.study.study import Study
 from workflow_scripts.workloads.arrivals import Load
-from workflow_scripts.workloads.highest_load import MOST_PASSES
 from workflow_scripts.workloads.make_requests import make_requests
 from workflow_scripts.workloads.request import Vocabulary, WorkloadError
 from workflow_scripts.workloads.workload_kinds import MultiTurnWorkload, Workload
@@ -46,8 +45,6 @@ from workflow_scripts.workloads.workload_kinds import MultiTurnWorkload, Workloa
 CHARACTERS_PER_TOKEN = 4
 # What a prediction with drafts leaves out.
 DRAFTED = "each sequence is taken to get the mean of drafted tokens in every step, and to find KV blocks beside them"
-# A rate is found within this factor, and searched up to this part and multiple of what all requests at once reach.
-PRECISION, RANGE = 1.02, 32.0
 VLLM_VERSION = option("--vllm-version", help="of vLLM's cells, such as 0.10.1 (default: of their environment)")
 
 
@@ -60,56 +57,10 @@ def predict_cells(
     """One record per cell, in no particular order. Raises WorkloadError if a workload's requests cannot be determined,
     and InputError if a calibration cannot be read. `prepared`: folder with the records of measured devices
     (`devices`) and calibrations (`calibrations`). `project_files`: folder with calibrations that the project holds."""
-    cells = list(cells)
-    others = [cell for cell in cells if not getattr(cell.knobs, "find", None)]
-    if len(others) < len(cells):
-        passes = study.model_copy(update={"repeats": MOST_PASSES})
-        inputs = _Inputs(passes, prepared, project_files, cells)
-        yield from (search_load(cell, inputs.predict) for cell in cells if getattr(cell.knobs, "find", None))
-    tasks, unpredictable = tasks_of(study, others, prepared, project_files)
+    tasks, unpredictable = tasks_of(study, cells, prepared, project_files)
     yield from unpredictable
     for task in tasks:
         yield from predict_task(task)
-
-
-def search_load(cell: Cell, predict: Callable[[Cell], Prediction]) -> Prediction:
-    """The record of a cell that searches a rate, at the highest one at which enough requests keep the study's limits.
-    `predict` is for cells with a given rate. The rate is None if it lies beyond what a search tries. The ends of its
-    band are rates at which the slow or the fast end of every latency keeps the limits."""
-    knobs = cell.knobs
-    assert isinstance(knobs, Load)
-
-    @cache
-    def at(load: float | None) -> Prediction:
-        return predict(replace(cell, knobs=knobs.model_copy(update={"find": None, "request_rate_per_s": load})))
-
-    def highest(start: float, share: Callable[[Band], float | None]) -> float | None:
-        def meets(load: float) -> bool:
-            attained = at(load).slo_attainment
-            return attained is not None and (share(attained) or 0.0) >= WITHIN_SHARE
-
-        low = high = start
-        while not meets(low):
-            if low == least:
-                return None
-            low, high = max(least, low / 2), low
-        while low == high or meets(high):
-            if high == most:
-                return None
-            low, high = high, min(most, 2 * high)
-        while high > PRECISION * low:
-            middle = (low * high) ** 0.5
-            low, high = (middle, high) if meets(middle) else (low, middle)
-        return low
-
-    record, found = at(None), None
-    if record.wall_s and record.num_requests:
-        rate = record.num_requests / record.wall_s.value
-        least, most = rate / RANGE, rate * RANGE
-        if (value := highest(rate, lambda band: band.value)) is not None:
-            found = Band(value, highest(value, lambda band: band.low), highest(value, lambda band: band.high))
-            record = at(value)
-    return replace(record, cell_id=cell.id, knobs=cell.knobs.slug(), highest_load=found)
 
 
 def tasks_of(
@@ -230,6 +181,8 @@ class _Inputs:
             if capacity.infeasible or not _known_without_draft(capacity, *asked):
                 return Prediction(*names, **found)
             found["unknown"] = None
+            if load.find:
+                raise UnpredictableError(f"find: {load.find} is searched; the plan predicts a request_rate_per_s")
             accepts = _right_about_itself(knobs, cell.model) if workload.sampling is None else knobs
             steps = _under_load(steps_of(asked[0], accepts, *asked[2:]), load)
             found |= {name: getattr(steps.decides, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
@@ -268,17 +221,8 @@ class _Inputs:
             users=load.users if requests.arrival_s is None else None,
             unmodelled="; ".join(unmodelled),
             repeats=self.study.repeats,
-            slo=self.study.slo if serves else None,
         )
         return requests[:: steps.engines], task
-
-    def predict(self, cell: Cell) -> Prediction:
-        """The record of a cell that shares its schedule with no other."""
-        result = self.task(cell)
-        if isinstance(result, Prediction):
-            return result
-        requests, task = result
-        return predict_task(Task(requests, task.steps.decides, (task,)))[0]
 
 
 def _known_without_draft(

@@ -27,7 +27,6 @@ from workflow_scripts.predict.schedule import RequestLengths, Schedule, Schedule
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import static_schedule, static_work
 from workflow_scripts.predict.timing import Timed, step_work, time_schedule
-from workflow_scripts.study.study import Slo, is_late
 from workflow_scripts.workloads.warmup import USUAL_PASSES, pass_size
 
 # Seconds that the pipeline itself takes for a cell besides the engine's work: `start` until the engine is ready, `stop`
@@ -71,7 +70,6 @@ class CellTask:
     users: int | None
     unmodelled: str
     repeats: int
-    slo: Slo | None = None
     # Costs of other devices' calibrations, scaled to this device by measured rates.
     scaled: tuple[StepCosts, ...] = ()
 
@@ -116,9 +114,6 @@ def _predict(cell: CellTask, task: Task, schedule: Schedule) -> Prediction:
     fastest = time_schedule(schedule, work, cell.ceiling, task.requests, cell.users) if cell.ceiling else None
     record = _with_counts(cell, schedule, timed.segment_s, task)
     record = _with_times(record, speed, timed, fastest)
-    if cell.slo:
-        attained = _attainment(cell.slo, record, timed.ttft_s + speed.client_s, timed.tpot_s, task.requests)
-        record = replace(record, slo_attainment=attained)
     record = _with_shares(record, work, speed.costs, timed)
     if cell.scaled and record.output_tokens:
         walls_s = [time_schedule(schedule, work, costs, task.requests).wall_s for costs in cell.scaled]
@@ -236,21 +231,6 @@ def _with_times(record: Prediction, speed: Speed, timed: Timed, fastest: Timed |
         tpot_s_p50=tpot[0],
         tpot_s_p99=tpot[1],
     )
-
-
-def _attainment(slo: Slo, record: Prediction, ttft_s: FloatArray, tpot_s: FloatArray, requests: RequestLengths) -> Band:
-    """The share of requests within the limits, and with latencies at the slow and the fast end of their bands."""
-    e2e_s = ttft_s + np.nan_to_num(tpot_s) * (requests.output_tokens - 1)
-    latencies = {"ttft_s": ttft_s, "tpot_s": tpot_s, "e2e_s": e2e_s}
-    errors = {"ttft_s": record.ttft_error_pct, "tpot_s": record.error_pct, "e2e_s": record.error_pct}
-
-    def share(end: int) -> float | None:
-        if end and any(errors[name] is None for name in slo.bounds()):
-            return None
-        at_end = {name: of_requests * (1 + (errors[name] or 0) / 100) ** end for name, of_requests in latencies.items()}
-        return float(np.mean(~is_late(slo.bounds(), at_end)))
-
-    return Band(share(0) or 0.0, share(1), share(-1))
 
 
 def _error_pct(share_pct: float | None, error_s: float, of_s: float) -> float | None:

@@ -11,7 +11,6 @@ from workflow_scripts.predict import predict_cell as predict
 from workflow_scripts.predict.plan import main, plan
 from workflow_scripts.study.check import beyond_graphs
 from workflow_scripts.study.grid import expand
-from workflow_scripts.workloads.highest_load import MOST_PASSES
 
 
 def test_the_command_prints_a_summary_and_writes_the_tables(tmp_path, capsys):
@@ -58,18 +57,6 @@ def test_budgets_of_tokens_a_little_above_the_largest_graph_are_noted(tmp_path):
         [("257", "256")],
         [("511", "256")],
     ]
-
-
-def test_a_search_costs_its_passes(tmp_path, capsys):
-    searching = sweep(engine="vllm-serve", knobs={"find": "highest_rate", "max_num_seqs": 16})
-    path = write_study(tmp_path, [searching], slo={"ttft_s": 0.1})
-    assert main(["--study", str(path), "--results", str(tmp_path / "results")]) == 0
-    said = capsys.readouterr().out
-    assert "highest load" in said
-    (row,) = pd.read_parquet(tmp_path / "results/planned/plan/plan.parquet").itertuples()
-    assert row.cell_s - row.start_s - row.warmup_s - row.stop_s == pytest.approx(MOST_PASSES * row.wall_s)
-    (line,) = [line for line in said.splitlines() if "h200" in line and " h " in line]
-    assert float(line.split()[5]) == pytest.approx(MOST_PASSES * row.wall_s / 3600, abs=0.005)
 
 
 def test_cells_of_a_session_share_a_start_and_a_warm_up_which_waits_for_no_arrivals(tmp_path):

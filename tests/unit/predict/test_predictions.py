@@ -54,30 +54,6 @@ def test_requests_reach_a_server_when_the_client_sends_them(tmp_path, monkeypatc
     assert often["wall_s"] == pytest.approx(2 + 3, abs=0.01)
 
 
-SERVER = {"block_size": 16, "max_num_seqs": 4, "max_model_len": 4096}
-
-
-@pytest.mark.parametrize("error_pct", [None, 20.0])
-def test_the_highest_load_keeps_the_limits_and_a_higher_one_does_not(error_pct, tmp_path, monkeypatch):
-    known(monkeypatch, error_pct=error_pct, ttft_error_pct=error_pct)
-
-    def at(**load):
-        cell = sweep(engine="vllm-serve", knobs=SERVER | load)
-        (record,) = predict(tmp_path, sweeps=[cell], workloads={"even": fixed(40, 3, 4)}, slo={"ttft_s": 4.0}).values()
-        return record
-
-    record = at(find="highest_rate")
-    highest = record["highest_load"]
-    assert record["cell_id"].endswith("find-highest_rate")
-    within, beyond = (at(request_rate_per_s=rate)["slo_attainment"] for rate in (highest, 1.05 * highest))
-    assert within >= 0.99 > beyond
-    ends = record["highest_load_low"], record["highest_load_high"]
-    if error_pct is None:
-        assert ends == (None, None)
-    else:
-        assert ends[0] < highest < ends[1]
-
-
 def test_the_rate_by_calibrations_of_other_devices(tmp_path, monkeypatch):
     known(monkeypatch)
     others, whole = (StepCosts(steps=2), StepCosts(steps=8)), speed.predict_task
@@ -273,6 +249,13 @@ def test_what_is_not_predicted_says_why(tmp_path, place, knobs, unknown):
     assert unknown in record["unknown"]
     assert record["output_tokens_per_s"] is None
     assert record["cell_s"] is None
+
+
+def test_a_rate_that_is_searched_is_measured_alone_and_its_cache_is_predicted(tmp_path):
+    searching = sweep(engine="vllm-serve", knobs={"find": "highest_rate"})
+    (record,) = predict(tmp_path, sweeps=[searching], slo={"ttft_s": 4.0}).values()
+    assert "find: highest_rate is searched" in record["unknown"]
+    assert record["num_blocks"] > 1000
 
 
 def test_without_rates_the_schedule_is_known_and_an_infeasible_cell_says_why_and_nothing_else(tmp_path):

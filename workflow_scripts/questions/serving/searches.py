@@ -1,4 +1,4 @@
-"""The highest load within the study's limits, as each start that searched it found it, beside the plan's.
+"""The highest load within the study's limits, as each start that searched it found it.
 
 docs/traffic.md says how the load is searched, docs/tables.md documents every column.
 """
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.common.parquet import read_parquet
 from workflow_scripts.questions.serving.table import bounds_text
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.parsed_facts import START, read_parsed
@@ -34,11 +33,10 @@ SCHEMA = table_schema(
         "too_short",
         f"passes had fewer than {LEAST_REQUESTS} requests, so the rate may be higher than what the server sustains",
     ),
-    NUMBER([f"{name}_predicted" for name in FOUND], "by the plan, with its band"),
 )
 
 
-def search_table(study: Study, cells: pd.DataFrame, parsed: Path, plan: pd.DataFrame) -> pd.DataFrame:
+def search_table(study: Study, cells: pd.DataFrame, parsed: Path) -> pd.DataFrame:
     searches = comparable_rows(cells).dropna(subset="knob_find").rename(columns={"knob_find": "find"})
     columns = [*START, *FOUND, "search_passes", "search_requests"]
     found = [
@@ -48,12 +46,11 @@ def search_table(study: Study, cells: pd.DataFrame, parsed: Path, plan: pd.DataF
     table = pd.concat(found) if found else searches.reindex(columns=[*searches.columns, *columns])
     requests = numbers(table["search_requests"]) / numbers(table["search_passes"])
     table["too_short"] = requests < LEAST_REQUESTS
-    predicted = plan[["cell_id", *FOUND]].rename(columns={name: f"{name}_predicted" for name in FOUND})
-    table = table.merge(predicted, on="cell_id").assign(slo=bounds_text(study.slo.bounds()) if study.slo else None)
+    table["slo"] = bounds_text(study.slo.bounds()) if study.slo else None
     return table[list(SCHEMA.columns)]
 
 
 @makes(SCHEMA, needed=lambda inputs: any(getattr(cell.knobs, "find", None) for cell in inputs.grid))
 def make_tables(inputs: TableInputs) -> pd.DataFrame:
     own = inputs.cells[inputs.cells["study"].eq(inputs.study.name)]
-    return search_table(inputs.study, own, inputs.parsed, read_parquet(inputs.paths.plan / "plan.parquet"))
+    return search_table(inputs.study, own, inputs.parsed)
