@@ -80,7 +80,7 @@ rule compare:
         + [f"--occasions-vary={config[key]}" for key in ("occasions_vary",) if key in config],
     shell:
         "python -m workflow_scripts compare {params.against:q} {params.now:q} {params.flags:q}"
-        " --html {params.out:q}.html --markdown {params.out:q}.md --json {params.out:q}.json 2> {log:q}"
+        " --html {params.out:q}.html --json {params.out:q}.json 2> {log:q}"
         " || {{ s=$?; cat {log:q} >&2; exit $s; }}"
 
 

@@ -126,7 +126,7 @@ def digests(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     one, other = base.digests()
     files = [put(folder / "a.json", one), put(folder / "b.json", mutations.json_file(other, rnd))]
     endless(Path(files[1]), rnd)
-    words = [*rnd.sample(files, 2), "--markdown", "c.md", "--json", "c.json"]
+    words = [*rnd.sample(files, 2), "--json", "c.json"]
     return [("compare", [*words, *rnd.choice((["--html", "c.html"], ["--fail-if-worse"], []))])]
 
 

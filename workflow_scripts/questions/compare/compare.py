@@ -1,6 +1,6 @@
 """Compare two studies, cell by cell: two versions of an engine, two clusters or two days.
 
-    kvsweep compare results/demo other/results/demo --html comparison.html --markdown comparison.md
+    kvsweep compare results/demo other/results/demo --html comparison.html
 
 Each run is the folder of a study, an unpacked archive or a digest.json. A is the run that began earlier, or the first
 one if that is not known; ratios are of B over A. If two cells cannot be compared, the output says why. Starts of one
@@ -27,8 +27,7 @@ from rich.table import Table
 from workflow_scripts.__main__ import main as kvsweep
 from workflow_scripts.common.columns import COLUMNS, column
 from workflow_scripts.common.command import above_zero, command, option
-from workflow_scripts.common.files import write_json, write_text
-from workflow_scripts.common.markdown import cell, rows_of
+from workflow_scripts.common.files import write_json
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.common.wording import listed, number, plural
 from workflow_scripts.questions.compare.comparison import Comparison, comparison, in_order, in_words, ratio_text
@@ -51,7 +50,7 @@ ENVIRONMENT = {
     "lock_sha256": "set of installed packages",
     "git_commit": "commit of kvsweep",
 }
-# Maximum number of rows of a table in the terminal and in Markdown; JSON has all.
+# Maximum number of rows of a table in the terminal; JSON has all.
 MOST_ROWS = 40
 
 
@@ -172,16 +171,6 @@ def print_comparison(result: Comparison, guard: bool = False) -> None:
             terminal.print(f"{MOST_ROWS} of {len(section.rows)} rows; --json writes all")
 
 
-def markdown(result: Comparison, guard: bool = False) -> str:
-    sentences, tables = shown(result, guard)
-    lines = [f"# {cell(result.study_a)} (A) and {cell(result.study_b)} (B)", "", *map(cell, sentences)]
-    for section in tables:
-        lines += ["", f"## {section.title}", "", *rows_of(section.headings, section.rows[:MOST_ROWS])]
-        if len(section.rows) > MOST_ROWS:
-            lines += ["", f"{MOST_ROWS} of {len(section.rows)} rows; the JSON of `kvsweep compare` has all."]
-    return "\n".join(lines) + "\n"
-
-
 def draw(result: Comparison, out: Path) -> None:
     """Draw the page of a comparison, by the command that makes pages."""
     content = {
@@ -223,7 +212,6 @@ def against(places: Sequence[Path], now: Digest, vary_pct: float | None) -> Comp
         "config/variation.yaml, by kind of device)",
     ),
     option("--html", type=Path, metavar="FILE", help="draw the comparison as a page"),
-    option("--markdown", type=Path, metavar="FILE", help="write the comparison as Markdown"),
     option("--json", type=Path, metavar="FILE", help="write the comparison as JSON, with every row"),
     fault=3,
 )
@@ -241,8 +229,6 @@ def main(args: Namespace) -> int:
             raise DigestError(f"{earlier[0]}, {last}: the same run twice; allowed: two runs")
         result = comparison([a], b, args.occasions_vary)
         failed = result.changed
-    if args.markdown:
-        write_text(args.markdown, markdown(result, args.fail_if_worse))
     if args.json:
         result.write(args.json)
     if args.html:

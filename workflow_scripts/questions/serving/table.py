@@ -66,13 +66,10 @@ SCHEMA = table_schema(
 # Columns with a geometric mean over the starts and its interval.
 RATES = ("requests_per_s", "output_tokens_per_s")
 MEDIANS = tuple(f"{of.name}_p50" for of in PER_REQUEST)
-# These depend on the arrivals so much that each start must have its own.
 TAILS = ("ttft_s_p99", "e2e_s_p99")
 GOODPUT = "goodput_requests_per_s"
 # With fewer requests in a repeat, its 99th percentile is hardly more than its longest latency.
 TAIL_REQUESTS = 100
-# Arrivals of two starts are others if one of their requests arrives this much apart.
-_ARRIVES_APART_S = 0.001
 _OVER_REPEATS = {"slo": "first"}
 _OVER_REPEATS |= dict.fromkeys(("slo_attainment", "arrivals_per_s"), "mean")
 _OVER_REPEATS |= dict.fromkeys(("running_peak", "in_flight_peak", "kv_cache_usage_peak", "memory_utilization"), "max")
@@ -102,9 +99,8 @@ SUMMARY_SCHEMA = table_schema(
         f"median of a repeat, geometric mean over the starts, with the {OF_ONE_LOAD}",
     ),
     NUMBER(
-        _ends(*TAILS),
-        "99th percentile of a repeat, geometric mean over the starts, with their range; null with fewer than "
-        f"{TAIL_REQUESTS} requests",
+        TAILS,
+        f"99th percentile of a repeat, geometric mean over the starts; null with fewer than {TAIL_REQUESTS} requests",
     ),
     TEXT("slo", "as in `serving`"),
     declared("slo_attainment", "mean over the repeats"),
@@ -131,8 +127,8 @@ def serving_tables(cells: pd.DataFrame, parsed: Path, slo: Mapping[str, float]) 
     rows = rows.reindex(columns=[*cells.columns, *(set(knobs) - set(cells.columns))]).rename(columns=knobs)
     parts = [_of_gpu(of_gpu, parsed, str(gpu), slo) for gpu, of_gpu in rows.groupby("gpu")]
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-    # The last four distinguish starts.
-    table = table.reindex(columns=[*SCHEMA.columns, "round", "session", "device_uuid", "midway_s"])
+    # The last three distinguish starts.
+    table = table.reindex(columns=[*SCHEMA.columns, "round", "session", "device_uuid"])
     summary = _summary(table, comparable_rows(cells)["cell_id"])
     return table[list(SCHEMA.columns)], summary
 
@@ -194,7 +190,6 @@ def summarise_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mappin
     times, change = np.concatenate([sent, last]), np.repeat([1, -1], len(r))
     return results | {
         "load": kind,
-        "midway_s": queued[len(r) // 2] - queued[0],
         "arrivals_per_s": (len(r) - 1) / span_s if span_s > 0 and kind != CLOSED else np.nan,
         "slo_attainment": np.mean(~is_late(slo, latency)) if slo else np.nan,
         # An end comes before a start at the same moment.
@@ -287,21 +282,18 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
     rates = {metric: mean_interval(summarise(table, by, metric)[1]) for metric in RATES}
     found: dict[str, Sequence[FloatArray]] = {metric: interval for metric, (interval, _) in rates.items()}
     found |= {metric: interval_of_load(table, by, metric) for metric in MEDIANS}
-    varied = np.array([_varies(repeats) for _, repeats in groups], dtype=bool)
     long = groups["num_requests"].min().ge(TAIL_REQUESTS).to_numpy(dtype=bool)
-    for metric in TAILS:
-        # A server whose slots fill in some starts only has two kinds of 99th percentiles, so no distribution fits them.
-        of_starts = pd.DataFrame(summarise(table, by, metric)[1].log).T
-        value, low, high = (np.exp(numbers(of)) for of in (of_starts.mean(), of_starts.min(), of_starts.max()))
-        low, high = np.where(long & varied & (low < high), [low, high], np.nan)
-        found[metric] = np.where(long, value, np.nan), low, high
     of_starts = table.groupby([*by, "start"], dropna=False, sort=False)[GOODPUT].mean().reset_index()
     of_starts = of_starts.groupby(by, dropna=False, sort=False)[GOODPUT].agg(["count", "mean", "std"])
     count, mean, sd = (numbers(of_starts[name]) for name in of_starts)
     half = special.stdtrit(count - 1, (1 + CONFIDENCE) / 2) * sd / np.sqrt(np.maximum(count, 1))
     found[GOODPUT] = mean, np.maximum(mean - half, 0.0), mean + half
     columns = {name: values for metric, of in found.items() for name, values in zip(_ends(metric), of, strict=True)}
-    summary = summary.assign(**columns, scope=rates[RATES[0]][1])
+    tails = {
+        metric: np.where(long, np.exp(numbers(pd.DataFrame(summarise(table, by, metric)[1].log).T.mean())), np.nan)
+        for metric in TAILS
+    }
+    summary = summary.assign(**columns, **tails, scope=rates[RATES[0]][1])
     for name, how in _OVER_REPEATS.items():
         summary[name] = groups[name].agg(how).array
     summary["preemptions"] = groups["preemptions"].median().array
@@ -310,12 +302,6 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
     summary["saturated"] = saturated.mask(saturated.eq(False) & some_are_open).array
     summary["limited_by"] = groups["limited_by"].agg(lambda texts: ",".join(sorted(set(texts)))).array
     return summary
-
-
-def _varies(repeats: pd.DataFrame) -> bool:
-    """Whether the arrivals of a cell are the load that is asked for, or drawn for each start."""
-    midway_s = repeats.groupby("start")["midway_s"].first().sort_values()
-    return repeats["load"].iloc[0] != OPEN or bool(midway_s.diff().min() > _ARRIVES_APART_S)
 
 
 @makes(SCHEMA, SUMMARY_SCHEMA)

@@ -200,28 +200,12 @@ def test_few_requests_have_a_row_and_say_nothing_of_what_the_server_sustains(tmp
     assert summary["e2e_s_p50"].tolist() == pytest.approx([0.6])
 
 
-@pytest.mark.parametrize(
-    ("count", "later_s", "starts", "value", "interval"),
-    [
-        (120, 0.3, [1, 2], True, True),
-        (120, 0.0, [1, 2], True, False),
-        (120, 0.3, [1, 1], True, False),
-        (90, 0.3, [1, 2], False, False),
-    ],
-    ids=["other arrivals", "the same arrivals", "one start", "few requests"],
-)
-def test_a_99th_percentile_has_an_interval_over_starts_with_arrivals_of_their_own(
-    tmp_path, count, later_s, starts, value, interval
-):
+@pytest.mark.parametrize("count", [120, 90])
+def test_a_99th_percentile_is_a_mean_over_starts_of_many_requests(tmp_path, count):
     arrivals = np.arange(count) / 2
-    others = arrivals + later_s * (np.arange(count) > 9)
-    requests = [served(one, one + first, one + 0.6) for one, first in ((arrivals, 0.1), (others, 0.2))]
-    _, summary = tables(tmp_path, OPEN_LOAD, requests, num_requests=count, start=starts, round=starts)
-    assert summary[["ttft_s_p99", "ttft_s_p99_low"]].notna().to_numpy().tolist() == [[value, interval]]
-    if value:
-        assert summary["ttft_s_p99"][0] == pytest.approx(0.02**0.5)
-    if interval:
-        assert summary[["ttft_s_p99_low", "ttft_s_p99_high"]].iloc[0].tolist() == pytest.approx([0.1, 0.2])
+    requests = [served(arrivals, arrivals + first, arrivals + 0.6) for first in (0.1, 0.2)]
+    _, summary = tables(tmp_path, OPEN_LOAD, requests, num_requests=count, start=[1, 2], round=[1, 2])
+    assert summary["ttft_s_p99"][0] == pytest.approx(0.02**0.5 if count >= 100 else np.nan, nan_ok=True)
 
 
 @pytest.mark.parametrize("starts", [[1, 1, 2], [1, 2, 3]])
