@@ -10,23 +10,6 @@ from workflow_scripts.physics import formulas
 pytestmark = pytest.mark.needs_tool("chromium")
 
 
-def test_numbers_have_three_digits_and_thousands_separated(in_page):
-    numbers = [12345.678, 0.0123456, 0, None, 999.5, 1e-7, 1e6]
-    assert in_page("words.js", f"{json.dumps(numbers)}.map((n) => m.number(n))") == [
-        *("12,300", "0.0123", "0", "–", "1,000", "1.00e-7", "1,000,000")
-    ]
-    assert in_page("words.js", "m.shown('wall_s', null)") == "–"
-
-
-def test_points_of_one_setting_stand_side_by_side(in_page):
-    points = [
-        *({"px": 100, "series": 1, "y": 5}, {"px": 100, "series": 0, "y": 9}, {"px": 100, "series": 0, "y": 3}),
-        *({"px": 200, "series": 0, "y": 1}, {"px": 150, "xLow": 1, "series": 0, "y": 1}),
-    ]
-    moved = f"((points) => (m.dodge(points, 0, 500, 4.5), points.map((p) => p.px)))({json.dumps(points)})"
-    assert in_page("dodge.js", moved) == [112, 100, 88, 200, 150]
-
-
 def test_tables_are_written_as_csv(in_page):
     def csv_of(texts: list[list[str]], numeric: list[bool]) -> str:
         cell = "(text, i) => ({ textContent: text, classList: { contains: () => numeric[i] } })"
@@ -67,32 +50,6 @@ def test_a_cell_has_its_rows_and_of_each_measure_the_value_with_interval_and_ran
     assert b[2:] == [{"value": 5, "low": 4, "high": 9, "n": 3, "interval": None}, None, None]
     assert c == [[], [{"cell": 2, "rates": "measured"}], None, None, None]
     assert in_page("data.js", f"m.storeOf({json.dumps(data)}).byId.get('c').limits.length") == 1
-
-
-def test_an_address_holds_a_view_or_a_section(in_page):
-    assert in_page(
-        "address.js",
-        "['', '#energy', '#figure-x', '#%', '#a%20b'].map((a) => [m.parseAddress(a).view, m.parseAddress(a).section])",
-    ) == [*(["report", ""], ["report", "energy"], ["report", "figure-x"], ["report", "%"], ["report", "a b"])]
-    assert in_page("address.js", "m.parseAddress('#view=explore&gpu=a%26b&gpu=c').parameters.getAll('gpu')") == [
-        "a&b",
-        "c",
-    ]
-
-
-def test_axes_have_round_ticks_within_their_ends(in_page):
-    linear = in_page("scale.js", "m.ticksOf(m.scaleOf([0, 97], false, 0, 1), 5)")
-    assert linear == [0, 25, 50, 75, 100]
-    logarithmic = in_page("scale.js", "m.ticksOf(m.scaleOf([3, 2000], true, 0, 1), 8)")
-    assert logarithmic == [5, 10, 20, 50, 100, 200, 500, 1000, 2000]
-    # A scale of nothing, of zeros and of one value still has an extent.
-    assert (
-        in_page(
-            "scale.js",
-            "[[], [0, 0], [5]].map((v) => [true, false].every((l) => m.ticksOf(m.scaleOf(v, l, 0, 1), 5).length > 0))",
-        )
-        == [True] * 3
-    )
 
 
 def test_blocks_over_the_steps_are_those_of_the_formula_and_shared_ones_count_once(in_page):

@@ -224,15 +224,6 @@ def test_own_limits_order_the_settings_and_price_tokens(tab, report):
     tab.wait(DIALOG)
 
 
-def test_a_view_is_found_again_as_it_was(tab, report):
-    opened(tab, report, f"{EXPLORE}&gpu=l40s", READY)
-    tab.evaluate("document.querySelector('#tab-report').click()")
-    assert tab.evaluate("location.hash") == ""
-    tab.evaluate("document.querySelector('#tab-explore').click()")
-    tab.wait(READY)
-    assert cells_shown(tab).startswith("27 cells: ")
-
-
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_views_fit_the_window(tab, report, width, dark):

@@ -243,7 +243,6 @@ def capacity_table(cells: pd.DataFrame) -> pd.DataFrame:
         table[f"observed_{name}"] = table[name.replace("num_", "num_gpu_")].astype(float)
         table[f"predicted_{name}"] = table[f"observed_{name}"] * factor
         table[f"{name}_error_pct"] = 100 * (factor - 1)
-    table["disagrees"] = np.where(table["source"] == "published", "kv_cache_tokens", None)
     return table.reindex(columns=columns_of("memory"))
 
 

@@ -96,16 +96,6 @@ def texts_of(plot, kind: str) -> list[str]:
     return [text.get_text() for of in (figure, *figure.get_axes()) for text in of.texts]
 
 
-def test_a_heading_is_whole_at_every_size_and_a_row_has_as_many_lines_as_fit():
-    label = "output tokens/s of each repeat over the mean of its cell, in whole runs"
-    rows = named([5.0]).assign(name="H200 · 70 % of the memory instead of 50 %, at most 256 sequences, 4,096 tokens")
-    both = beside("Both", bar(rows, "a", label), bar(rows, "b", label))
-    for kind in SIZES:
-        found = [text.replace("\n", " ") for text in texts_of(both, kind)]
-        assert found.count(label) == 2
-    assert rows["name"].iloc[0] in [text.replace("\n", " ") for text in texts_of(bar(rows, "a", label), "")]
-
-
 def test_labels_tell_hollow_lines_from_solid_ones_and_caps_show_short_intervals():
     rows = ladder(2).assign(hollow=lambda of: of["series"].eq("device 1"), low=lambda of: of["y"] / 1.001)
     plot = line(rows, looks(["device 0", "device 1"]), "Rates", "tokens/s", "sequences")

@@ -6,10 +6,10 @@ from html.parser import HTMLParser
 import pytest
 
 from tests.unit.present.conftest import changed, write_cells
-from tests.unit.present.synthetic import DRAWN, SCRIPT, SPEED
+from tests.unit.present.synthetic import SCRIPT, SPEED
 from workflow_scripts.page.blocks import UNKNOWN
 from workflow_scripts.page.parts import METRICS, claims_on, four_metrics
-from workflow_scripts.questions.sections import APPENDIX, SECTIONS, SUBJECTS
+from workflow_scripts.questions.sections import SUBJECTS
 from workflow_scripts.questions.trust.provenance import provenance_table
 from workflow_scripts.study.definition import study_sha256
 from workflow_scripts.study.paths import StudyPaths
@@ -83,31 +83,6 @@ def test_links_lead_to_sections_and_to_files_that_are_there(results, page):
         else:
             assert (results.root / target).is_file(), target
     assert not [name for name, count in Counter(page.ids()).items() if count > 1]
-
-
-def test_every_section_is_there_with_a_heading_that_links_to_itself(page):
-    there = [attributes["id"] for attributes in page.all("section")]
-    empty = ["environments", "speculation"]
-    sections = [section.id for section in SECTIONS if section.id not in empty]
-    assert there == ["summary", "fastest", *sections, "appendix"]
-    links = [attributes["href"].removeprefix("#") for attributes in page.all("a")]
-    assert set(sections) <= set(links)
-    titles = {section.id: section.title for section in SUBJECTS}
-    assert page.text["h2"] == ["Fastest settings", *(titles[section] for section in sections), "Appendix"]
-    folded = [attributes["id"] for attributes in page.all("details") if attributes.get("class") == "section"]
-    assert folded == [section.id for section in APPENDIX]
-    assert len(page.text["h1"]) == 1
-
-
-def test_every_figure_has_a_text_for_who_cannot_see_it_and_every_table_a_caption(page):
-    plots = [of for _, of in page.elements if of.get("class") == "plot"]
-    # Each is drawn for a page and for a phone, and the first two for the first screen as well.
-    assert len(plots) == 2 * len([of for of in DRAWN if f"figure-{of}" in page.ids()]) + 4
-    assert all(len(of["aria-label"]) > 20 and of["role"] == "img" for of in plots)
-    names = [attributes["aria-label"] for attributes in page.all("table")]
-    assert len(names) > 8
-    folded = [name for name in names if name != "Fastest settings"]
-    assert all(any(caption.startswith(name) for caption in page.text["figcaption"]) for name in folded)
 
 
 def test_the_metrics_of_the_sources_stand_in_one_table_for_each_device_and_value(report):
@@ -201,9 +176,3 @@ def test_logs_are_those_of_cells_that_were_tried_in_vain_and_of_the_start_that_i
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert "[Errno 28] No space left on device" in page.text["td"]
     assert set(logs) <= {link["href"] for link in page.all("a")}
-
-
-def test_each_answer_leads_to_its_section(page):
-    answers = [of["href"].removeprefix("#") for name, of in page.elements if name == "a" and of.get("href") in ANSWERED]
-    assert {"max-num-seqs", "cells"} & set(answers)
-    assert 3 <= len([text for text in page.text["li"] if "?" in text]) <= 7

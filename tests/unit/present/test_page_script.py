@@ -2,19 +2,6 @@ from workflow_scripts.page.report import REPORT
 from workflow_scripts.present.page_script import joined
 
 
-def test_a_module_comes_once_and_after_those_that_it_imports(tmp_path):
-    (tmp_path / "main.js").write_text(
-        'import { b } from "./b.js";\nimport { c } from "./c.js";\nexport const main = b + c;\n'
-    )
-    (tmp_path / "b.js").write_text('import { c } from "./c.js";\nexport const b = c + 1;\n')
-    (tmp_path / "c.js").write_text("export const c = 1;\n")
-    script = joined(tmp_path)
-    assert script.split("\n") == [
-        *("(() => {", '"use strict";', "const c = 1;", "", "const b = c + 1;", "", "const main = b + c;", ""),
-        *("return { main };", "})();", ""),
-    ]
-
-
 def test_every_module_of_the_page_is_in_its_script():
     script = joined(REPORT / "page")
     for module in (REPORT / "page").glob("*.js"):

@@ -7,7 +7,6 @@ from workflow_scripts.tables.summary import (
     ENVIRONMENT,
     IDENTITY,
     Summaries,
-    bound_by,
     comparable_rows,
     summarise,
 )
@@ -70,18 +69,6 @@ def test_other_columns_become_one_value_a_cell():
     summary = summed(cells, RATE)
     assert summary.loc[0, list(wanted)].to_dict() == wanted
     assert summary.loc[1, list(seen)].drop("num_requests").isna().all()
-    # Columns stay with their cells, which keep the order of the table.
-    cells = starts_table(
-        cell({"max_num_seqs": 2}, [1.0], gpu="l40s", running_peak=2),
-        cell({"max_num_seqs": 1}, [2.0], source=None, running_peak=3),
-        cell({"max_num_seqs": 1}, [3.0], gpu="a10g", running_peak=4),
-    )
-    summary = summed(cells, RATE)
-    found = [summary[name].tolist() for name in ("gpu", "log_mean", "running_peak")]
-    assert found == [["l40s", "h200", "a10g"], np.log([1.0, 2.0, 3.0]).tolist(), [2, 3, 4]]
-    summary.index = [7, 8, 9]
-    bound = bound_by(summary.assign(num_requests=9, preemptions=0, kv_cache_usage_peak=0.0))
-    assert bound.to_dict() == dict.fromkeys((7, 8, 9), "sequences")
 
 
 def bound(knobs, engine="vllm", rates=(1.0,), **observed):

@@ -45,15 +45,6 @@ def test_latencies_count_from_being_queued():
     assert (facts["tpot_s_p50"], pd.isna(facts["preemptions"])) == (pytest.approx(1.0), True)
 
 
-def test_quantiles_lie_between_the_values():
-    # Times to the first token of 0 to 10 s, four tokens a request in 4, 8, ..., 44 s after it.
-    rows = [(1, 5, 0, 0.0, float(i), float(i + 4 * (i + 1))) for i in range(11)]
-    facts = only(request_facts(requests(*rows, queued_s=0.0)))
-    assert facts[["ttft_s_p50", "ttft_s_p90", "ttft_s_p99"]].tolist() == pytest.approx([5, 9, 9.9])
-    assert facts[["tpot_s_p50", "tpot_s_p99"]].tolist() == pytest.approx([6, 10.9])
-    assert facts[["e2e_s_p50", "e2e_s_p99"]].tolist() == pytest.approx([29, 53.5])
-
-
 def test_repeats_are_kept_apart():
     one = requests((10, 2, 0, 0.0, 1.0, 2.0), (10, 2, 8, 0.0, 1.0, 2.0))
     late = requests((30, 4, None, 11.0, 13.0, 19.0), queued_s=10.0, preemptions=3)
@@ -82,19 +73,6 @@ def test_running_is_counted_between_scheduling_and_last_token(times, peak, mean)
     facts = only(running_over_time(requests(*((1, 1, 0, *of) for of in times))))
     assert facts["running_peak"] == peak
     assert (None if pd.isna(facts["running_mean"]) else facts["running_mean"]) == pytest.approx(mean)
-
-
-def test_the_steady_rate_leaves_out_ramp_and_tail():
-    # Two at once, one token a second each: full from the second's first token (2 s) until one is left (8 s).
-    rows = [
-        (1, 5, 0, 0.0, 1.0, 5.0),
-        (1, 5, 0, 1.0, 2.0, 6.0),
-        (1, 3, 0, 5.0, 6.0, 8.0),
-        (1, 5, 0, 6.0, 7.0, 11.0),
-    ]
-    rate = steady(*rows)
-    # In 2..8 s: request 0 makes 3, request 1 its first and 4, request 2 its first and 2, request 3 its first and 1.
-    assert rate[0] == pytest.approx((3 + 5 + 3 + 2) / 6)
 
 
 def test_recorded_steps_say_when_tokens_came():

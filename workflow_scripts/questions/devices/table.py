@@ -50,10 +50,6 @@ SCHEMA = table_schema(
         " both ways",
     ),
     NUMBER("own_predicted_ratio", "ratio of the rates predicted for each device by itself, both in the same way"),
-    NUMBER(
-        "predicted_ratio_low predicted_ratio_high",
-        "range of the ratios predicted from `a`, from `b` and from both; not an interval",
-    ),
     NUMBER("bandwidth_ratio", "of the data sheets' memory bandwidths"),
     NUMBER("flop_ratio", "of the data sheets' dense rates for the dtype; null for quantised weights"),
     NUMBER(
@@ -220,10 +216,7 @@ def _with_expectation(pairs: pd.DataFrame, predictions: pd.DataFrame | None) -> 
     # Errors of one way to predict cancel in a ratio, those of two do not.
     source_a, source_b = (of["speed_source"].fillna("").to_numpy(dtype=str) for of in sides.values())
     own = np.where(source_a == source_b, own_b / own_a, np.nan)
-    ratios = np.vstack([from_each, own])
     return pairs.assign(
         predicted_ratio=np.sqrt(from_each.prod(axis=0)),
         own_predicted_ratio=own,
-        predicted_ratio_low=ratios.min(axis=0),
-        predicted_ratio_high=ratios.max(axis=0),
     )

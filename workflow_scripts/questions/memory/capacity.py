@@ -6,7 +6,6 @@ made, docs/tables.md documents every column.
 
 from pathlib import Path
 from statistics import linear_regression
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,15 +14,12 @@ from pydantic import StrictFloat, StrictInt, StrictStr
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.common.records import mapping_of, validated
 from workflow_scripts.engines.vllm.knobs import VLLM
-from workflow_scripts.tables.summary import RAN, Row, as_applied, records
+from workflow_scripts.tables.summary import as_applied
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import NUMBER, TEXT, TableError, table_schema
 
 PUBLISHED = "published"
 GIB = 2**30
-
-# A prediction whose error is larger than this disagrees.
-DISAGREES_PCT = 5.0
 
 # Terms that are compared with what was observed. An engine prints the activation peak together with the graphs that it
 # subtracts from the budget, so both are predicted together.
@@ -102,12 +98,6 @@ SCHEMA = table_schema(
         "implied_memory_bytes implied_overhead_bytes",
         "device memory and overhead computed from the blocks at several utilizations",
     ),
-    TEXT(
-        "disagrees",
-        "what prediction and engine disagree on, comma-separated; null if nothing: `ran` (predicted as infeasible), "
-        "`refused` (predicted to run), `block_size`, `kv_cache_tokens` or `num_blocks` (by more than 5 %), and why: "
-        "`dtype`, `version`, or, by the blocks at several utilizations, `device_memory` or `overhead`",
-    ),
 )
 
 
@@ -118,7 +108,6 @@ def capacity_table(cells: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFra
     table = observed.merge(_predicted(predictions), on="cell_id")
     table = _with_errors(table)
     table = table.join(_implied(table))
-    table["disagrees"] = pd.Series([_disagreements(row) for row in records(table)], index=table.index, dtype="string")
     return table[list(SCHEMA.columns)]
 
 
@@ -182,30 +171,6 @@ def _implied(table: pd.DataFrame) -> pd.DataFrame:
             line = linear_regression(rows["gpu_memory_utilization"], rows["observed_num_blocks"])
             implied.loc[rows.index] = rows["bytes_per_block"].iloc[0] * np.array([line.slope, -line.intercept])
     return implied
-
-
-def _disagreements(row: Row) -> str | None:
-    """What the predicted and the observed values disagree on; None if they agree, or if one of them is not known."""
-    infeasible, unknown = pd.notna(row["predicted_infeasible"]), pd.notna(row["predicted_unknown"])
-    version = row["predicted_for_version"]
-    tokens = "num_blocks" if np.isnan(row["kv_cache_tokens_error_pct"]) else "kv_cache_tokens"
-    differs = bool(abs(row[f"{tokens}_error_pct"]) > DISAGREES_PCT)
-    implied = row["implied_memory_bytes"] / row["predicted_device_memory_bytes"] - 1
-    differences = {
-        "ran": row["outcome"] in RAN and infeasible,
-        "refused": row["outcome"] == "infeasible" and not infeasible and not unknown,
-        "block_size": not unknown and _known_to_differ(row["predicted_block_size"], row["observed_block_size"]),
-        tokens: differs,
-        "dtype": differs and _known_to_differ(row["predicted_dtype"], row["dtype"]),
-        "version": differs and pd.notna(version) and version not in str(row["engine_version"]),
-        "device_memory": differs and abs(implied) > DISAGREES_PCT / 100,
-        "overhead": differs and abs(implied) <= DISAGREES_PCT / 100,
-    }
-    return ",".join(name for name, does in differences.items() if does) or None
-
-
-def _known_to_differ(a: Any, b: Any) -> bool:
-    return bool(pd.notna(a) and pd.notna(b) and a != b)
 
 
 def read_predictions(path: Path) -> pd.DataFrame:

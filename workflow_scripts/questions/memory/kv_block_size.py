@@ -118,7 +118,6 @@ CAPACITY = TablePart(
         "observed_max_concurrency": "Requests of full length",
         "predicted_max_concurrency": "Requests of full length, predicted",
         "predicted_infeasible": "Predicted to be refused",
-        "disagrees": "Differs in",
     },
     "Capacity of the KV cache, as the engine had it and as predicted",
     note="Of the first start of each cell. Tokens and requests are those of all blocks, of which vLLM keeps one to "

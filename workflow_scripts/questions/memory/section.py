@@ -19,8 +19,6 @@ QUANTITIES = (
     "prefix_cache_hit_rate",
 )
 EVICTED = "evicted_blocks"
-# What makes a measured number an upper bound, and how its label says so.
-COUNTS_TRIES, BOUND = "the engine also counts those of tries that find no blocks", ", at most"
 # Rows are compared if these are equal: they have the same requests and the same memory for them.
 MEMORY = [*PLACES, "pool_tokens"]
 
@@ -136,18 +134,17 @@ EVERY_WAY = TablePart(
 )
 
 
-def _every_pool(about: str, names: Sequence[str]) -> TablePart:
-    words = {f"{name}_predicted": f"{column(name).label.removesuffix(BOUND)}, predicted" for name in QUANTITIES}
-    words[f"{EVICTED}_predicted"] = "Blocks of shared prompts that lost their content, predicted"
-    return TablePart(
-        "repeats",
-        {**CELL, "pool_tokens": "Tokens that fit", "layout": "Layout"}
-        | {of: words.get(of, "") for name in names for of in (name, f"{name}_predicted")},
-        f"Every size of the pool: {about}",
-        rows=under_pressure,
-        note="Tokens that fit are without the block that vLLM keeps to itself. Of tokens computed again, "
-        f"{COUNTS_TRIES}.",
-    )
+EVERY_POOL = TablePart(
+    "repeats",
+    {**CELL, "pool_tokens": "Tokens that fit", "layout": "Layout"}
+    | dict.fromkeys(QUANTITIES, "")
+    | {f"{name}_predicted": f"{column(name).label}, predicted" for name in QUANTITIES}
+    | {f"{EVICTED}_predicted": "Blocks of shared prompts that lost their content, predicted"},
+    "Every size of the pool",
+    rows=under_pressure,
+    note="Tokens that fit are without the block that vLLM keeps to itself. Of tokens computed again, the engine also "
+    "counts those of tries that find no blocks.",
+)
 
 
 SUBJECT = Subject(
@@ -159,8 +156,7 @@ SUBJECT = Subject(
     answers=answers,
     tables=[
         EVERY_WAY,
-        _every_pool("speed", QUANTITIES[:3]),
-        _every_pool("preemptions and prefix cache", (*QUANTITIES[3:], EVICTED)),
+        EVERY_POOL,
     ],
     is_in=lambda study: any(POOL in sweep.knobs for sweep in study.sweeps),
 )

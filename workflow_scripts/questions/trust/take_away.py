@@ -1,12 +1,12 @@
-"""How to cite a study, and the files beside the page that hold its numbers."""
+"""How to cite a study, the files beside the page that hold its numbers, and explanations of technical terms."""
 
 from collections.abc import Iterator
 
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import read_yaml
-from workflow_scripts.page.blocks import UNKNOWN, Block, Command, Fold, Link, Table
-from workflow_scripts.page.report import Report, Subject
+from workflow_scripts.page.blocks import UNKNOWN, Block, Command, Definitions, Fold, Link, Table
+from workflow_scripts.page.report import REPORT, Report, Subject
 from workflow_scripts.study.definition import study_sha256
 
 CITATION = CHECKOUT / "CITATION.cff"
@@ -50,4 +50,9 @@ def files(report: Report) -> Iterator[Block]:
     yield Fold(f"All tables with all digits, beside this page: {len(rows)}", [table])
 
 
+def glossary(report: Report) -> Iterator[Block]:
+    yield Definitions(list(read_yaml(REPORT / "glossary.yaml", InputError).items()))
+
+
+GLOSSARY = Subject(id="glossary", title="Glossary", tables=[glossary])
 SUBJECT = Subject(id="take-away", title="Citation and data", tables=[citation, files])

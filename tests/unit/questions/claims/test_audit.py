@@ -354,18 +354,3 @@ def test_a_model_of_unknown_structure_makes_every_row_unknown(config, reason, tm
     assert main([*words, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert ({row["verdict"] for row in rows}, len(rows)) == ({"unknown"}, 20)
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["none.csv", *OPTIONS], "none.csv: No such file"),
-        ([MAX_NUM_SEQS, *OPTIONS, "--model", "gpt-5"], "unknown model 'gpt-5'"),
-        ([MAX_NUM_SEQS, *OPTIONS, "--gpu", "H200"], "--gpu is for a table that does not name it; this one names"),
-    ],
-)
-def test_bad_input_ends_with_2_and_one_message(argv, message, capsys):
-    assert main(argv) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1

@@ -226,9 +226,6 @@ def stages(ratio, slower):
         ("concurrency-gained-by-paging", lambda: pools(36.0), SUPPORTED),
         ("concurrency-gained-by-paging", lambda: pools(48.0), CONTRADICTED),
         ("concurrency-gained-by-paging", lambda: pools(36.0, peak=256.0), NOT_TESTABLE),  # all that max-num-seqs allows
-        ("concurrency-gained-by-paging", lambda: pools(36.0, length=1024), NOT_TESTABLE),
-        ("concurrency-gained-by-paging", lambda: pools(36.0, output=51), NOT_TESTABLE),
-        ("concurrency-gained-by-paging", lambda: pools(36.0, prompt=24), NOT_TESTABLE),  # a tenth of 512 slots
         ("thirty-to-a-hundred-times-faster", lambda: fastest(40), SUPPORTED),
         ("thirty-to-a-hundred-times-faster", lambda: fastest(29), CONTRADICTED),
         ("thirty-to-a-hundred-times-faster", lambda: fastest(51, low=25.7), NOT_DECIDED),

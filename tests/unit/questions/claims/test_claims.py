@@ -2,15 +2,12 @@
 
 import re
 
-import pandas as pd
 import pytest
 import yaml
 
 from tests.recipes import blocks, recipe
 from tests.unit.questions.claims.claim_evidence import LLAMA, PUBLISHED, STUDY, republished, tables
-from tests.unit.questions.made import made as made_table
-from tests.unit.questions.synthetic_cells import cell, write_measurements
-from tests.unit.questions.synthetic_cells import table as cells_table
+from tests.unit.questions.synthetic_cells import cell
 from workflow_scripts.catalog.published import Claim, Published, PublishedError, Stated
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.questions.claims import on_memory
@@ -27,10 +24,9 @@ from workflow_scripts.questions.claims.evidence import (
     verdict,
     within,
 )
-from workflow_scripts.questions.claims.study_tables import TABLES, Interval
+from workflow_scripts.questions.claims.study_tables import Interval
 from workflow_scripts.statistics.comparisons import NOT_DECIDED
 from workflow_scripts.study.study_file import load_study
-from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS, write_table
 
 STUDY_FILE = CHECKOUT / "config" / "studies" / "published_claims.yaml"
 ONE = {"id": "one", "source": "lab", "text": "It is so."}
@@ -230,22 +226,3 @@ def test_an_entry_and_a_function_are_a_claim(tmp_path, monkeypatch, gpu, few, sa
     of = tables(Published(tmp_path), cells=cells)
     [row] = claims_table(STUDY.model_copy(update={"claims": (entry["id"],)}), of).to_dict("records")
     assert row["verdict"] == said
-
-
-# --- the command -----------------------------------------------------------------------------------------------------
-
-
-def test_the_table_is_made_from_the_tables_of_the_study(tmp_path):
-    row = {"source": "published", "cell_id": "published/kv_blocks_l4_opt125m/1", "gpu": "L4"}
-    row |= {"model": "facebook/opt-125m", "gpu_memory_utilization": 0.5, "kv_cache_tokens_error_pct": 110.0}
-    row |= {"implied_overhead_bytes": 1.0e9, "predicted_overhead_bytes": 1.1e9}
-    capacity = pd.DataFrame([row]).reindex(columns=list(TABLE_SCHEMAS["memory"].columns))
-    write_table(capacity, tmp_path / "memory.parquet")
-    write_measurements(cells_table(cell({"max_num_seqs": 1})), tmp_path)
-    for name in {*TABLES} - {"memory"}:
-        write_table(pd.DataFrame(columns=list(TABLE_SCHEMAS[name].columns)), tmp_path / f"{name}.parquet")
-    found = made_table(STUDY_FILE, tmp_path, "claims", published=republished(tmp_path).folder).set_index("claim_id")
-    assert found.loc["blocks-linear-in-utilization", "verdict"] == SUPPORTED
-    assert found.loc["capacity-of-an-l4", "verdict"] == CONTRADICTED
-    assert set(found["study"]) == {"published_claims"}
-    assert (tmp_path / "claims.csv").is_file()

@@ -116,22 +116,6 @@ def test_ceilings_count_output_tokens_or_all_tokens_over_the_same_time(parsed):
     assert found["source"] == "predicted"
 
 
-def test_a_gpu_has_a_row_for_each_source_of_rates(parsed):
-    load = {"cpu_others_pct": 50.0}  # which a GPU does not mind
-    of_gpu = {"gpu": "h200", "threads": None, "last_level_cache_bytes": 0, "host_load": load}
-    measured_device(parsed.devices, 4e12, 700e12, "bf16", **of_gpu)
-    parsed.cell([(100, 20, 0)], {"max_num_seqs": 1}, gpu="h200", model="llama-3.1-8b-instruct")
-    datasheet, measured = row(parsed, rates="datasheet"), row(parsed)
-    assert datasheet["memory_bandwidth_bytes_per_s"] == 4.8e12
-    assert measured["memory_bandwidth_bytes_per_s"] == 4e12
-    assert measured["wall_s_min"] == pytest.approx(datasheet["wall_s_min"] * 1.2, rel=0.01)
-    assert (datasheet["tolerance"], measured["tolerance"]) == (0, 0.25)
-    assert measured["factor"] == pytest.approx(20 / 10 / measured["output_tokens_per_s_ceiling"])
-    measured_device(parsed.devices, 4e12, 700e12, "fp32", last_level_cache_bytes=0, host_load=load)
-    cpu = parsed.cell([(100, 20, 0)], {"max_num_seqs": 1})
-    assert row(parsed, cpu)["tolerance"] == math.inf
-
-
 def test_the_measured_rate_of_the_cache_is_a_ceiling_of_its_own_and_without_it_arithmetic_alone(parsed):
     parsed.cell([(10, 3, 0)] * 4, steps_taken=3, wall_s=1.0)
     by_size = {2**22: 40e9, 2**26: 20e9, 2**30: 10e9}

@@ -6,15 +6,12 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from tests.unit.questions.made import made
-from tests.unit.questions.synthetic_cells import OTHER_PLACES, around, cell, only, starts_table, write_measurements
+from tests.unit.questions.synthetic_cells import OTHER_PLACES, around, cell, only, starts_table
 from tests.unit.study.test_serve_command import DUMMY, HUB
 from workflow_scripts.questions.comparisons.table import LIKELY, comparison_tables
 from workflow_scripts.questions.recommendations.table import SCHEMA, recommendations
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
-from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.summary import Summaries
-from workflow_scripts.tables.typed_tables import write_table
 
 DEMO = Path(__file__).parents[4] / "config" / "studies" / "demo.yaml"
 MODELS = {
@@ -228,29 +225,3 @@ def test_commands_and_files():
     # A model that is not the study's has no command.
     found = only(recommended(config(16, 100, model="opt-125m"), role="best_throughput"))
     assert pd.isna(found["command"])
-
-
-@pytest.mark.parametrize(
-    ("study", "weights", "bound"),
-    [
-        # Commands name the published model although its weights were random.
-        ("h200_later", "meta-llama/Llama-3.1-8B-Instruct --revision", "p99 TPOT <= 50 ms"),
-        ("demo", "{results}/demo/prepared/models/tiny-llama-57m-", "p99 TPOT <= 20 ms, 2 times the lowest median"),
-    ],
-)
-def test_the_table_has_commands_for_the_published_or_the_prepared_model(tmp_path, study, weights, bound):
-    file = DEMO.parent / f"{study}.yaml"
-    options = {"model": "tiny-llama-57m", "gpu": "cpu-all"} if study == "demo" else {}
-    cells = starts_table(config(1, 10, 0.01, **options), config(4, 10.01, 0.1, **options))
-    write_measurements(cells, tmp_path)
-    write_table(
-        comparison_tables(Summaries(cells), load_study(file).equivalence_margin_pct)[0],
-        tmp_path / "comparisons.parquet",
-    )
-    table = made(file, tmp_path, "recommendations", results=tmp_path / "results").set_index("role")
-    smallest = table.loc["smallest_within_margin"]
-    assert (smallest["knobs"], smallest["margin_pct"]) == ("seqs1", load_study(file).equivalence_margin_pct)
-    command = table.loc["best_throughput", "command"]
-    assert command.startswith(f"vllm serve {weights.format(results=tmp_path / 'results')}")
-    assert ("dummy" in command) == (study == "demo")
-    assert table.loc["best_within_latency", "latency_bound"] == bound
