@@ -103,18 +103,6 @@ def test_the_pareto_front_is_what_no_other_point_beats(in_page):
         assert by_place(front) == by_place([p for p in cloud if not any(beaten(p, other) for other in cloud)])
 
 
-def test_a_limit_must_be_kept_in_every_repeat(in_page):
-    highest = {"ttft_s_p99": {"high": 0.4}, "tpot_s_p99": {"high": 0.01}}
-    cell = f"{{statistic: (measure) => ({json.dumps(highest)})[measure] ?? null}}"
-    bounds = [[0.5, 0.02], [0.3, None], [None, 0.005], [None, None]]
-    script = f"{json.dumps(bounds)}.map(([ttft, tpot]) => m.brokenBound({cell}, {{ttft, tpot}}, 99))"
-    times = in_page("limits.js", script)
-    assert [of and (of["words"], round(of["times"], 3)) for of in times] == [
-        *(None, ("TTFT 400 ms in its worst repeat", 1.333), ("TPOT 10 ms in its worst repeat", 2), None)
-    ]
-    assert in_page("limits.js", f"m.brokenBound({cell}, {{e2e: 1}}, 99).words") == "End-to-end latency not known"
-
-
 @pytest.mark.parametrize(
     ("differs", "told", "rate"),
     [

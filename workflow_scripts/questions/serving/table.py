@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import special
 
 from workflow_scripts.common.columns import LATENCIES, PER_REQUEST, column
 from workflow_scripts.engines.engine import CLIENT_CPU_S
-from workflow_scripts.statistics.comparisons import CONFIDENCE, SCOPE_MEANING, mean_interval
+from workflow_scripts.statistics.comparisons import SCOPE_MEANING, mean_interval
 from workflow_scripts.statistics.errors import FloatArray
 from workflow_scripts.study.study import is_late
 from workflow_scripts.tables.cell_intervals import OF_ONE_LOAD, interval_of_load
@@ -71,7 +70,7 @@ GOODPUT = "goodput_requests_per_s"
 # With fewer requests in a repeat, its 99th percentile is hardly more than its longest latency.
 TAIL_REQUESTS = 100
 _OVER_REPEATS = {"slo": "first"}
-_OVER_REPEATS |= dict.fromkeys(("slo_attainment", "arrivals_per_s"), "mean")
+_OVER_REPEATS |= dict.fromkeys(("slo_attainment", GOODPUT, "arrivals_per_s"), "mean")
 _OVER_REPEATS |= dict.fromkeys(("running_peak", "in_flight_peak", "kv_cache_usage_peak", "memory_utilization"), "max")
 _OVER_REPEATS |= dict.fromkeys(("queue_growth_per_s", "client_lag_s_p99", "client_cpu_cores"), "max")
 _OF_CELL = (
@@ -104,10 +103,7 @@ SUMMARY_SCHEMA = table_schema(
     ),
     TEXT("slo", "as in `serving`"),
     declared("slo_attainment", "mean over the repeats"),
-    NUMBER(
-        _ends(GOODPUT),
-        "mean over the starts, with the interval of Student's t over them; it may be 0, so it has no logarithm",
-    ),
+    declared(GOODPUT, "mean over the repeats"),
     declared("running_peak", "highest of all repeats"),
     INTEGER("in_flight_peak", "highest of all repeats"),
     declared("preemptions", "median of the repeats"),
@@ -283,11 +279,6 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
     found: dict[str, Sequence[FloatArray]] = {metric: interval for metric, (interval, _) in rates.items()}
     found |= {metric: interval_of_load(table, by, metric) for metric in MEDIANS}
     long = groups["num_requests"].min().ge(TAIL_REQUESTS).to_numpy(dtype=bool)
-    of_starts = table.groupby([*by, "start"], dropna=False, sort=False)[GOODPUT].mean().reset_index()
-    of_starts = of_starts.groupby(by, dropna=False, sort=False)[GOODPUT].agg(["count", "mean", "std"])
-    count, mean, sd = (numbers(of_starts[name]) for name in of_starts)
-    half = special.stdtrit(count - 1, (1 + CONFIDENCE) / 2) * sd / np.sqrt(np.maximum(count, 1))
-    found[GOODPUT] = mean, np.maximum(mean - half, 0.0), mean + half
     columns = {name: values for metric, of in found.items() for name, values in zip(_ends(metric), of, strict=True)}
     tails = {
         metric: np.where(long, np.exp(numbers(pd.DataFrame(summarise(table, by, metric)[1].log).T.mean())), np.nan)

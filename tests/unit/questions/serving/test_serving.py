@@ -233,15 +233,6 @@ def test_a_median_latency_is_covered_below_saturation_and_near_it(queued, sd):
     assert queued or np.median(high - low) / 2 <= 0.15
 
 
-def test_the_goodput_has_an_interval_over_starts(tmp_path):
-    of = {"slo": {"ttft_s": 0.2}, "requests_per_s": [2.0, 1.9, 1.8]}
-    for starts, half in (([1, 2, 3], stats.t.ppf(0.975, 2) * 0.1 / 3**0.5), ([1, 1, 1], np.nan)):
-        folder = tmp_path / str(starts[-1])
-        _, summary = tables(folder, OPEN_LOAD, [prompt_server()] * 3, start=starts, round=starts, **of)
-        found = summary[[f"goodput_requests_per_s{end}" for end in ("", "_low", "_high")]].iloc[0].tolist()
-        assert found == pytest.approx([1.9, 1.9 - half, 1.9 + half], nan_ok=True)
-
-
 def test_a_repeat_that_is_too_short_leaves_open_what_the_others_do_not_show(tmp_path):
     short = served(ARRIVALS / 4, ARRIVALS / 4 + 0.1, ARRIVALS / 4 + 10)
     repeats, rates = [prompt_server(), short, one_after_the_other()], [2.0, 2.1, 1.0]
