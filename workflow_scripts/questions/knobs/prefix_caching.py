@@ -57,6 +57,11 @@ def first_repeats_with_cache(cells: pd.DataFrame) -> pd.DataFrame:
     return cells[(cells["repeat"] == 0) & (cells["prefix_cache_queries"] > 0)].drop_duplicates("cell_id")
 
 
+def where_tokens_go(predictions: pd.DataFrame) -> pd.DataFrame:
+    of_hits = predictions["quantity"].eq("prefix_cache_hit_rate") & predictions["never_seen_tokens"].notna()
+    return predictions[of_hits]
+
+
 SUBJECT = Subject(
     id="prefix-caching",
     title="Prefix caching",
@@ -78,6 +83,21 @@ SUBJECT = Subject(
             },
             "Prefix-cache hits in the first repeat of each cell",
             first_repeats_with_cache,
+        ),
+        TablePart(
+            "predictions",
+            {
+                **CELL,
+                "cached_tokens": "Found",
+                "never_seen_tokens": "Never seen before",
+                "shorter_than_block_tokens": "Shorter than a block",
+                "last_token_tokens": "Last token",
+                "evicted_tokens": "Evicted",
+                "not_retained_tokens": "Not kept by a window or state",
+            },
+            "Where the prompt tokens of a cell go, predicted; kvsweep hits says what would find more",
+            where_tokens_go,
+            optional=True,
         ),
         claims_on("prefix-caching"),
     ],

@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
-from workflow_scripts.common.wording import number
+from workflow_scripts.common.wording import number, plural
+from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.page.answers import Answer, is_hollow, setting_answer, upwards
+from workflow_scripts.page.blocks import Block, Text
 from workflow_scripts.page.comparisons import comparisons
 from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.kit import Plot, bar, beside, ratio
@@ -15,8 +17,11 @@ from workflow_scripts.page.report import CELL, Report, Subject, TablePart
 from workflow_scripts.page.series import PLACES, coloured
 from workflow_scripts.study.setting_words import setting_phrase
 from workflow_scripts.tables.results import MissingError, Tables, medians_by_cell, records, require
+from workflow_scripts.tables.summary import RAN
 
 KNOB = "block_size"
+# A smaller error of a KV cache prediction may come from other data in the device's memory.
+WITHIN_PCT = 1.0
 LAYOUTS: Mapping[str, str] = {
     "contiguous_max_model_len": "contiguous, max-model-len",
     "contiguous_request_length": "contiguous, own length",
@@ -82,6 +87,24 @@ def sentence(report: Report) -> str:
     return f"Large blocks leave {large} % of held slots empty, small ones {small} %."
 
 
+def prediction_errors(report: Report) -> Iterator[Block]:
+    rows = report.tables.need("memory")
+    ran = report.grid.loc[report.grid["outcome"].isin(RAN), "cell_id"]
+    rows = rows[rows["cell_id"].isin(ran) & (rows["source"] == "measured")].dropna(subset="kv_cache_tokens_error_pct")
+    require(rows, "no cell has KV-cache tokens that were both predicted and measured")
+    cells = report.tables.rows
+    amounts = [f"knob_{name}" for name, knob in every_knob().items() if knob.reserves == "amount"]
+    is_given = rows["cell_id"].isin(cells.loc[cells.filter(amounts).notna().any(axis=1), "cell_id"])
+    if given := int(is_given.sum()):
+        yield Text(f"In {plural(given, 'cell')} the study sets the KV cache, so nothing was to be predicted.")
+    if len(error_pct := rows.loc[~is_given, "kv_cache_tokens_error_pct"].abs()):
+        yield Text(
+            f"The predicted KV cache is within {WITHIN_PCT:g} % of the measured tokens in "
+            f"{int((error_pct <= WITHIN_PCT).sum())} of {len(error_pct)} cells; the largest error is "
+            f"{number(error_pct.max())} %."
+        )
+
+
 CAPACITY = TablePart(
     "memory",
     {
@@ -135,6 +158,7 @@ SUBJECT = Subject(
     sentence=sentence,
     figures=[block_size],
     answers=answers,
+    why=[prediction_errors],
     tables=[
         four_metrics(KNOB),
         compared("knob", KNOB),
