@@ -29,19 +29,17 @@ class LiveRequest:
     `listed`: block by block too."""
 
     __slots__ = (
-        *(
-            "birth",
-            "computed",
-            "goal",
-            "index",
-            "junction",
-            "last",
-            "lost",
-            "lost_at",
-            "prompt",
-            "runs",
-            "shared_blocks",
-        ),
+        "birth",
+        "computed",
+        "goal",
+        "index",
+        "junction",
+        "last",
+        "lost",
+        "lost_at",
+        "prompt",
+        "runs",
+        "shared_blocks",
     )
 
     def __init__(self, index: int, prompt: int, output: int, runs: Sequence[range], *, listed: bool = False) -> None:

@@ -49,10 +49,7 @@ VLLM_VERSION = option("--vllm-version", help="of vLLM's cells, such as 0.10.1 (d
 
 
 def predict_cells(
-    study: Study,
-    cells: Iterable[Cell],
-    prepared: Path | None = None,
-    project_files: Path = PROJECT_FILES,
+    study: Study, cells: Iterable[Cell], prepared: Path | None = None, project_files: Path = PROJECT_FILES
 ) -> Iterator[Prediction]:
     """One record per cell, in no particular order. Raises WorkloadError if a workload's requests cannot be determined,
     and InputError if a calibration cannot be read. `prepared`: folder with the records of measured devices

@@ -24,10 +24,7 @@ OF_PROMPT = {
     "not_retained": "seen, but not kept by a window or state",
 }
 # What preempted requests look up again, prompt and answer so far, is the sum of these.
-OF_PREEMPTED = {
-    "found_again": "found again after a preemption",
-    "computed_again": "computed again after a preemption",
-}
+OF_PREEMPTED = {"found_again": "found again after a preemption", "computed_again": "computed again after a preemption"}
 # The knee of a curve is the smallest cache that finds this share of what a cache without end finds.
 KNEE_SHARE = 0.95
 SIZES = 9

@@ -319,10 +319,5 @@ def _with_costs(record: Prediction, cell: CellTask, speed: Speed, task: Task, ti
     start_s, stop_s = speed.around_s or (allowed_s, STOP_S[cell.kind])
     cell_s = start_s + warmup_s + cell.repeats * timed.wall_s + stop_s
     return replace(
-        record,
-        start_s=start_s,
-        warmup_s=warmup_s,
-        stop_s=stop_s,
-        gpus=cell.ranks * cell.steps.engines,
-        cell_s=cell_s,
+        record, start_s=start_s, warmup_s=warmup_s, stop_s=stop_s, gpus=cell.ranks * cell.steps.engines, cell_s=cell_s
     )

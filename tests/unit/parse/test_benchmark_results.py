@@ -3,7 +3,10 @@
 import itertools
 import json
 import math
+import re
+from copy import deepcopy
 from functools import partial
+from pathlib import Path
 
 import pytest
 import yaml
@@ -14,44 +17,19 @@ from workflow_scripts.parse.engine_log import parse_engine_log, words_on
 from workflow_scripts.parse.imported_runs import read_runs
 from workflow_scripts.tables.imported_cells import imported_cells
 
-SERVE = {"completed": 4, "failed": 0, "num_prompts": 4, "request_throughput": 2.0, "max_concurrency": 2}
-SERVE |= {"output_throughput": 64.0, "total_token_throughput": 96.0, "median_ttft_ms": 12.0, "p99_ttft_ms": 15.0}
-SERVE |= {"median_tpot_ms": 0.0, "median_e2el_ms": 80.0}
-SGLANG = {"completed": 4, "request_rate": float("inf"), "request_throughput": 2.0, "input_throughput": 32.0}
-SGLANG |= {"output_throughput": 64.0, "mean_e2e_latency_ms": 81.0, "median_e2e_latency_ms": 80.0}
-SGLANG |= {"median_ttft_ms": 12.0, "p99_ttft_ms": 15.0}
-THROUGHPUT = {"elapsed_time": 2.0, "num_requests": 4, "requests_per_second": 2.0, "tokens_per_second": 96.0}
-LATENCY = {"avg_latency": 0.09, "latencies": [0.08, 0.1], "percentiles": {"50": 0.08, "99": 0.1}}
-INFERENCEX = {"hw": "h100", "tp": 2, "conc": 2, "tput_per_gpu": 48.0, "output_tput_per_gpu": 32.0, "median_ttft": 0.012}
-INFERENCEX |= {"p99_ttft": 0.015, "median_e2el": 0.08}
-OF_AGENTS = {"latency": {"ttft": {"p50": 0.012, "p99": 0.015}, "e2el": {"p50": 0.08}}}
-OF_AGENTS["throughput"] = {"output": {"tokens_per_second": 64.0}, "total": {"tokens_per_second": 96.0}, "per_gpu": {}}
-AGENTX = {"hw": "b200", "num_requests_successful": 4, "request_metrics": OF_AGENTS}
-AIPERF = {
-    "request_throughput": {"unit": "requests/sec", "avg": 2.0},
-    "output_token_throughput": {"unit": "tokens/sec", "avg": 64.0},
-    "request_latency": {"unit": "ms", "avg": 81.0, "p50": 80.0},
-    "time_to_first_token": {"unit": "s", "avg": 0.013, "p50": 0.012, "p99": 0.015},
-    "request_count": {"unit": "requests", "avg": 4.0},
-}
-
-
-def distribution(mean, median=None, p99=None):
-    return {"successful": {"mean": mean, "median": median, "percentiles": {"p99": p99}}, "errored": {"mean": 0.0}}
+RESULTS = yaml.safe_load(Path("tests/fixtures/benchmark_results.yaml").read_text(encoding="utf-8"))
+EACH_FORMAT = tuple(RESULTS.values())
+SERVE, SGLANG, AIPERF, INFERENCEX = (
+    RESULTS[tool] for tool in ("vllm bench serve", "sglang.bench_serving", "AIPerf", "InferenceX")
+)
 
 
 def guidellm(rate=2.0, errored=0):
-    metrics = {
-        "request_totals": {"successful": 4, "errored": errored, "incomplete": 1, "total": 5 + errored},
-        "requests_per_second": distribution(2.0, 7.0),
-        "output_tokens_per_second": distribution(64.0, 70.0),
-        "tokens_per_second": distribution(96.0, 70.0),
-        "time_to_first_token_ms": distribution(13.0, 12.0, 15.0),
-        "request_latency": distribution(0.081, 0.08),
-    }
-    # A request has a key of the same name as a result of vLLM.
-    requests = {"successful": [{"tokens_per_second": 5.0, "requests_per_second": 6.0}]}
-    return {"config": {"strategy": {"type_": "constant", "rate": rate}}, "metrics": metrics, "requests": requests}
+    """A benchmark of GuideLLM with another strategy, and with failed requests."""
+    one = deepcopy(RESULTS["GuideLLM"]["benchmarks"][0])
+    one["config"]["strategy"]["rate"] = rate
+    one["metrics"]["request_totals"]["errored"] = errored
+    return one
 
 
 def before_0_4(rate):
@@ -59,47 +37,23 @@ def before_0_4(rate):
     return {"args": new["config"], "request_totals": new["metrics"].pop("request_totals"), "metrics": new["metrics"]}
 
 
-GUIDELLM = {"metadata": {"guidellm_version": "0.5.0"}, "benchmarks": [guidellm()]}
-SECONDS = {name.removesuffix("_ms"): value / 1000 if name.endswith("_ms") else value for name, value in SERVE.items()}
-PERF = {
-    "successes": {
-        "count": 4,
-        "latency": {"time_to_first_token": {"median": 0.012, "p99": 0.015}, "request_latency": {"median": 0.08}},
-        "throughput": {"requests_per_sec": 2.0, "output_tokens_per_sec": 64.0, "total_tokens_per_sec": 96.0},
-    },
-    "failures": {"count": 0},
-}
-RATES = {"request_rate": {"mean": 2.0}, "output_token_rate": {"mean": 64.0}, "total_token_rate": {"mean": 96.0}}
-TIMES = {
-    "time_to_first_token": {"units": "ms", "p50": 12.0, "p99": 15.0},
-    "request_latency": {"units": "s", "p50": 0.08},
-}
-REPORT = {"requests": {"total": 4, "failures": 0}, "latency": TIMES}
-LLM_D = {"version": "0.2", "results": {"request_performance": {"aggregate": REPORT | {"throughput": RATES}}}}
-LLM_D_1 = {"version": "0.1", "metrics": REPORT | {"throughput": PERF["successes"]["throughput"]}}
-EACH_FORMAT = (SERVE, SGLANG, GUIDELLM, AIPERF, INFERENCEX, AGENTX, SECONDS, PERF, LLM_D, LLM_D_1, THROUGHPUT, LATENCY)
 ALL = {"requests_per_s": 2, "output_tokens_per_s": 64, "total_tokens_per_s": 96, "e2e_ms_median": 80}
 ALL |= {"ttft_ms_median": 12, "ttft_ms_p99": 15, "tpot_ms_median": None}
 
 
-@pytest.mark.parametrize(
-    ("content", "tool", "absent"),
-    [
-        (SERVE, "vllm bench serve", ()),
-        (SGLANG, "sglang.bench_serving", ()),
-        (GUIDELLM, "GuideLLM", ()),
-        (AIPERF, "AIPerf", ("total_tokens_per_s",)),
-        (INFERENCEX, "InferenceX", ("requests_per_s",)),
-        (AGENTX, "AgentX of InferenceX", ("requests_per_s",)),
-        (SECONDS, "vllm bench serve", ()),
-        (PERF, "inference-perf", ()),
-        (LLM_D, "llm-d-benchmark", ()),
-        (LLM_D_1, "llm-d-benchmark", ()),
-        (THROUGHPUT, "vllm bench throughput", ("output_tokens_per_s", *(name for name in ALL if "_ms_" in name))),
-        (LATENCY, "vllm bench latency", tuple(name for name in ALL if name != "e2e_ms_median")),
-    ],
-)
-def test_each_format_is_read_by_its_structure(content, tool, absent):
+# What a format does not have.
+ABSENT = {
+    "AIPerf": ["total_tokens_per_s"],
+    **dict.fromkeys(("InferenceX", "AgentX of InferenceX"), ("requests_per_s",)),
+    "vllm bench throughput": ["output_tokens_per_s", *(name for name in ALL if "_ms_" in name)],
+    "vllm bench latency": [name for name in ALL if name != "e2e_ms_median"],
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_each_format_is_read_by_its_structure(name):
+    content, absent = RESULTS[name], ABSENT.get(name, ())
+    tool = "vllm bench serve" if name == "InferenceX in seconds" else re.sub(r" 0\.\d$", "", name)
     facts = parse_engine_log(json.dumps(content))
     assert ([result.tool for result in facts.results], facts.status, facts.error) == ([tool], "ok", None)
     texts = [f"# captured\n{yaml.safe_dump(content)}"] if tool in ("inference-perf", "llm-d-benchmark") else []

@@ -205,8 +205,7 @@ ENDED = {
 
 
 @pytest.mark.parametrize(
-    ("status", "log"),
-    [(status, log) for of in (ENDED, LINES["ended"]) for status, logs in of.items() for log in logs],
+    ("status", "log"), [(status, log) for of in (ENDED, LINES["ended"]) for status, logs in of.items() for log in logs]
 )
 def test_how_a_log_ended(status, log):
     assert parse_engine_log(START + log).status == status

@@ -152,13 +152,8 @@ def test_counted_blocks_and_single_blocks_give_the_same_schedule(requests, token
     dense = SchedulerSettings(4, tokens, 4, 64, 12 + spare, caching, async_scheduling=is_async)
     expected, found = make_schedule(requests, dense), make_schedule(requests, dense, events=[])
     for name, values in vars(expected.segments).items():
-        if name not in (
-            "steps",
-            "decode_kv_tokens",
-            "blocks_held",
-            "idle_s",
-            "near",
-        ):  # a run has those of its first step
+        # A run has these of its first step.
+        if name not in ("steps", "decode_kv_tokens", "blocks_held", "idle_s", "near"):
             assert np.repeat(values, expected.segments.steps).tolist() == getattr(found.segments, name).tolist(), name
     same = {name: getattr(expected, name) for name in ("segments", "evicted_blocks", "needs_blocks")}
     np.testing.assert_equal(asdict(replace(found, **same)), asdict(expected))

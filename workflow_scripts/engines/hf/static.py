@@ -6,12 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from workflow_scripts.engines.engine import Effective, Engine, Metrics, RequestRecord
-from workflow_scripts.engines.hf.model import (
-    device_memory,
-    generation_arguments,
-    load_hf_model,
-    seed_the_pass,
-)
+from workflow_scripts.engines.hf.model import device_memory, generation_arguments, load_hf_model, seed_the_pass
 from workflow_scripts.engines.knobs import ENGINE_ARGS
 from workflow_scripts.workloads.request import Request
 

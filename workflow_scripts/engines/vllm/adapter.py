@@ -55,10 +55,7 @@ class VllmOffline(Engine):
         # The tokens of each step, and whether it was one graph, several, or none.
         step_metrics = {"enable_mfu_metrics": True, "cudagraph_metrics": self._setup.device_kind != "cpu"}
         self._llm = LLM(
-            disable_log_stats=False,
-            **vllm_versions.accepted(step_metrics),
-            **arguments,
-            **self._layout(knobs.ranks),
+            disable_log_stats=False, **vllm_versions.accepted(step_metrics), **arguments, **self._layout(knobs.ranks)
         )
         self._statistics = vllm_versions.request_statistics(self._llm)
         self._listen()

@@ -86,8 +86,7 @@ class VllmKnobs(Knobs):
         Knob("tokens", value_in="max_num_batched_tokens_effective", pinned=True, wording="at most {} tokens per step"),
     ] = None
     max_model_len: Annotated[
-        Positive | None,
-        Knob("len", value_in="max_model_len_effective", pinned=True, wording="context of {} tokens"),
+        Positive | None, Knob("len", value_in="max_model_len_effective", pinned=True, wording="context of {} tokens")
     ] = None
     gpu_memory_utilization: Annotated[
         Annotated[float, Field(gt=0, le=1)] | None,
@@ -144,8 +143,7 @@ class VllmKnobs(Knobs):
         ),
     ] = None
     kv_cache_memory_bytes: Annotated[
-        Positive | None,
-        Knob("kvbytes", effect_in="kv_cache_tokens", reserves="amount", wording="{} bytes of KV cache"),
+        Positive | None, Knob("kvbytes", effect_in="kv_cache_tokens", reserves="amount", wording="{} bytes of KV cache")
     ] = None
     num_gpu_blocks_override: Annotated[
         Annotated[

@@ -13,13 +13,7 @@ import pytest
 from workflow_scripts.engines.engine import CacheHeldError, EngineSetup
 from workflow_scripts.engines.vllm import adapter as vllm_adapter
 from workflow_scripts.engines.vllm import versions as vllm_versions
-from workflow_scripts.engines.vllm.adapter import (
-    VllmOffline,
-    VllmServe,
-    request_record,
-    step_record,
-    vllm_environment,
-)
+from workflow_scripts.engines.vllm.adapter import VllmOffline, VllmServe, request_record, step_record, vllm_environment
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.sampling import Sampling

@@ -11,13 +11,7 @@ import pytest
 from tests.unit.made_models import shape
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
 from workflow_scripts.engines.vllm.capacity import main, predict_capacity
-from workflow_scripts.engines.vllm.memory import (
-    GIB,
-    CapacityError,
-    EngineSettings,
-    batch_of,
-    split_layers,
-)
+from workflow_scripts.engines.vllm.memory import GIB, CapacityError, EngineSettings, batch_of, split_layers
 from workflow_scripts.physics.layers import Mlp
 from workflow_scripts.physics.model_facts import model_facts, read_model_facts
 
