@@ -27,7 +27,7 @@ rule predict_cells:
 
 
 rule plan:
-    """Print feasible cells, predicted speed and GPU hours; `predict_cells` writes them."""
+    """Print feasible cells, predicted speed, expected ratios and GPU hours; `predict_cells` writes them."""
     input:
         rules.predict_cells.output,
     log:

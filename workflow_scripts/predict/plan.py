@@ -32,9 +32,12 @@ from workflow_scripts.study.grid import COORDINATES, Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.expected_ratios import expected_ratios, rates_of_plan
 
 MOST_ROWS = 40
-TEXT_HEADINGS = (*COORDINATES, "why", "for example", "limited by")
+TEXT_HEADINGS = (*COORDINATES, "ratio", "verdict", "why", "for example", "limited by")
+# Columns of the expected ratios that are shown as one.
+RATIOS = (["bandwidth_ratio"], ["predicted_low", "predicted_high"], ["published"])
 
 
 def plan(study: Study, cells: Sequence[Cell], prepared: Path | None) -> pd.DataFrame:
@@ -65,7 +68,9 @@ Shown = tuple[str, Sequence[str], Sequence[Sequence[object]]]
 def print_plan(terminal: Terminal, study: Study, table: pd.DataFrame) -> None:
     """A summary that stays readable for hundreds of cells; the files contain each cell."""
     terminal.print(f"{study.name}: {len(table)} cells, all numbers are predicted")
-    for title, headings, rows in (*_refused(table), _groups(table), _hours(study, table)):
+    claims = [Published(PUBLISHED).claim(name) for name in study.claims]
+    ratios = _ratios(expected_ratios(rates_of_plan(table), claims))
+    for title, headings, rows in (*_refused(table), _groups(table), ratios, _hours(study, table)):
         if not rows:
             continue
         shown = Table(title=title, title_justify="left")
@@ -106,6 +111,21 @@ def _groups(table: pd.DataFrame) -> Shown:
         rows.append([*names, len(part), *(_range(part[name]) for name in ranges.values()), _within(part), bounds])
     headings = (*keys, "cells", *ranges, "within", "limited by")
     return "Speed and memory, from the slowest to the fastest cell", headings, rows
+
+
+def _ratios(expected: pd.DataFrame) -> Shown:
+    headings = ("ratio", "engine", "model", "settings", "bandwidth", "predicted", "published", "verdict")
+    rows = [
+        [
+            f"{row['a']} / {row['b']}",
+            row["engine"] or f"on {row['gpu']}",
+            *(row["model"], row["settings"]),
+            *(_range(pd.Series([row[end] for end in ends], dtype=float), after="x") for ends in RATIOS),
+            row["verdict"] or "",
+        ]
+        for row in expected.astype(object).where(expected.notna(), None).to_dict("records")
+    ]
+    return "Expected ratios, of devices with all else equal and of engines", headings, rows
 
 
 def _hours(study: Study, table: pd.DataFrame) -> Shown:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 _MAKERS = {
     "questions.cells.table": ("cells", "starts", "repeats", "limits"),
+    "tables.expected_ratios": ("expected_ratios",),
     "questions.memory.fragmentation": ("fragmentation",),
     "tables.cell_intervals": ("intervals",),
     "questions.memory.capacity": ("memory",),

@@ -29,9 +29,10 @@ from workflow_scripts.questions.claims.evidence import (
 )
 from workflow_scripts.questions.claims.on_memory import like_sharegpt
 from workflow_scripts.questions.claims.study_tables import Interval, Row, StudyTables, highest, pairs
-from workflow_scripts.questions.devices.table import NEAR_PCT, PREDICTED, capability_ratios
+from workflow_scripts.questions.devices.table import PREDICTED
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
 from workflow_scripts.study.setting_words import instead_of, setting_phrase
+from workflow_scripts.tables.expected_ratios import NEAR_PCT, capability_ratios
 from workflow_scripts.tables.summary import STEADY
 
 # The versions whose attention backends were read; those before had another one that took blocks of 8 tokens.

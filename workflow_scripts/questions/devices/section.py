@@ -8,6 +8,7 @@ import pandas as pd
 
 from workflow_scripts.common.columns import column
 from workflow_scripts.page.answers import NO, OPEN, PARTLY, YES, Answer, Bar, times, verdict_on
+from workflow_scripts.page.blocks import MODEL
 from workflow_scripts.page.comparisons import FLAT, comparisons
 from workflow_scripts.page.kit import Plot, Reference, line
 from workflow_scripts.page.parts import claims_on, compared, in_words
@@ -16,7 +17,7 @@ from workflow_scripts.page.series import device_names
 from workflow_scripts.page.style import INK, PREDICTED_LINE, Look
 from workflow_scripts.questions.knobs.section import ratio_rows
 from workflow_scripts.study.setting_words import knob_axis
-from workflow_scripts.tables.results import RATE, Tables, records, require
+from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require
 
 PAIR = {"value_b": "First device", "value_a": "Second device", **PLACE_HEADINGS, "held": "Settings"}
 PREDICTED, MEASURED_PAIR = "predicted", "{} over {}"
@@ -105,16 +106,34 @@ def answers(report: Report) -> Iterator[Answer]:
     yield Answer(verdict, f"As fast as its bandwidth, {times_faster:.2f}×?", said, bars, gain)
 
 
+def _spread(row: dict[str, Any]) -> str:
+    ends = dict.fromkeys(f"{row[of]:.2f}" for of in ("predicted_low", "predicted_high") if row[of] == row[of])
+    return " to ".join(ends)
+
+
 def _open(row: dict[str, Any]) -> bool:
     return bool(row["low"] <= 1 <= row["high"]) and row["verdict"] != FLAT
 
 
 def sentence(report: Report) -> str:
-    a, b, (first, *last) = _ends(report.tables)
+    try:
+        a, b, (first, *last) = _ends(report.tables)
+    except MissingError:
+        return _expected_sentence(report.tables)
     if not last:
         return f"The {b} is {times(first)} as fast as the {a}."
     how = "shrinks" if last[0]["ratio"] < first["ratio"] else "grows"
     return f"The lead of the {b} {how} from {times(first)} to {times(last[0])} with more sequences."
+
+
+def _expected_sentence(tables: Tables) -> str:
+    """Without measurements: what is expected of the two devices whose bandwidths differ the most."""
+    wanted = ["bandwidth_ratio", "predicted_low"]
+    rows = tables.get("expected_ratios", *wanted).dropna(subset=wanted)
+    row = records(require(rows, "no two devices are measured or predicted").nlargest(1, "bandwidth_ratio"))[0]
+    names = device_names(tables)
+    pair = " over ".join(names.get(row[of], row[of]) for of in "ab")
+    return f"Predicted, {pair} is {_spread(row)}×, with {row['bandwidth_ratio']:.2f} times the bandwidth."
 
 
 SUBJECT = Subject(
@@ -125,6 +144,24 @@ SUBJECT = Subject(
     figures=[device_ratios],
     answers=answers,
     tables=[
+        TablePart(
+            "expected_ratios",
+            {
+                "a": "First",
+                "b": "Second",
+                "gpu": "Device",
+                "engine": "Engine",
+                "model": MODEL,
+                "bandwidth_ratio": "Memory bandwidth",
+                "range": "Predicted, lowest to highest",
+                "published": "Published",
+                "verdict": "Verdict on the published one",
+            },
+            "Expected ratios of output tokens/s, first over second",
+            lambda rows: rows.assign(range=[_spread(row) for row in records(rows)]),
+            note="Of two engines on one device, with as many sequences.",
+            optional=True,
+        ),
         compared("device", caption="Ratios of devices"),
         TablePart(
             "devices",

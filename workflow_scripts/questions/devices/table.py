@@ -17,12 +17,11 @@ from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.questions.limits.ceilings import as_measured
 from workflow_scripts.statistics.comparisons import EQUIVALENCE_ALPHA, Comparisons, holm
 from workflow_scripts.statistics.errors import FloatArray
+from workflow_scripts.tables.expected_ratios import NEAR_PCT, capability_ratios, quotient
 from workflow_scripts.tables.parsed_facts import known_facts
 from workflow_scripts.tables.summary import RATE, Row, numbers, records
 from workflow_scripts.tables.typed_tables import NUMBER, TEXT, table_schema
 
-# A ratio of the devices explains an observed or published one if the two differ by at most this.
-NEAR_PCT = 10.0
 # Ratios that follow from rates that were measured on the devices.
 _MEASURED_RATIOS = ("measured_bandwidth_ratio", "measured_flop_ratio", "measured_cache_ratio", "predicted_ratio")
 _ALIKE = 0.1  # with bandwidths that differ by less, a speed-up cannot be attributed to them
@@ -72,22 +71,6 @@ SCHEMA = table_schema(
     ),
     notes="`kv_capacity` explains a ratio only if full KV blocks limited one of the two devices.",
 )
-
-
-def capability_ratios(a: Gpu | None, b: Gpu | None, dtype: str | None) -> tuple[float, float]:
-    """Ratio of the memory bandwidths of two devices, and of their rates of matrix products; NaN where one is unknown.
-
-    >>> [round(ratio, 2) for ratio in capability_ratios(load_gpus()["h200"], load_gpus()["l40s"], "bfloat16")]
-    [5.56, 2.73]
-    """
-    gpus = [gpu for gpu in (a, b) if gpu]
-    bandwidth = [gpu.memory_bandwidth_bytes_per_s for gpu in gpus]
-    flop = [gpu.peak_flop_per_s(dtype) for gpu in gpus if dtype]
-    return _quotient(*bandwidth), _quotient(*flop)
-
-
-def _quotient(a: float | None = None, b: float | None = None) -> float:
-    return a / b if a and b else math.nan
 
 
 def explanations(
@@ -165,7 +148,7 @@ def _what_cannot_be_shown(
         return math.nan, "disturbed", _MEASURED_RATIOS
     if step_bytes <= min(rates[name].last_level_cache_bytes or 0 for name in (a, b)):
         of_a, of_b = (rates[name].rereading_bytes_per_s(step_bytes) for name in (a, b))
-        return _quotient(of_a, of_b), "cached weights", ("bandwidth_ratio", "measured_bandwidth_ratio")
+        return quotient(of_a, of_b), "cached weights", ("bandwidth_ratio", "measured_bandwidth_ratio")
     bandwidth = rates[a].memory_bytes_per_s / rates[b].memory_bytes_per_s
     return math.nan, "equal bandwidths" if abs(math.log(bandwidth)) < math.log1p(_ALIKE) else None, ()
 

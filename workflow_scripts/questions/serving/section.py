@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import pandas as pd
 
 from workflow_scripts.common.columns import column
+from workflow_scripts.common.wording import plural
 from workflow_scripts.page.answers import NO, OPEN, PARTLY, YES, Answer
-from workflow_scripts.page.blocks import Block, Text
+from workflow_scripts.page.blocks import Block, Fold, Table, Text, shown
 from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.kit import MOST_SERIES, Plot, line
 from workflow_scripts.page.parts import in_words
@@ -28,6 +29,11 @@ OF_SERVER = {
     "request_rate_per_s": "Sent",
     "users": "Users",
 }
+# What sources print of servers, in their words.
+SIDE_BY_SIDE = {"output_tokens_per_s": "tok/s (output)", "requests_per_s": "Requests/s"}
+SIDE_BY_SIDE |= {"ttft_s_p50": column("ttft_s_p50").axis, "ttft_s_p99": column("ttft_s_p99").axis}
+SIDE_BY_SIDE |= {"itl_s_p50": column("itl_s_p50").axis, "running_peak": "Largest batch", "memory_pct": "GPU memory, %"}
+UNTRIED = "The project has never run TGI: its entry in config/endpoints.yaml follows TGI's documentation."
 # Knobs that say what the load is and which server gets it.
 _NO_SETTINGS = {f"knob_{name}" for name in (*LOADS, "endpoint")}
 
@@ -128,6 +134,32 @@ def _series(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
     return [", ".join(filter(None, texts)) for texts in zip(server, settings, cap, strict=True)]
 
 
+def side_by_side(report: Report) -> Iterator[Block]:
+    """A table of each place with a column for each server and its settings, as sources print them."""
+    rows = _with_load(report.tables.need("serving_summary"))
+    settings = report.tables.cells[["cell_id", *report.tables.knobs]]
+    rows = rows.merge(settings, on="cell_id").reset_index(drop=True)
+    rows = rows.assign(server=_series(rows, report.tables.knobs), memory_pct=100 * rows["memory_utilization"])
+    for place, part in rows.groupby(PLACES, sort=False):
+        if part["server"].nunique() < 2:
+            continue
+        wide = part.drop_duplicates([*_PANEL, "x", "server"]).set_index(["axis", "x", "server"])
+        servers = list(dict.fromkeys(part["server"]))
+        body = [
+            [f"{LOADS[axis]}: {x:g}", words, *(_at(wide, (axis, x, server), measure) for server in servers)]
+            for axis, x in part[["axis", "x"]].drop_duplicates().sort_values(["axis", "x"]).to_numpy().tolist()
+            for measure, words in SIDE_BY_SIDE.items()
+        ]
+        caption = f"Servers side by side: {', '.join(map(str, place))}"
+        numeric = [False, False, *(True for _ in servers)]
+        table = Table(caption, ["Load", "", *servers], body, numeric, UNTRIED)
+        yield Fold(f"{caption}, {plural(len(servers), 'server')}", [table])
+
+
+def _at(wide: pd.DataFrame, cell: tuple[object, ...], measure: str) -> str:
+    return shown(wide[measure].get(cell), measure)
+
+
 def slow_clients(report: Report) -> Iterator[Block]:
     """Loads that the client limited, which say nothing of the server, and what limits were searched within."""
     rows = report.tables.need("serving_summary")
@@ -179,6 +211,7 @@ SUBJECT = Subject(
             },
             "Requests at once and memory of the servers, one row per load",
         ),
+        side_by_side,
         TablePart(
             "comparisons",
             {
