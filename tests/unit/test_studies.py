@@ -13,7 +13,6 @@ from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study import Study, Sweep
 from workflow_scripts.study.study_file import load_study
-from workflow_scripts.workloads.workload_kinds import ShareGptWorkload
 
 CHECKOUT = Path(__file__).parents[2]
 STUDIES = CHECKOUT / "config" / "studies"
@@ -84,17 +83,6 @@ def test_architectures_differ_in_one_part_and_have_the_same_number_of_parameters
     assert [f.parameters for f in facts.values()] == pytest.approx([facts[like].parameters] * 5, rel=2e-3)
     windows = [name for name, f in facts.items() if len(f.reaches) > 1]
     assert windows == [f"{prefix}windows-{size}"]
-
-
-def test_all_studies_expect_the_sharegpt_file_that_the_page_names():
-    page = (CHECKOUT / "docs" / "workloads.md").read_text(encoding="utf-8")
-    studies = [load_study(path) for path in STUDIES.glob("**/*.yaml")]
-    specs = [w for study in studies for w in study.workloads.values() if isinstance(w, ShareGptWorkload)]
-    ((file, sha256),) = {(str(spec.file), spec.sha256) for spec in specs}
-    assert len(specs) >= 4
-    assert f"  file: {file} " in page
-    assert sha256 in page
-    assert f"    {Path(file).name}\n" in page
 
 
 # `make test-studies` runs every cut; other tests plan the demo and draw two_gpus. Planned here are the other studies

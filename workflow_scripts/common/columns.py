@@ -44,8 +44,8 @@ def unit_of(name: str, largest: float = math.inf) -> tuple[str, float]:
 
     GiB become MiB if not even the `largest` value shown is a hundredth of one.
 
-    >>> unit_of("steady_ttft_s_p50"), unit_of("predicted_kv_bytes"), unit_of("ratio_low")
-    (('ms', 1000.0), ('GiB', 9.313225746154785e-10), ('', 1))
+    >>> unit_of("steady_ttft_s_p50"), unit_of("predicted_kv_bytes"), unit_of("ratio_low"), unit_of("num_requests")
+    (('ms', 1000.0), ('GiB', 9.313225746154785e-10), ('', 1), ('', 1))
     >>> unit_of("kv_bytes", 2**20), unit_of("kv_bytes", 2**30)[0]
     (('MiB', 9.5367431640625e-07), 'GiB')
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from workflow_scripts.common.checkout import CHECKOUT
-from workflow_scripts.common.columns import COLUMNS, heading, unit_of
+from workflow_scripts.common.columns import COLUMNS
 
 DRAWS = [
     *(path for part in ("page", "present") for path in (CHECKOUT / "workflow_scripts" / part).glob("*.py")),
@@ -36,22 +36,3 @@ def texts(path: Path) -> Iterator[str]:
 def test_no_label_and_no_unit_is_written_a_second_time(path):
     labels = {of.label for of in COLUMNS.values() if " " in of.label}
     assert [text for text in texts(path) if text in labels or UNIT.search(text)] == []
-
-
-@pytest.mark.parametrize(
-    ("name", "unit", "factor"),
-    [
-        ("steady_ttft_s_p99", "ms", 1000),
-        ("wall_s", "s", 1),
-        ("memory_used_bytes_max", "GiB", 2**-30),
-        ("vllm_output_tokens_per_s", "tokens/s", 1),
-        ("energy_j_per_output_token", "J/token", 1),
-        ("sm_clock_mhz_min_a", "MHz", 1),
-        ("prefix_cache_hit_rate_predicted", "%", 100),
-        ("num_requests", "", 1),
-        ("ratio_low", "", 1),
-    ],
-)
-def test_the_unit_follows_from_the_name(name, unit, factor):
-    assert unit_of(name) == (unit, factor)
-    assert heading(name, "It") == (f"It ({unit})" if unit else "It")
