@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from tests.unit.present.conftest import DEMO, changed, in_table, report_of, written
-from tests.unit.present.synthetic import SCRIPT
 from workflow_scripts.present.page_data import MOST_BYTES, MOST_ROWS, _intervals, page_data, timelines
 from workflow_scripts.statistics.comparisons import ONE_START
 
@@ -32,19 +31,6 @@ def values(column: Any) -> list[Any]:
 @pytest.fixture(scope="module")
 def data(results):
     return data_of(results.html)
-
-
-def test_every_cell_is_there_with_its_outcome_and_its_settings_in_words(results, data):
-    grid = pd.read_parquet(results.root / "tables" / "cells.parquet")
-    assert data["version"] == 1
-    assert values(data["cells"]["cell_id"]) == list(grid["cell_id"])
-    assert values(data["cells"]["outcome"]) == list(grid["outcome"])
-    settings = dict(zip(values(data["cells"]["cell_id"]), values(data["cells"]["settings"]), strict=True))
-    told = settings["h200/vllm/llama-3.1-8b-instruct/system-prompt/bs16-seqs64-len4096-pc1"]
-    assert "block size 16" in told
-    assert "prefix caching on" in told
-    assert all(values(data["cells"]["log"])[place] for place in (0, 5))
-    assert SCRIPT in values(data["cells"]["log"])[5]
 
 
 def test_each_environment_has_a_number_of_its_own_on_the_whole_page(report, tmp_path, cells):

@@ -11,8 +11,7 @@ from tests.unit.questions.digests import CONTENT, ENVIRONMENT, cell, digest, mea
 from workflow_scripts.questions.compare import compare
 from workflow_scripts.questions.compare.comparison import KV_TOKENS, OUTCOME, Comparison, comparison, in_order
 from workflow_scripts.questions.compare.digest import Digest, DigestCell
-from workflow_scripts.statistics.comparisons import NOT_DECIDED, Means, compare_occasions, verdicts
-from workflow_scripts.statistics.errors import Error
+from workflow_scripts.statistics.comparisons import NOT_DECIDED
 
 A, B = (cell("bs32", mean(100), began=f"2026-01-0{day}T00:00:00Z") for day in (1, 2))
 
@@ -45,20 +44,6 @@ def test_one_occasion_promises_nothing_unless_it_is_known_what_occasions_vary():
     assert comparison([a], digest(cell("bs32", mean(300)))).cells[0].verdict == "changes"
     (without_error,) = comparison([a], digest(cell("bs32", mean(900, None)))).cells
     assert (without_error.low, without_error.high, without_error.verdict) == (None, None, "not decided")
-
-
-def test_a_change_is_false_in_at_most_5_percent_of_comparisons_of_equal_cells():
-    """20 cells of three starts, whose occasions vary by 5 % and starts by 3 %; 1,000 comparisons of two studies."""
-    rng = np.random.default_rng(4)
-    shape = (1000, 20)
-
-    def occasion() -> Means:
-        starts = rng.normal(0, 0.05, shape)[..., None] + rng.normal(0, 0.03, (*shape, 3))
-        return Means(starts.mean(-1), Error(starts.var(-1, ddof=1) / 3, np.full(shape, 2.0)))
-
-    found = verdicts(compare_occasions(occasion(), occasion(), 5), 2.0)
-    assert (found == "changes").any(axis=-1).mean() <= 0.05
-    assert not (found == "flat").any()
 
 
 @pytest.mark.parametrize(
