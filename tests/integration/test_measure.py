@@ -252,17 +252,28 @@ def test_a_shared_prefix_is_found_in_the_cache_and_a_repeat_starts_without_it(me
     assert [r["cached_prompt_tokens"] for r in cached] == [0, 64, 64, 64] * 2
 
 
-def test_transformers_is_measured_in_a_process_as_its_users_have_it(own_tmpdir, environment, tmp_path, monkeypatch):
+@pytest.fixture
+def state_of(own_tmpdir, environment, tmp_path, monkeypatch):
+    """What a process has in which an engine is measured."""
     monkeypatch.setattr(tempfile, "tempdir", str(own_tmpdir))
-    log, preload = tmp_path / "state.log", get_engine("hf-static").preload
-    with log.open("wb") as stream, closing(begin(STATE, [], stream, environment, preload)) as child:
-        assert child.wait(60) == 0, log.read_text()
+
+    def state(engine: str) -> Any:
+        log = tmp_path / f"{engine}.log"
+        preload = get_engine(engine).preload
+        with log.open("wb") as stream, closing(begin(STATE, [], stream, environment, preload)) as child:
+            assert child.wait(60) == 0, log.read_text()
+        return json.loads(log.read_text(encoding="utf-8"))
+
+    return state
+
+
+def test_transformers_is_measured_in_a_process_as_its_users_have_it(state_of, environment):
+    state = state_of("hf-static")
     own = environment | {"TMPDIR": str(temporary_folder())}
     plain = subprocess.run([sys.executable, "-m", STATE], cwd=CHECKOUT, env=own, stdout=subprocess.PIPE, check=True)
-    state = json.loads(log.read_text(encoding="utf-8"))
     assert state == json.loads(plain.stdout)
     assert state["imported"] == ["torch", "transformers"]
-    assert get_engine("hf-continuous").preload == preload
+    assert get_engine("hf-continuous").preload == get_engine("hf-static").preload
 
 
 # --- vLLM's layout on a GPU: its core in a process of its own ------------------------------------------------------
@@ -298,6 +309,23 @@ def test_a_core_in_a_process_of_its_own_is_measured_as_one_in_the_same(inputs, e
         times_s = {s["time_s"] for s in told}
         assert {r[name] for r in mine for name in ("first_token_s", "last_token_s")} <= times_s
         assert repeat.start_monotonic_s <= min(times_s) <= max(times_s) <= repeat.end_monotonic_s
+
+
+def test_a_core_killed_in_mid_run_fails_its_job_and_leaves_nothing(inputs, environment):
+    study, results = inputs
+    command = start_cell(study, results, ENDLESS, environment | {LAYOUT: "1"})
+    engine = engine_process(results, sign="Successfully reset prefix cache")
+    session = os.getsid(engine.pid)
+    log = outcome_of(results, ENDLESS).parent / "raw.partial/engine.log"
+    core = re.search(r"\(EngineCore pid=(\d+)\)", log.read_text(encoding="utf-8"))
+    assert core is not None
+    assert int(core[1]) != engine.pid
+    os.kill(int(core[1]), signal.SIGKILL)
+    output, _ = command.communicate(timeout=60)
+    assert command.returncode == 1, output
+    assert "EngineDeadError" in output
+    assert session_is_gone(session)
+    assert list(outcome_of(results, ENDLESS).parent.iterdir()) == []
 
 
 # --- faults ------------------------------------------------------------------------------------------------------
@@ -395,24 +423,16 @@ def test_a_hang_ends_as_timeout_with_its_whole_process_group_gone(prepared, writ
     assert "LLM engine" in (outcome_of(results, ENDLESS).parent / "raw/engine.log").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("layout", "victim", "number"),
-    [("0", "command", signal.SIGTERM), ("1", "command", signal.SIGKILL), ("1", "core", signal.SIGKILL)],
-)
-def test_a_killed_command_or_core_leaves_no_process_and_no_outcome(inputs, environment, layout, victim, number):
+@pytest.mark.parametrize(("signal_number", "layout"), [(signal.SIGTERM, "0"), (signal.SIGKILL, "1")])
+def test_a_killed_command_takes_its_engine_with_it(inputs, environment, signal_number, layout):
     study, results = inputs
     command = start_cell(study, results, ENDLESS, environment | {LAYOUT: layout})
-    engine = engine_process(results, sign="Successfully reset prefix cache" if layout == "1" else "init engine")
-    session, folder = os.getsid(engine.pid), outcome_of(results, ENDLESS).parent
-    core = re.search(r"\(EngineCore pid=(\d+)\)", (folder / "raw.partial/engine.log").read_text(encoding="utf-8"))
-    assert (core is not None and int(core[1]) != engine.pid) == (layout == "1")
-    os.kill(int(core[1]) if core and victim == "core" else command.pid, number)
-    output, _ = command.communicate(timeout=150)
+    engine = engine_process(results)
+    session = os.getsid(engine.pid)
+    command.send_signal(signal_number)
+    command.communicate(timeout=150)
     assert session_is_gone(session)
     assert not outcome_of(results, ENDLESS).exists()
-    if victim == "core":
-        assert (command.returncode, "EngineDeadError" in output) == (1, True), output
-        assert list(folder.iterdir()) == []
 
 
 def test_cells_are_measured_in_rounds_and_those_that_are_not_decided_once_more(tmp_path, snakemake, write_study):
