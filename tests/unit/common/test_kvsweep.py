@@ -100,7 +100,7 @@ def test_a_command_that_does_not_exist_ends_with_2(capsys):
 @pytest.mark.parametrize(
     ("words", "lacks"),
     [
-        ("compare", "pandera"),
+        ("tables", "pandera"),
         # Imported only once the command runs.
         ("sbatch --study config/studies/demo.yaml --site config/site_cpu.yaml", "snakemake_executor_plugin_slurm"),
     ],
