@@ -107,7 +107,7 @@ def test_a_good_study_is_the_union_of_its_cross_products_with_engine_defaults(tm
         ({"sweeps": [*sweep(), *sweep(gpu="h200")]}, ["sweeps[1] (a)", "another sweep is named 'a'"]),
         ({"workloads": {"w": {"kind": "fix"}}}, ["workloads.w", "'fix'", "synthetic", "did you mean 'fixed'"]),
         ({"name": "../up"}, ["name: a name has letters a to z, digits", "not '../up'"]),
-        ({"workloads": fixed(kind="multi_turn", turns=1000, prompt_tokens=10**5)}, ["workloads.w", " tokens"]),
+        ({"workloads": fixed(kind="multi_turn", turns=1000, prompt_tokens=10**5)}, ["100,004,000 tokens"]),
         (
             {"workloads": fixed(kind="synthetic", output_tokens={"median": 4, "sigma": 0, "maximum": 4})},
             ["w.prompt_tokens: 8 is one length", "kind: fixed"],
