@@ -121,6 +121,6 @@ def interval_of_load(rows: pd.DataFrame, by: Sequence[str], metric: str) -> Inte
     return Interval(value, np.fmin(low, least), np.fmax(high, most))
 
 
-@makes(SCHEMA, beside=True)
+@makes(SCHEMA)
 def make_tables(inputs: TableInputs) -> pd.DataFrame:
     return with_waste(cell_intervals(inputs.summed), inputs.cells, inputs.table("fragmentation"))

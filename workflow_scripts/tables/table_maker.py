@@ -71,8 +71,8 @@ class TableInputs:
 
 class TableMaker:
     """What makes one table or several: `make` returns them in the order of `schemas`, and is called only for a study
-    that needs them. Others have them without rows. Those with `beside` are made in one other process: they read each
-    other and the tables of cells, starts and repeats alone."""
+    that needs them. Others have them without rows. Those with `beside` are made in one other process: they read
+    the tables of cells, starts and repeats alone."""
 
     def __init__(
         self, schemas: Sequence[pa.DataFrameSchema], needed: Callable[[TableInputs], bool], beside: bool, make: Make

@@ -94,7 +94,7 @@ def _has_conversations(inputs: TableInputs) -> bool:
     return any(getattr(workload, "answers", None) == "real" for workload in inputs.study.workloads.values())
 
 
-@makes(SCHEMA, needed=_has_conversations)
+@makes(SCHEMA, needed=_has_conversations, beside=True)
 def make_tables(inputs: TableInputs) -> pd.DataFrame:
     study, cells = inputs.study, inputs.cells
     own = cells[cells["study"].eq(study.name) & cells["source"].eq("measured")]

@@ -50,7 +50,7 @@ def search_table(study: Study, cells: pd.DataFrame, parsed: Path) -> pd.DataFram
     return table[list(SCHEMA.columns)]
 
 
-@makes(SCHEMA, needed=lambda inputs: any(getattr(cell.knobs, "find", None) for cell in inputs.grid))
+@makes(SCHEMA, needed=lambda inputs: any(getattr(cell.knobs, "find", None) for cell in inputs.grid), beside=True)
 def make_tables(inputs: TableInputs) -> pd.DataFrame:
     own = inputs.cells[inputs.cells["study"].eq(inputs.study.name)]
     return search_table(inputs.study, own, inputs.parsed)

@@ -295,7 +295,7 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
     return summary
 
 
-@makes(SCHEMA, SUMMARY_SCHEMA)
+@makes(SCHEMA, SUMMARY_SCHEMA, beside=True)
 def make_tables(inputs: TableInputs) -> tuple[pd.DataFrame, pd.DataFrame]:
     study, cells = inputs.study, inputs.cells
     own = cells[cells["study"].eq(study.name) & cells["source"].eq("measured")]

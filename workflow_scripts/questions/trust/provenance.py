@@ -60,6 +60,6 @@ def _logs(cell_id: str, start: int, paths: StudyPaths) -> Iterator[tuple[Any, ..
             yield cell_id, start, LOG, path.relative_to(cell).as_posix(), lines
 
 
-@makes(SCHEMA)
+@makes(SCHEMA, beside=True)
 def make_tables(inputs: TableInputs) -> pd.DataFrame:
     return provenance_table(inputs.cells, inputs.paths)
