@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from workflow_scripts.common.command import command, option
@@ -32,38 +33,29 @@ if TYPE_CHECKING:
 SampleValue = float | str | list[str]
 TraceSample = dict[str, SampleValue]
 
-# Field of nvidia-smi -> column of the trace. If several fields give one column, the first of them here that has values
-# counts. On GPUs since Ampere `power.draw` is the average over the last second, like `power.draw.average`.
-_FIELDS = {
-    **{"timestamp": "time_unix_s", **dict.fromkeys(("index", "uuid", "gpu_bus_id", "name"), "gpu")},
-    **{f"memory.{part}": f"memory_{part}_bytes" for part in ("used", "free", "total")},
-    **{"utilization.gpu": "utilization_pct", "temperature.gpu": "temperature_c"},
-    **dict.fromkeys(("power.draw", "power.draw.average", "power.draw.instant"), "power_w"),
-    **{"clocks.sm": "sm_clock_mhz", "clocks.mem": "memory_clock_mhz"},
-    **dict.fromkeys(("clocks_event_reasons.active", "clocks_throttle_reasons.active"), "throttle_reasons"),
+# Column of the trace -> what nvidia-smi, its dmon, dcgmi dmon (DCGM 4.5), dcgm-exporter, amd-smi and rocm-smi (ROCm 7)
+# call it. Of several that have a value, the first here counts. On GPUs since Ampere `power.draw` is the average of the
+# last second, like `power.draw.average`.
+_NAMES = {
+    "time_unix_s": "timestamp, date time",
+    "gpu": "index, gpu, entity, device, uuid, gpu_uuid, gpu_bus_id, pci.bus_id, name, gpu_name",
+    "memory_used_bytes": "memory.used, fb, fbusd, fb_used, vram_used, used_vram, vram total used memory",
+    "memory_free_bytes": "memory.free, fbfre, fb_free, vram_free, free_vram",
+    "memory_total_bytes": "memory.total, fbttl, fb_total, vram_total, total_vram, vram total memory",
+    "utilization_pct": "utilization.gpu, sm, gputl, gpu_util, gfx, gfx_activity, gfx_util, gfx_utilization, gpu use",
+    "temperature_c": "temperature.gpu, gtemp, gpu_temp, tmptr, hotspot, hotspot_temperature, "
+    "temperature (sensor junction)",
+    "power_w": "power.draw, pwr, power, power_usage, socket_power, average_socket_power, current_socket_power, "
+    "average graphics package power, current socket graphics package power, power.draw.average, power.draw.instant, "
+    "power_usage_instant",
+    "sm_clock_mhz": "clocks.sm, clocks.current.sm, sm_clock, pclk, smclk, gfx_clk, gfx_clock, gfx_0_clk, "
+    "sclk clock speed:",
+    "memory_clock_mhz": "clocks.mem, clocks.current.memory, mem_clock, mclk, mmclk, mem_0_clk, mclk clock speed:",
+    "throttle_reasons": "clocks_event_reasons.active, clocks_throttle_reasons.active",
 }
-# Metrics of dcgm-exporter -> field, with their units.
-_DCGM = {
-    **{f"FB_{part.upper()}": f"memory.{part} [MiB]" for part in ("used", "free", "total")},
-    **{"GPU_UTIL": "utilization.gpu", "POWER_USAGE": "power.draw", "POWER_USAGE_INSTANT": "power.draw.instant"},
-    **{"SM_CLOCK": "clocks.sm", "MEM_CLOCK": "clocks.mem", "GPU_TEMP": "temperature.gpu"},
-}
+_COLUMN_OF = {name: column for column, names in _NAMES.items() for name in names.split(", ")}
+_MAIN_NAMES = ", ".join(names.partition(", ")[0] for names in _NAMES.values())
 _DCGM_LINE = re.compile(r"DCGM_FI_(?:DEV_)?(\w{1,60})\{([^{}]{0,2000})\}\s+(\S{1,40})(?:\s+(\d{10,16}))?\s*$")
-# Other names of a field: of nvidia-smi, its dmon, dcgmi dmon (DCGM 4.5), amd-smi and rocm-smi (ROCm 7).
-_ALSO_CALLED = {
-    **{"index": "gpu, entity, device", "uuid": "gpu_uuid", "gpu_bus_id": "pci.bus_id", "name": "gpu_name"},
-    "timestamp": "date time",
-    "utilization.gpu": "sm, gputl, gfx, gfx_activity, gfx_util, gfx_utilization, gpu use",
-    "power.draw": "pwr, power, power_usage, socket_power, average_socket_power, current_socket_power"
-    ", average graphics package power, current socket graphics package power",
-    "memory.used": "fb, fbusd, vram_used, used_vram, vram total used memory",
-    "memory.free": "fbfre, vram_free, free_vram",
-    "memory.total": "fbttl, vram_total, total_vram, vram total memory",
-    "clocks.sm": "clocks.current.sm, pclk, smclk, gfx_clk, gfx_clock, gfx_0_clk, sclk clock speed:",
-    "clocks.mem": "clocks.current.memory, mclk, mmclk, mem_clock, mem_0_clk, mclk clock speed:",
-    "temperature.gpu": "gtemp, tmptr, hotspot, hotspot_temperature, temperature (sensor junction)",
-}
-_ALIASES = {name: field for field, names in _ALSO_CALLED.items() for name in names.split(", ")}
 
 # By the first letter of the unit; a value with another unit is null. Sizes are powers of 1024, even if an old driver
 # wrote MB.
@@ -80,19 +72,17 @@ MOST_NAMES = 20  # of a header, in a message
 _NUMBER = re.compile(r"([-+]?\d{1,20}(?:\.\d{0,20})?(?:e[-+]?\d\d?)?)\s*([A-Za-z%]*)")
 _DATE = re.compile(r"\d{4}[/-]\d\d[/-]\d\d[ T]\d\d:\d\d")
 _MASK = re.compile(r"0x[0-9a-fA-F]{1,16}")
+_NULL = re.compile(r"-?|N/A|ERR!|Not Supported|Unknown Error|\[.*")  # of nvidia-smi
 _HEADER_UNIT = re.compile(r"(?:\[([A-Za-z%]*)\]|(?<=\s)\(([A-Za-z%]*)\))$")
 # The header of `nvidia-smi dmon`, perhaps with date and time, or of `dcgmi dmon`; a line of units may follow.
 _TABLE = re.compile(r"\s*#\s*(?:date\s+)?(?:time\s+)?(?:gpu|entity)\b(?!,)", re.IGNORECASE)
 _UNITS_OF_A_TABLE = re.compile(r"\s*(?:#\s*(?:YYYY\W?MM\W?DD[\s,]+)?(?:HH:MM:SS[\s,]+)?Idx|I[Dd])(?![\w.])")
 
-# What other output has -> what to do about it.
-_NOT_READ = {
-    "NVIDIA-SMI|NVSMI LOG": "the box of nvidia-smi is not read: print with --query-gpu=... --format=csv",
-    r"#\s?gpu\s{1,20}pid": "values of processes are not read: print with nvidia-smi dmon",
-    r'ROCm System|GFX(?:%|_UTIL)|"(?:card\d|socket_power|gfx_activity)"': "this is not read: print with --csv",
-    r"(?m)^# (?:HELP|TYPE) |^\w+\{[^{}]{0,2000}\} ": "of Prometheus metrics those of dcgm-exporter are read",
-    r"^\s*\[?\s*\{": "this JSON is not read: print as CSV",
-}
+# What to do about a text without a sample.
+_IS_READ = (
+    "no sample was recognised: this reads `nvidia-smi --query-gpu=... --format=csv`, `nvidia-smi dmon`, `dcgmi dmon`,"
+    " amd-smi and rocm-smi with --csv, and dcgm-exporter; without such a header, name the fields with --columns"
+)
 
 NUMBERS = (
     *("time_unix_s", "time_monotonic_s", "memory_used_bytes", "memory_free_bytes", "memory_total_bytes"),
@@ -101,15 +91,15 @@ NUMBERS = (
 )
 COLUMNS = ("gpu", *NUMBERS, "throttle_reasons")
 
-# What `kvsweep trace` prints: of which column, and what of its values. Memory is that of one device, not the sum over
-# several; the mean is over the samples with a value.
+# What `kvsweep trace` prints: of which column, and what of its values; sizes in MiB. Memory is that of one device, not
+# the sum over several; the mean is over the samples with a value.
 _SUMMARY: Mapping[str, tuple[str, Callable[[Sequence[float]], float]]] = {
-    "memory_used_mib_max": ("memory_used_bytes", lambda sizes: max(sizes) / 2**20),
-    "memory_used_mib_min": ("memory_used_bytes", lambda sizes: min(sizes) / 2**20),
-    "memory_free_mib_min": ("memory_free_bytes", lambda sizes: min(sizes) / 2**20),
-    "memory_total_mib_max": ("memory_total_bytes", lambda sizes: max(sizes) / 2**20),
+    "memory_used_mib_max": ("memory_used_bytes", max),
+    "memory_used_mib_min": ("memory_used_bytes", min),
+    "memory_free_mib_min": ("memory_free_bytes", min),
+    "memory_total_mib_max": ("memory_total_bytes", max),
     "utilization_pct_max": ("utilization_pct", max),
-    "power_w_mean": ("power_w", lambda powers: sum(powers) / len(powers)),
+    "power_w_mean": ("power_w", fmean),
 }
 
 
@@ -150,20 +140,17 @@ def read_trace(path: Path, columns: Sequence[str] | None = None) -> Trace:
 
 
 def parse_trace(text: str, columns: Sequence[str] | None = None) -> Trace:
-    notes: list[str] = []
+    note: str | None = None
     if text.lstrip().startswith("{"):
         rows, bad_lines = _json_lines(text)
-    elif "DCGM_FI_" in text and (scraped := _scraped(text)):
-        rows, bad_lines = scraped, 0
+    elif "DCGM_FI_" in text:
+        rows, bad_lines = _scraped(text), 0
     else:
-        rows, bad_lines, notes = _parse_csv(text, columns)
-    if not rows and (helps := next((words for sign, words in _NOT_READ.items() if re.search(sign, text)), None)):
-        notes = [helps]
-    if bad_lines:
-        notes = [*notes, f"{bad_lines} line{'s' if bad_lines > 1 else ''} without a readable sample"]
-    if not rows:
-        notes = [*notes, "no sample was recognised" if text.strip() else "the trace is empty"]
-    return Trace(rows, "; ".join(notes) or None)
+        rows, bad_lines, note = _parse_csv(text, columns)
+    if not rows and note is None:
+        note = _IS_READ if text.strip() else "the trace is empty"
+    bad = f"{bad_lines} line{'s' if bad_lines > 1 else ''} without a readable sample" if bad_lines else None
+    return Trace(rows, "; ".join(filter(None, (note, bad))) or None)
 
 
 def _scraped(text: str) -> list[TraceSample]:
@@ -174,33 +161,30 @@ def _scraped(text: str) -> list[TraceSample]:
         name, labels, value, when_ms = match.groups()
         # Nodes number their GPUs alike, and a page has all GPUs of a metric before the next one.
         of = dict(re.findall(r'\b(gpu|UUID|Hostname|instance)="([^"]{0,80})"', labels))
-        label, field = "/".join(of.values()), _DCGM.get(name)
-        if field and (label not in last or field in last[label]):
-            dated = {"timestamp": str(int(when_ms) // 1000)} if when_ms else {}
-            last[label] = {"index": of.get("gpu", label), **dated}
+        label, name = "/".join(of.values()), name.lower()
+        if name not in _COLUMN_OF:
+            continue
+        if name in last.get(label, {name: ""}):
+            last[label] = {"index": of.get("gpu", label), "timestamp": str(int(when_ms) // 1000) if when_ms else ""}
             found.append(last[label])
-        if field:
-            last[label][field] = value
-    return [_sample(list(row.values()), [(_field(name), _unit_of(name)) for name in row]) for row in found]
+        last[label][name] = value
+    return [_sample(list(row.values()), [(name, "") for name in row]) for row in found]
 
 
 def _json_lines(text: str) -> tuple[list[TraceSample], int]:
-    """The samples, and the number of lines without one; the header is none."""
-
-    def fits(name: str, value: Any) -> bool:
-        if name != "throttle_reasons":
-            return isinstance(value, int | float | str)
-        return isinstance(value, list) and all(isinstance(reason, str) for reason in value)
-
-    lines = [*filter(str.strip, text.split("\n"))]
-    records: list[dict[str, Any]] = []
-    for line in lines:
+    """The samples of a cell's trace, and the number of lines without one; the header is none."""
+    rows: list[TraceSample] = []
+    bad_lines = 0
+    for line in filter(str.strip, text.split("\n")):
+        record: Any = None
         with contextlib.suppress(ValueError):  # half a surrogate pair too
-            records += [record] if isinstance(record := parse_json(line.encode(), ""), dict) else []
-    known = [record for record in records if "schema" in record or record.keys() & set(COLUMNS)]
-    samples = [record for record in known if "schema" not in record]
-    rows = [{name: value for name, value in sample.items() if fits(name, value)} for sample in samples]
-    return rows, len(lines) - len(known)
+            record = parse_json(line.encode(), "")
+        if not isinstance(record, dict) or not record.keys() & {"schema", *COLUMNS}:
+            bad_lines += 1
+        elif "schema" not in record:
+            types = {name: (list if name == "throttle_reasons" else (int, float, str)) for name in record}
+            rows.append({name: value for name, value in record.items() if isinstance(value, types[name])})
+    return rows, bad_lines
 
 
 def summarise(trace: Trace) -> dict[str, float | str | None]:
@@ -209,7 +193,7 @@ def summarise(trace: Trace) -> dict[str, float | str | None]:
     extremes: dict[str, float | str | None] = {"rows": len(trace.samples)}
     for name, (column, of) in _SUMMARY.items():
         numbers = trace.known(column)
-        value = round(of(numbers), 6) if numbers else None
+        value = round(of(numbers) / (2**20 if "_mib_" in name else 1), 6) if numbers else None
         extremes[name] = int(value) if value is not None and value.is_integer() else value
     return extremes | {"reason": trace.reason}
 
@@ -217,49 +201,53 @@ def summarise(trace: Trace) -> dict[str, float | str | None]:
 # --- CSV of nvidia-smi ------------------------------------------------------------------------------------------------
 
 
-# The field of nvidia-smi, None if it is not read, and the header's unit for values without one.
-_Column = tuple[str | None, str]
+# The name of a field, and the header's unit for values without one.
+_Column = tuple[str, str]
 
 
-def _parse_csv(text: str, columns: Sequence[str] | None = None) -> tuple[list[TraceSample], int, list[str]]:
-    r"""The samples of a text in its order, the number of lines without one, and notes for the reader. `columns` names
+def _parse_csv(text: str, columns: Sequence[str] | None = None) -> tuple[list[TraceSample], int, str | None]:
+    r"""The samples of a text in its order, the number of lines without one, and a note for the reader. `columns` names
     the fields of a text without a header.
 
     >>> _parse_csv("memory.used [MiB], power.draw [W]\n1 MiB, 61.5 W\n[N/A], 60.5 W\n")
-    ([{'memory_used_bytes': 1048576.0, 'power_w': 61.5}, {'power_w': 60.5}], 0, [])
+    ([{'memory_used_bytes': 1048576.0, 'power_w': 61.5}, {'power_w': 60.5}], 0, None)
 
     Raises ValueError if `columns` does not fit the lines.
     """
     lines = [line for line in text.splitlines() if line.strip() and not _UNITS_OF_A_TABLE.match(line)]
     spaced = any(map(_TABLE.match, lines)) or (len(columns or ()) > 1 and not any("," in line for line in lines))
     table = [(_words if spaced else _cells)(line) for line in lines]
-    header = next((names for row in table if (names := _header(row))), None)
-    if columns and not any(_FIELDS[field] in NUMBERS[1:] for field, _ in header or [] if field):
-        header, table = None, [row for row in table if not _header(row)]
-    current = header or (_named_columns(table, columns) if columns else [])
+    header = next(filter(None, map(_header, table)), None)
+    if columns and not any(_COLUMN_OF.get(name) in NUMBERS[1:] for name, _ in header or []):
+        header, table = _named_columns(table, columns), [row for row in table if not _header(row)]
     rows: list[TraceSample] = []
-    bad_lines = 0
-    for number, row in enumerate(table, start=1):
-        has_data = any(_NUMBER.fullmatch(cell) or _DATE.match(cell) or _is_null(cell) for cell in row)
-        cut = number == len(lines) and not text.endswith("\n") and _is_cut(row, current, table[:-1])
+    bad_lines, current, before = 0, header or [], [""]
+    for row in table:
         # Below the header of another query, for example of processes, there are no samples of a device.
         if names := _header(row):
             current = names
-        elif any(field for field, _ in current) and len(row) == len(current) and has_data and not cut:
+        elif _is_data(row) and len(row) == len(current) and any(name in _COLUMN_OF for name, _ in current):
             rows.append(_sample(row, current))
         else:
             bad_lines += 1
-    return rows, bad_lines, _what_would_help(rows, table, has_header=header is not None or columns is not None)
-
-
-def _what_would_help(rows: Sequence[TraceSample], table: Sequence[Sequence[str]], *, has_header: bool) -> list[str]:
-    """Why a table gives no value, and what to do about it."""
-    if table and not has_header:
-        return ["there is no header: name the fields with --columns"]
+            continue
+        # The last value of the last line may lack the unit of those above.
+        if row is table[-1] and not text.endswith("\n") and not names and bool(_unit(before)) > bool(_unit(row)):
+            rows, bad_lines = rows[:-1], bad_lines + 1
+        before = row
+    unknown = [name for name, _ in header or [] if name not in _COLUMN_OF][:MOST_NAMES]
     if not rows or any(sample.keys() & set(NUMBERS[1:]) for sample in rows):
-        return []
-    unknown = [cell for cell in next(filter(_header, table), []) if _field(cell) is None][:MOST_NAMES]
-    return [f"no field with a value is known ({', '.join(unknown)}): name the fields with --columns"]
+        return rows, bad_lines, None
+    return rows, bad_lines, f"no field with a value is known ({', '.join(unknown)}): name the fields with --columns"
+
+
+def _is_data(row: Sequence[str]) -> bool:
+    return any(_NUMBER.fullmatch(cell) or _DATE.match(cell) or _NULL.fullmatch(cell) for cell in row)
+
+
+def _unit(row: Sequence[str]) -> str:
+    """The unit of the last value of a line; empty for none."""
+    return match[2] if (match := _NUMBER.fullmatch(row[-1])) else ""
 
 
 def _cells(line: str) -> list[str]:
@@ -281,71 +269,51 @@ def _words(line: str) -> list[str]:
     return [when, *line[dated.end() :].split()]
 
 
-def _field(name: str) -> str | None:
-    """The field that a name means.
+def _column(heading: str) -> _Column:
+    """The name and the unit in a heading or in `--columns`.
 
-    >>> _field("memory.used [MiB]"), _field("GPU_Name"), _field("fan.speed [%]")
-    ('memory.used', 'name', None)
+    >>> _column("memory.used [MiB]"), _column("VRAM Total Memory (B)"), _column("GPU_Name")
+    (('memory.used', 'MiB'), ('vram total memory', 'B'), ('gpu_name', ''))
     """
-    plain = _HEADER_UNIT.sub("", name.strip().lower()).strip()
-    field = _ALIASES.get(plain, plain)
-    return field if field in _FIELDS else None
+    unit = _HEADER_UNIT.search(heading.strip())
+    return _HEADER_UNIT.sub("", heading.strip().lower()).strip(), (unit[1] or unit[2] or "") if unit else ""
 
 
 def _header(row: Sequence[str]) -> list[_Column] | None:
     """The columns that a line names; None for a line of values."""
-    units = [_HEADER_UNIT.search(cell) for cell in row]
-    named = [_field(cell) for cell in row]
-    if not any(unit and cell[: unit.start()] for unit, cell in zip(units, row, strict=True)) and not any(named):
+    named = [_column(cell) for cell in row]
+    if not any(
+        name in _COLUMN_OF or (name and name != cell.strip().lower())
+        for cell, (name, _) in zip(row, named, strict=True)
+    ):
         return None
     if any(_NUMBER.fullmatch(cell) or _DATE.match(cell) for cell in row):
         return None
-    of_processes = "pid" in row
-    return [(None if of_processes else field, _unit_of(cell)) for field, cell in zip(named, row, strict=True)]
-
-
-def _unit_of(name: str) -> str:
-    """The unit in a heading or in `--columns`, such as `power.draw [W]` or `VRAM Total Memory (B)`; empty for none."""
-    unit = _HEADER_UNIT.search(name.strip())
-    return (unit[1] or unit[2] or "") if unit else ""
+    return [("", "")] * len(row) if "pid" in row else named  # values of processes are not read
 
 
 def _named_columns(table: Iterable[Sequence[str]], names: Sequence[str]) -> list[_Column]:
     sizes = [len(row) for row in table if any(_NUMBER.fullmatch(cell) for cell in row)]
     if sizes and len(names) not in sizes:
         raise ValueError(f"--columns names {len(names)} fields, but the lines have {sizes[0]}")
-    if not any(map(_field, names)):
-        raise ValueError(f"--columns {','.join(names)}: none is known; allowed are {', '.join(_FIELDS)}")
-    return [(_field(name), _unit_of(name)) for name in names]
-
-
-def _is_null(cell: str) -> bool:
-    """Whether nvidia-smi says that there is no value."""
-    return cell in ("", "-", "N/A", "ERR!", "Not Supported", "Unknown Error") or cell.startswith("[")
-
-
-def _is_cut(row: Sequence[str], columns: Sequence[_Column], before: Iterable[Sequence[str]]) -> bool:
-    """Whether the last value of the last line lacks the unit of its column or of the line's other values."""
-    last = _NUMBER.fullmatch(row[-1])
-    if not last or last[2]:
-        return False
-    above = [_NUMBER.fullmatch(other[-1]) for other in before if len(other) == len(row)]
-    beside = [_NUMBER.fullmatch(cell) for cell in row[:-1]] if columns and columns[-1][1] else []
-    return any(value and value[2] for value in (*above, *beside))
+    columns = [_column(name) for name in names]
+    if not any(name in _COLUMN_OF for name, _ in columns):
+        raise ValueError(f"--columns {','.join(names)}: none is known; allowed are {_MAIN_NAMES}")
+    return columns
 
 
 def _sample(row: Sequence[str], columns: Sequence[_Column]) -> TraceSample:
     sample: TraceSample = {}
-    cells = {field: (cell, unit) for cell, (field, unit) in zip(row, columns, strict=True)}
-    for field, column in _FIELDS.items():
-        cell, unit = cells.get(field, ("", ""))
-        value = None if column in sample or _is_null(cell) else _value(column, cell, unit)
-        if value is not None:
+    cells = {name: (cell, unit) for cell, (name, unit) in zip(row, columns, strict=True)}
+    for name, column in _COLUMN_OF.items():
+        if name in cells and column not in sample and (value := _value(column, *cells[name])) is not None:
             sample[column] = value
     return sample
 
 
 def _value(column: str, cell: str, unit: str) -> SampleValue | None:
+    if _NULL.fullmatch(cell):
+        return None
     if column == "gpu":
         return cell
     if column == "time_unix_s":
@@ -380,8 +348,7 @@ def _unix_seconds(cell: str) -> float | None:
     option(
         "--columns",
         metavar="A,B,C",
-        help="the fields of a table without a header that is known, in its order, perhaps with units; these are read: "
-        + ", ".join(_FIELDS),
+        help=f"the fields of a table without a header that is known, in order, perhaps with units: {_MAIN_NAMES}, ...",
     ),
 )
 def main(args: Namespace) -> None:

@@ -222,13 +222,11 @@ def test_columns_of_a_trace_may_have_units_and_white_space():
     ("text", "reason"),
     [
         ("timestamp,gpu,mine\n2026-03-01T00:00:00Z,0,535\n", r"known \(mine\): name the fields with --columns"),
-        ("| NVIDIA-SMI 580.65 |\n| 45C P0 70W / 700W | 4MiB / 81559MiB |\n", "print with --query-gpu"),
-        ("0, 535\n", "no header"),
+        ("| NVIDIA-SMI 580.65 |\n| 45C P0 70W / 700W | 4MiB / 81559MiB |\n", "--query-gpu"),
         ("# gpu   pid  type   sm\n# Idx    #   C/G    %\n    0  4242     C   45\n", "nvidia-smi dmon"),
-        ("GPU  POWER  GFX%\n  0  135 W   3 %\n", "--csv"),
         ('{"card0": {"GPU use (%)": "35"}}\n', "--csv"),
-        ('[{"device_name": "A100", "gpu_util": "95%"}]\n', "print as CSV"),
         ('nvidia_smi_power_draw_watts{uuid="x"} 350\n', "dcgm-exporter"),
+        (" \n", "empty"),
     ],
 )
 def test_a_trace_without_a_value_says_what_would_help(text, reason):
