@@ -23,9 +23,8 @@ from rich.table import Table
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import BAD_INPUT, run_command
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import write_text
 from workflow_scripts.common.wording import number
-from workflow_scripts.questions.compare.compare import markdown, print_comparison, wide_terminal
+from workflow_scripts.present.compare import print_comparison, wide_terminal
 from workflow_scripts.questions.compare.comparison import Comparison, comparison
 from workflow_scripts.questions.compare.digest import read_digest
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT
@@ -157,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as e:
         print(f"bench-agreement: {e}", file=sys.stderr)
         return BAD_INPUT
-    write_text(args.out / "agreement.md", markdown(found))
+    found.write(args.out / "agreement.json")
     return 0 if print_agreement(found, pairs) else 1
 
 

@@ -22,7 +22,7 @@ from workflow_scripts.common.command import BAD_INPUT, run_command
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
 from workflow_scripts.common.wording import number
-from workflow_scripts.questions.compare.compare import wide_terminal
+from workflow_scripts.present.compare import wide_terminal
 from workflow_scripts.questions.compare.comparison import comparison
 from workflow_scripts.questions.compare.digest import read_digest
 from workflow_scripts.statistics.comparisons import CHANGES

@@ -33,7 +33,7 @@ GROUPS = {
         "report": "study.report_of_archive",
         "columns": "questions.table_docs",
         "tables": "questions.make_tables",
-        "compare": "questions.compare.compare",
+        "compare": "present.compare",
         "export": "deploy.export",
     },
 }
@@ -51,7 +51,6 @@ STEPS = {
         "read-imported": "parse.imported_runs",
         "promise": "questions.serving.make_promise",
         "figures": "present.figures",
-        "draw-comparison": "present.comparison_page",
         "next-round": "questions.knobs.decide_round",
         "draw-report": "present.page",
     },

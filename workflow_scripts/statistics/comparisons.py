@@ -47,7 +47,6 @@ SCOPE_MEANING = (
     " other starts`"
 )
 WORSE_ALPHA = 0.1
-BETWEEN_OCCASIONS = "between occasions"
 ANOTHER_RUN = "95 % of further runs with as many starts, on another occasion, measure a ratio between them"
 
 
@@ -103,7 +102,7 @@ class Comparisons(NamedTuple):
     Attributes:
         difference: difference of the means of logarithms over all starts of each.
         error: that of the difference on this occasion.
-        scope: what the interval covers; None if there is none.
+        scope: what the interval covers; None if there is none, or if it is of two occasions.
         starts: starts in common; for cells without a common round the smaller number.
         occasions, in_verdicts: what an occasion adds to the difference of the two settings, and how much of it verdicts
             allow for.
@@ -111,7 +110,7 @@ class Comparisons(NamedTuple):
 
     difference: FloatArray
     error: Error
-    scope: npt.NDArray[np.object_]
+    scope: npt.NDArray[np.object_] = np.array(None)
     starts: IntArray = np.array(1)
     occasions: Error = Error(np.zeros(()))
     in_verdicts: Error = Error(np.zeros(()))
@@ -284,15 +283,14 @@ def compare_occasions(
 
     >>> of_a, of_b = (Means(np.log([x]), Error(np.array([1e-4]), np.array([1.0]))) for x in (100.0, 300.0))
     >>> found = compare_occasions(of_a, of_b)
-    >>> [round(float(end[0]), 2) for end in found.interval()], str(found.scope[0])
-    ([3.0, 1.98, 4.55], 'between occasions')
+    >>> [round(float(end[0]), 2) for end in found.interval()]
+    [3.0, 1.98, 4.55]
     >>> bool(found.p_beyond(2.0)[0] < 0.05), bool(compare_occasions(of_a, of_a).p_within(2.0)[0] < 0.05)
     (True, False)
     """
     vary = known_elsewhere(is_cpu).new_hosts if vary_pct is None else vary_pct / 100
     error = added(a.error, b.error, Error(vary**2 * (1 / np.asarray(a.occasions) + 1 / np.asarray(b.occasions))))
-    scope = np.array([BETWEEN_OCCASIONS, None])[np.isnan(error.variance).astype(int)]
-    return Comparisons(b.log_mean - a.log_mean, error, scope)
+    return Comparisons(b.log_mean - a.log_mean, error)
 
 
 def worse(comparisons: Comparisons, more_is_better: BoolArray | bool, margin_pct: float) -> BoolArray:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.parallel.test_report_accessibility import AXE, CHECK
 from tests.unit.questions.digests import random_digest
-from workflow_scripts.questions.compare import compare
+from workflow_scripts.present import compare
 
 pytestmark = pytest.mark.needs_tool("chromium")
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.browser import Tab
 from tests.unit.present.generated import GENERATED, SEEDS, draw_generated
-from workflow_scripts.questions.compare import compare
+from workflow_scripts.present import compare
 
 pytestmark = pytest.mark.needs_tool("chromium")
 

@@ -1,6 +1,5 @@
 """The page that `kvsweep compare --html` draws: what the command prints, and nothing else."""
 
-import json
 import random
 
 import pytest
@@ -9,8 +8,8 @@ from tests.unit.present.synthetic import SCRIPT
 from tests.unit.present.test_page import Page
 from tests.unit.questions.digests import cell, digest, mean, random_digest
 from workflow_scripts.page.kit import MOST_ROWS
+from workflow_scripts.present import compare
 from workflow_scripts.present.comparison_page import ratios
-from workflow_scripts.questions.compare import compare
 from workflow_scripts.questions.compare.comparison import comparison
 
 
@@ -31,9 +30,10 @@ def test_the_page_has_every_row_that_the_command_prints(page_of):
     a, b = random_digest(chance), random_digest(chance)
     page = page_of(a, b, "--occasions-vary", "1")
     found = comparison([a], b, 1)
-    tables = compare.sections(found)
-    assert {table.part for table in tables} == {"Cells", "What differs", "Not compared"}
-    assert sorted(table["aria-label"] for table in page.all("table")) == sorted(table.title for table in tables)
+    parts = compare.tables(found)
+    assert {*parts} == {"Cells", "What differs", "Not compared"}
+    tables = [table for of_part in parts.values() for table in of_part]
+    assert sorted(table["aria-label"] for table in page.all("table")) == sorted(table.caption for table in tables)
     names, values = ([[*row][of] for table in tables for row in table.rows] for of in (slice(1), slice(1, None)))
     assert sorted(page.text["td"]) == sorted(value for row in values for value in row)
     assert {name for (name,) in names} <= {*page.text["th"]}
@@ -60,12 +60,7 @@ def test_a_comparison_of_nothing_has_a_page_that_says_why(page_of):
 def test_the_picture_shows_the_cells_that_differ_most():
     cells = [(cell(f"bs{i}", mean(100)), cell(f"bs{i}", mean(60 + 2 * i))) for i in range(MOST_ROWS + 5)]
     found = comparison([digest(*(a for a, _ in cells))], digest(*(b for _, b in cells)), 1)
-    content = {
-        "comparison": json.loads(found.model_dump_json()),
-        "names": found.compared_in_words[1],
-        "measures": {"output_tokens_per_s": "rate"},
-    }
-    plot = ratios(content, "output_tokens_per_s")
+    plot = ratios(found, "output_tokens_per_s")
     (panel,) = plot.shown
     drawn = panel.rows["value"].tolist()
     assert drawn == sorted(drawn, key=lambda of: -max(of, 1 / of))

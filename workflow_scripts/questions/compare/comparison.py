@@ -8,6 +8,7 @@ or a cell that ended `ok` earlier and now has another outcome but `invalid`.
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 
 import numpy as np
 
@@ -39,7 +40,6 @@ class CellRatio(Record):
     ratio: float
     low: float | None
     high: float | None
-    scope: str | None
     verdict: str
     worse: bool
 
@@ -103,9 +103,9 @@ class Comparison(Record):
     labels: dict[str, str]
 
     @property
-    def compared_in_words(self) -> tuple[str, dict[str, str]]:
-        """The compared cells, as `in_words` gives them."""
-        return in_words({c.cell: self.labels[c.cell] for c in self.cells})
+    def compared(self) -> dict[str, str]:
+        """The labels of the compared cells."""
+        return {c.cell: self.labels[c.cell] for c in self.cells}
 
     @property
     def changed(self) -> bool:
@@ -138,41 +138,28 @@ def why_not(a: DigestCell, b: DigestCell) -> list[str]:
     They may differ in what a comparison examines: host, device, processor, versions, and the settings that an engine
     chooses because of these; not in what the study specifies: weights, requests, protocol.
     """
-    reasons = _reasons(a, b) if a.outcome == b.outcome else (_source(a, b), _content(a, b))
-    return [why for why in reasons if why]
-
-
-def _reasons(a: DigestCell, b: DigestCell) -> Iterator[str | None]:
-    sides = (("A", a), ("B", b))
-    if undefined := [name for name, of in sides if not of.comparable]:
-        yield f"in {' and '.join(undefined)} it was measured with another definition than the study's"
-    yield _source(a, b)
-    yield _unlike("protocol", "it was measured by protocol {} in A and {} in B", a, b)
-    yield _content(a, b)
-    yield _unlike("dtype", "it was computed in {} in A and in {} in B", a, b)
-    kinds = (("lock_sha256", "locks"), ("processor", "processors"))
-    several = [(name, words) for key, words in kinds for name, of in sides if len(of.environment.get(key, [])) > 1]
-    if several:
-        yield "in {} its starts were measured with several {}".format(*several[0])
-    if a.began is not None and (a.began, a.environment.get("host")) == (b.began, b.environment.get("host")):
-        yield "A and B hold the same measurement of it"
-
-
-def _source(a: DigestCell, b: DigestCell) -> str | None:
-    return f"its numbers are {a.source} in A and {b.source} in B" if a.source != b.source else None
-
-
-def _unlike(name: str, words: str, *cells: DigestCell) -> str | None:
-    values_a, values_b = (", ".join(of.environment.get(name, ["an unknown one"])) for of in cells)
-    return words.format(values_a, values_b) if values_a != values_b else None
-
-
-def _content(a: DigestCell, b: DigestCell) -> str | None:
-    clauses = [
+    reasons = [f"its numbers are {a.source} in A and {b.source} in B"] * (a.source != b.source)
+    content = [
         f"{d.path} is {value_text(d.a)} in A and {value_text(d.b)} in B" for d in differences(a.content, b.content)
     ]
-    more = [f"and {len(clauses) - MOST_NAMED} more"] if len(clauses) > MOST_NAMED else []
-    return f"weights or requests differ: {'; '.join(clauses[:MOST_NAMED] + more)}" if clauses else None
+    if content:
+        more = [f"and {len(content) - MOST_NAMED} more"] * (len(content) > MOST_NAMED)
+        reasons.append(f"weights or requests differ: {'; '.join(content[:MOST_NAMED] + more)}")
+    if a.outcome != b.outcome:
+        return reasons
+    sides = {"A": a, "B": b}
+    if undefined := [name for name, cell in sides.items() if not cell.comparable]:
+        reasons.append(f"in {' and '.join(undefined)} it was measured with another definition than the study's")
+    for name, words in (("protocol", "measured by protocol"), ("dtype", "computed in")):
+        of_a, of_b = (", ".join(cell.environment.get(name, ["an unknown one"])) for cell in sides.values())
+        if of_a != of_b:
+            reasons.append(f"it was {words} {of_a} in A and {of_b} in B")
+    for (name, cell), (key, words) in product(sides.items(), (("lock_sha256", "locks"), ("processor", "processors"))):
+        if len(cell.environment.get(key, [])) > 1:
+            reasons.append(f"in {name} its starts were measured with several {words}")
+    if a.began is not None and (a.began, a.environment.get("host")) == (b.began, b.environment.get("host")):
+        reasons.append("A and B hold the same measurement of it")
+    return reasons
 
 
 def comparison(earlier: Sequence[Digest], now: Digest, occasions_vary_pct: float | None = None) -> Comparison:
@@ -292,7 +279,6 @@ def _cell_ratios(
             ratio=float(ratio[i]),
             low=finite(low[i]),
             high=finite(high[i]),
-            scope=comparisons.scope[i],
             verdict=str(verdict[i]),
             worse=bool(is_worse[i]),
         )

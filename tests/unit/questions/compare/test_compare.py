@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.unit.questions.digests import CONTENT, ENVIRONMENT, cell, digest, mean
-from workflow_scripts.questions.compare import compare
+from workflow_scripts.present import compare
 from workflow_scripts.questions.compare.comparison import KV_TOKENS, OUTCOME, Comparison, comparison, in_order
 from workflow_scripts.questions.compare.digest import Digest, DigestCell
 from workflow_scripts.statistics.comparisons import NOT_DECIDED
@@ -29,7 +29,6 @@ def test_a_ratio_is_of_b_over_a_with_its_interval_and_what_it_covers():
     assert (found.a, found.b, found.ratio) == pytest.approx((100, 110, 1.1))
     # Two standard errors of 1 % and 15 % for each occasion, together 21.3 %.
     assert (found.low, found.high) == pytest.approx((1.1 * math.exp(-0.4167), 1.1 * math.exp(0.4167)), rel=1e-3)
-    assert found.scope == "between occasions"
     assert found.verdict == "not decided"
 
 
@@ -96,8 +95,8 @@ def test_what_took_effect_otherwise_is_one_line_for_each_setting_and_comes_first
         ("block_size", 16, 32, 2, 0),
         ("num_gpu_blocks", 100, 50, 2, 1),
     ]
-    first, *_ = compare.sections(found)
-    assert first.rows[1] == ("KV blocks", "100", "50", "2", "1")
+    (differing,) = compare.tables(found)[compare.DIFFERENT]
+    assert differing.rows[1] == ("KV blocks", "100", "50", "2", "1")
 
 
 def test_cells_that_ended_otherwise_or_are_in_one_study_only_are_told():

@@ -15,21 +15,20 @@ Exit codes: 0: nothing changed; 1: a cell changed or has another outcome;
 2: bad input, or no cell can be compared; 3: a fault of the infrastructure.
 """
 
-import tempfile
+import re
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from rich.table import Table
+import rich.table
 
-from workflow_scripts.__main__ import main as kvsweep
 from workflow_scripts.common.columns import COLUMNS, column
 from workflow_scripts.common.command import above_zero, command, option
-from workflow_scripts.common.files import write_json
+from workflow_scripts.common.files import write_text
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.common.wording import listed, number, plural
+from workflow_scripts.page.blocks import Table
 from workflow_scripts.questions.compare.comparison import Comparison, comparison, in_order, in_words, ratio_text
 from workflow_scripts.questions.compare.digest import Digest, DigestError, read_digest
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
@@ -52,15 +51,7 @@ ENVIRONMENT = {
 }
 # Maximum number of rows of a table in the terminal; JSON has all.
 MOST_ROWS = 40
-
-
-class Section(NamedTuple):
-    """A table of the comparison, with what it shows, and the part of the comparison in which it is."""
-
-    part: str
-    title: str
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
+_NUMBER = re.compile(r"(-?[\d.,]+(e[+-]?\d+)?)?")
 
 
 def summary(result: Comparison) -> Iterator[str]:
@@ -72,11 +63,11 @@ def summary(result: Comparison) -> Iterator[str]:
         yield f"B was measured with another {listed(others)} than A. A change may come from any such difference."
     counts = Counter(c.verdict for c in result.cells)
     yield (
-        f"{plural(len(result.cells), 'measure')} of {plural(len({c.cell for c in result.cells}), 'cell')} compared: "
+        f"{plural(len(result.cells), 'measure')} of {plural(len(result.compared), 'cell')} compared: "
         f"{counts[CHANGES]} changed, {counts[FLAT]} flat within {result.margin_pct:g} %, "
         f"{counts[NOT_DECIDED]} not decided."
     )
-    if shared := result.compared_in_words[0]:
+    if shared := in_words(result.compared)[0]:
         yield f"All compared cells are of {shared}."
     if result.cells:
         vary = "of config/variation.yaml" if (pct := result.occasions_vary_pct) is None else f"of {pct:g} %"
@@ -89,32 +80,56 @@ def summary(result: Comparison) -> Iterator[str]:
         yield f"Only in A: {plural(len(result.only_a), 'cell')}; only in B: {len(result.only_b)}."
 
 
-def sections(result: Comparison) -> list[Section]:
-    """The tables of the comparison; those without rows are left out."""
-    (_, names), (_, all_names) = result.compared_in_words, in_words(result.labels)
+def guarded(result: Comparison) -> Iterator[str]:
+    """The verdict of `--fail-if-worse`, with what it rests on."""
+    within = f"by more than {result.margin_pct:g} % in {plural(len(result.compared), 'compared cell')}"
+    words = f"{PASSED}: nothing became worse {within}."
+    if result.worse:
+        words = f"{REGRESSED}: {plural(len(result.worse), 'measure')} became worse {within}."
+    elif result.undecided:
+        unknown = plural(len(result.undecided), "cell")
+        words = f"{NOT_DECIDED}: nothing is shown to be worse {within}, but {unknown} may be, or cannot be compared."
+    yield f"{result.study_b}: {words}"
+    yield "A is the mean of the earlier runs, B the present one."
+
+
+def tables(result: Comparison) -> dict[str, list[Table]]:
+    """The tables of each part of the comparison; those without rows are left out."""
+    (_, names), (_, all_names) = in_words(result.compared), in_words(result.labels)
     of_measures: dict[str, list[tuple[str, ...]]] = {c.measure: [] for c in result.cells}
     for c in sorted(result.cells, key=lambda c: (c.verdict != CHANGES, -c.size)):
         values = (number(column(c.measure).scaled(value)) for value in (c.a, c.b))
-        of_measures[c.measure].append((names[c.cell], ratio_text(c), c.verdict, *values, c.scope or ""))
-    outcomes = [(all_names[o.cell], o.a, o.b, o.reason or "") for o in result.outcomes]
-    refused = [(all_names[r.cell], "; ".join(r.why)) for r in result.refused]
+        of_measures[c.measure].append((names[c.cell], ratio_text(c), c.verdict, *values))
     differing = [
         (_in_words(d.what), value_text(d.a), value_text(d.b), str(d.cells or ""), str(d.others or ""))
         for d in result.differences
     ]
-    of_cell = ("cell", "B/A (95 % interval)", "verdict", "A", "B", "interval covers")
-    tables = [
-        Section(DIFFERENT, "What differs between A and B", ("what", "A", "B", "cells", "other pairs"), differing),
-        *(
-            Section(CELLS, f"{column(measure).axis}, the largest change first", of_cell, rows)
+    outcomes = [(all_names[o.cell], o.a, o.b, o.reason or "") for o in result.outcomes]
+    refused = [(all_names[r.cell], "; ".join(r.why)) for r in result.refused]
+    found = {
+        DIFFERENT: [_table("What differs between A and B", ("What", "A", "B", "Cells", "Other pairs"), differing)],
+        CELLS: [
+            _table(
+                f"{column(measure).axis}, the largest change first",
+                ("Cell", "B/A (95 % interval)", "Verdict", "A", "B"),
+                rows,
+            )
             for measure, rows in of_measures.items()
-        ),
-        Section(NOT_COMPARED, "Other outcomes", ("cell", "A", "B", "reason"), outcomes),
-        Section(NOT_COMPARED, "Not compared", ("cell", "why"), refused),
-        Section(NOT_COMPARED, "Only in A", ("cell",), [(all_names[cell],) for cell in result.only_a]),
-        Section(NOT_COMPARED, "Only in B", ("cell",), [(all_names[cell],) for cell in result.only_b]),
-    ]
-    return [table for table in tables if table.rows]
+        ],
+        NOT_COMPARED: [
+            _table("Other outcomes", ("Cell", "A", "B", "Reason"), outcomes),
+            _table("Not compared", ("Cell", "Why"), refused),
+            _table("Only in A", ("Cell",), [(all_names[cell],) for cell in result.only_a]),
+            _table("Only in B", ("Cell",), [(all_names[cell],) for cell in result.only_b]),
+        ],
+    }
+    kept = {part: [table for table in of_part if table.rows] for part, of_part in found.items()}
+    return {part: of_part for part, of_part in kept.items() if of_part}
+
+
+def _table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    numeric = [all(map(_NUMBER.fullmatch, texts)) for texts in zip(*rows, strict=True)]
+    return Table(caption, headings, rows, numeric)
 
 
 def _in_words(what: str) -> str:
@@ -133,57 +148,26 @@ def wide_terminal() -> Terminal:
     return Terminal(width=1000, soft_wrap=True)
 
 
-def guarded(result: Comparison) -> Iterator[str]:
-    """The verdict of `--fail-if-worse`, with what it rests on."""
-    within = f"by more than {result.margin_pct:g} % in {plural(len({c.cell for c in result.cells}), 'compared cell')}"
-    words = f"{PASSED}: nothing became worse {within}."
-    if result.worse:
-        words = f"{REGRESSED}: {plural(len(result.worse), 'measure')} became worse {within}."
-    elif result.undecided:
-        unknown = plural(len(result.undecided), "cell")
-        words = f"{NOT_DECIDED}: nothing is shown to be worse {within}, but {unknown} may be, or cannot be compared."
-    yield f"{result.study_b}: {words}"
-    yield "A is the mean of the earlier runs, B the present one."
-
-
-def shown(result: Comparison, guard: bool = False) -> tuple[list[str], list[Section]]:
-    """The sentences and the tables of a comparison, or of what became worse."""
-    tables = sections(result)
-    if not guard:
-        return list(summary(result)), tables
-    rows = [(w.cell, w.measure, w.a, w.b, w.ratio) for w in result.worse]
-    worse = Section(CELLS, "Worse", ("cell", "measure", "earlier", "now", "now / earlier (95 % interval)"), rows)
-    return list(guarded(result)), [worse] * bool(rows) + [of for of in tables if of.part in (CELLS, DIFFERENT)]
-
-
 def print_comparison(result: Comparison, guard: bool = False) -> None:
-    terminal = wide_terminal()
-    sentences, tables = shown(result, guard)
-    for sentence in sentences:
-        terminal.print(sentence)
-    for section in tables:
-        table = Table(*section.headings, title=section.title, title_justify="left", box=None, pad_edge=False)
-        for row in section.rows[:MOST_ROWS]:
-            table.add_row(*row)
+    """Print the sentences and tables of a comparison; with `guard` the verdict of `--fail-if-worse` instead, what
+    became worse, and what may explain it."""
+    terminal, found = wide_terminal(), tables(result)
+    shown = [table for part in found.values() for table in part]
+    if guard:
+        rows = [(w.cell, w.measure, w.a, w.b, w.ratio) for w in result.worse]
+        headings = ("Cell", "Measure", "Earlier", "Now", "Now / earlier (95 % interval)")
+        shown = [_table("Worse", headings, rows)] * bool(rows) + found.get(CELLS, []) + found.get(DIFFERENT, [])
+    terminal.print(*(guarded if guard else summary)(result), sep="\n")
+    for table in shown:
+        of_table = rich.table.Table(
+            *table.headings, title=table.caption, title_justify="left", box=None, pad_edge=False
+        )
+        for row in table.rows[:MOST_ROWS]:
+            of_table.add_row(*map(str, row))
         terminal.print()
-        terminal.print(table)
-        if len(section.rows) > MOST_ROWS:
-            terminal.print(f"{MOST_ROWS} of {len(section.rows)} rows; --json writes all")
-
-
-def draw(result: Comparison, out: Path) -> None:
-    """Draw the page of a comparison, by the command that makes pages."""
-    content = {
-        "summary": list(summary(result)),
-        "sections": [section._asdict() for section in sections(result)],
-        "comparison": result.model_dump(mode="json", exclude={"differences"}),
-        "names": result.compared_in_words[1],
-        "measures": {measure: column(measure).axis for measure in dict.fromkeys(c.measure for c in result.cells)},
-    }
-    with tempfile.TemporaryDirectory() as scratch:
-        write_json(path := Path(scratch) / "comparison.json", content)
-        if kvsweep(["draw-comparison", "--comparison", str(path), "--out", str(out)]):
-            raise DigestError(f"{out}: the page was not drawn")
+        terminal.print(of_table)
+        if len(table.rows) > MOST_ROWS:
+            terminal.print(f"{MOST_ROWS} of {len(table.rows)} rows; --json writes all")
 
 
 def against(places: Sequence[Path], now: Digest, vary_pct: float | None) -> Comparison:
@@ -232,7 +216,9 @@ def main(args: Namespace) -> int:
     if args.json:
         result.write(args.json)
     if args.html:
-        draw(result, args.html)
+        from workflow_scripts.present.comparison_page import page  # the libraries that draw take long to import
+
+        write_text(args.html, page(result, list(summary(result)), tables(result)))
     print_comparison(result, args.fail_if_worse)
     if not failed and not result.cells and not result.outcomes:
         raise DigestError(
