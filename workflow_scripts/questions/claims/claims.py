@@ -21,8 +21,6 @@ from workflow_scripts.tables.typed_tables import TEXT, table_schema
 
 # Most pieces of evidence of one kind that are written out. All further ones are counted.
 MOST_WRITTEN = 4
-# Most cells that are named for one of them.
-MOST_IDS = 20
 
 SCHEMA = table_schema(
     "claims",
@@ -31,13 +29,11 @@ SCHEMA = table_schema(
     TEXT("claim_id claim", "the claim, in this project's words"),
     TEXT("section", "address of the section of the report that shows it"),
     TEXT("published_by", "label in `config/published/README.md`"),
-    TEXT("quantity published_value", "names and values of its numbers, as published"),
+    TEXT("published_value", "its numbers, as published"),
     TEXT("verdict", "`supported`, `contradicted`, `not decided` or `not testable here`"),
-    TEXT("scope", "devices, models, workloads or formula of the deciding evidence"),
     TEXT("evidence", "sentences with numbers and their source, such as `[measured here]`; deciding ones first"),
-    TEXT("evidence_sources", "the labels in `evidence`"),
     TEXT("would_test", "command, study or argument that would give a verdict"),
-    TEXT("evidence_ids", "cells (first 20), files and formulas of the evidence"),
+    TEXT("evidence_ids", "cells, files and formulas of the evidence"),
     TEXT("source", "`published`"),
 )
 
@@ -61,25 +57,19 @@ def _row(claim: Claim, tables: StudyTables) -> dict[str, str | None]:
     except (LookupError, TypeError, ValueError) as e:
         raise PublishedError(f"{CLAIMS}: {claim.id}: {e}") from None
     claim_verdict, kinds = verdict(found), _kinds(found)
+    ids = (name for kind in kinds for each in kind[:MOST_WRITTEN] for name in each.ids)
     return {
         "claim_id": claim.id,
         "section": check.section,
         "claim": claim.text,
         "published_by": claim.source,
-        "quantity": "; ".join(quantity.name for quantity in claim.quantities),
         "published_value": "; ".join(quantity.text() for quantity in claim.quantities),
         "verdict": claim_verdict,
-        "scope": _listed(each.scope for each in found if each.says == claim_verdict),
         "evidence": _written(kinds),
-        "evidence_sources": _listed(each.label for each in found),
         "would_test": check.would_test if claim_verdict == NOT_TESTABLE else None,
-        "evidence_ids": _listed(name for kind in kinds for each in kind[:MOST_WRITTEN] for name in each.ids[:MOST_IDS]),
+        "evidence_ids": "; ".join(dict.fromkeys(ids)) or None,
         "source": "published",
     }
-
-
-def _listed(texts: Iterable[str]) -> str | None:
-    return "; ".join(dict.fromkeys(texts)) or None
 
 
 def _kinds(evidence: Sequence[Evidence]) -> list[list[Evidence]]:

@@ -29,7 +29,6 @@ class Evidence:
 
     text: str
     label: str
-    scope: str
     ids: tuple[str, ...]
     says: str | None = None
 
@@ -110,9 +109,9 @@ def facts_of(model: str) -> ModelFacts:
     return read_model_facts(entry.config, entry.fixed_dtype)
 
 
-def computed(claim: Claim, text: str, says: str | None = None, scope: str = "arithmetic") -> Evidence:
+def computed(claim: Claim, text: str, says: str | None = None) -> Evidence:
     """Evidence of a formula with the claim's numbers."""
-    return Evidence(text, COMPUTED, scope, (claim.table or CLAIMS,), says)
+    return Evidence(text, COMPUTED, (claim.table or CLAIMS,), says)
 
 
 def number(
@@ -144,12 +143,6 @@ def measured(
     is_published = row.source == "published"
     if not under or not (is_published or covers(claim, row.gpu, row.model)):
         return None
-    place = ", ".join(name for name in (row.gpu, row.model, row.workload) if name is not None)
+    place = "" if is_published else f"{', '.join(filter(None, (row.gpu, row.model, row.workload)))}: "
     cells = (row.cell_id, getattr(row, "baseline_cell_id", None), beside and beside.cell_id)
-    return Evidence(
-        text=text if is_published else f"{place}: {text}",
-        label=_LABELS.get(row.source, row.source),
-        scope=place,
-        ids=tuple(filter(None, cells)),
-        says=says,
-    )
+    return Evidence(place + text, _LABELS.get(row.source, row.source), tuple(filter(None, cells)), says)

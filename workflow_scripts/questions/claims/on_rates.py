@@ -64,15 +64,15 @@ def over_ceilings(
 
     Of each device the rate that needs the most counts. `at` is what the source calls the sequences.
     """
-    model = claim.models[0]
-    judged = [(*rate, judge_rate(*rate, facts_of(model), None, output_only=output_only)) for rate in rates]
+    facts = facts_of(claim.models[0])
+    judged = [(*rate, judge_rate(*rate, facts, None, output_only=output_only)) for rate in rates]
     known = [each for each in judged if each[3].times_ceiling >= 0]
     for gpu, rate, sequences, judged_rate in highest(known, lambda each: _needs(each[3]), lambda each: each[0]):
         setting = f" at {at} {sequences:g}" if at else ""
         tokens = "output tokens/s" if output_only else "tokens/s"
         text = f"{what} {rate:,.0f} {tokens} of {gpu}{setting}: {judged_rate.verdict}, {judged_rate.reason}."
         says = CONTRADICTED if judged_rate.verdict == "impossible" else None
-        yield computed(claim, text, says, f"{gpu}, {model}, any lengths")
+        yield computed(claim, text, says)
 
 
 def _needs(judged: JudgedRate) -> tuple[float, float]:
@@ -166,16 +166,12 @@ def follows_bandwidth(claim: Claim, tables: StudyTables) -> Iterator[Evidence | 
         both = {a: row.value_b, b: row.value_a}
         if not all(may_mean(name, gpu) and covers(claim, gpu, row.model) for name, gpu in both.items()):
             continue
-        scope = f"{row.value_b} over {row.value_a}, {row.model}, {row.workload}"
+        place = f"{row.value_b} over {row.value_a}, {row.model}, {row.workload}"
         ends = interval_text(row.ratio, row.low, row.high, "x", row.scope)
         nearest = f"nearest: {row.nearest}, {row.nearest_difference_pct:+.1f} %"
-        yield Evidence(
-            text=f"{scope}: {ends}; explained by: {row.explanation}; {nearest}.",
-            label=MEASURED if row.source == "measured" else row.source,
-            scope=scope,
-            ids=(row.b, row.a),
-            says=_says(row, published),
-        )
+        text = f"{place}: {ends}; explained by: {row.explanation}; {nearest}."
+        label = MEASURED if row.source == "measured" else row.source
+        yield Evidence(text, label, (row.b, row.a), _says(row, published))
 
 
 def _says(row: Row, published: float) -> str | None:
@@ -201,9 +197,7 @@ def _published_speedup(a: str, b: str, ratio: float) -> Evidence:
         f" ratios of bandwidths of {', '.join(inside) or 'none'}; outside are those of {', '.join(outside) or 'none'}."
     )
     says = None if inside and outside else SUPPORTED if inside else CONTRADICTED
-    return Evidence(
-        text, COMPUTED, f"{a} over {b}, by data sheets", ("config/gpus.yaml", "questions.devices.table"), says
-    )
+    return Evidence(text, COMPUTED, ("config/gpus.yaml", "questions.devices.table"), says)
 
 
 # --- engines ---------------------------------------------------------------------------------------------------------
@@ -241,15 +235,15 @@ def hf_generate(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
 def engines_on_one_a100(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     """Rates that the device allows, steps no faster than reading the weights, and the order of the engines."""
     published = {row["metric"]: row for row in tables.published.table(claim)}
-    gpu, model = claim.gpus[0], claim.models[0]
+    gpu = claim.gpus[0]
     bandwidth = max(card.memory_bandwidth_bytes_per_s or 0 for card in resolve(gpu))
-    reading_ms = 1000 * facts_of(model).decode_weight_bytes / bandwidth
+    reading_ms = 1000 * facts_of(claim.models[0]).decode_weight_bytes / bandwidth
     for engine in ("vllm", "tgi", "hf"):
         rate = gpu, published["throughput"][engine], published["max_batch_size"][engine]
         yield from over_ceilings(claim, [rate], "batch", f"{engine}: the")
         step_ms = published["itl_p50"][engine]
         text = f"{engine}: {step_ms:g} ms between tokens; reading the weights takes {reading_ms:.3g} ms."
-        yield computed(claim, text, CONTRADICTED if step_ms < reading_ms else None, f"{gpu}, {model}")
+        yield computed(claim, text, CONTRADICTED if step_ms < reading_ms else None)
     for row in tables.fastest_gains(batched=True):
         found = gain(claim, row, "vllm_over_hf", tolerance_pct=10)
         is_in_order = found and found.says == CONTRADICTED and row.high >= 1

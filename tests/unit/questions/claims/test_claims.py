@@ -84,8 +84,6 @@ def test_every_row_names_who_said_it_and_evidence_has_a_label():
     for row in found.to_dict("records"):
         assert (row["evidence"] or "[").startswith("[")
         assert (row["would_test"] is not None) == (row["verdict"] == NOT_TESTABLE)
-        assert (row["scope"] is None) == (row["verdict"] == NOT_TESTABLE)
-        assert set((row["evidence_sources"] or COMPUTED).split("; ")) <= {COMPUTED, MEASURED, "published"}
         assert (row["evidence_ids"] is None) == (row["evidence"] is None)
     # Only the claims that the study names have a row, in its order.
     named = ["block-size-by-length", "empty-slots-per-sequence"]
@@ -154,7 +152,7 @@ def test_a_measurement_decides_only_under_the_stated_conditions(about, place, co
     if found is None:
         return
     assert (found.says, found.label) == (CONTRADICTED, place.get("source", MEASURED))
-    assert (found.ids, found.scope) == (("fast", "slow"), f"{row.gpu}, {row.model}, chat")
+    assert (found.ids, found.text) == (("fast", "slow"), f"{row.gpu}, {row.model}, chat: It is.")
 
 
 def test_one_contradiction_is_enough_and_without_support_it_is_not_decided():
@@ -172,22 +170,21 @@ def made(tmp_path, monkeypatch, *found):
     return row
 
 
-def finding(text, says=None, label=MEASURED, scope="h200", ids=("a",)):
-    return Evidence(text, label, scope, tuple(ids), says)
+def finding(text, says=None, label=MEASURED, ids=("a",)):
+    return Evidence(text, label, ids, says)
 
 
 def test_what_decides_comes_first(tmp_path, monkeypatch):
     found = (
         finding("A note.", label=COMPUTED),
-        finding("It fits.", SUPPORTED, scope="l4", ids=("b",)),
+        finding("It fits.", SUPPORTED, ids=("b",)),
         None,
-        finding("It fits too.", SUPPORTED, label=COMPUTED, scope="l4", ids=("a", "b")),
+        finding("It fits too.", SUPPORTED, label=COMPUTED, ids=("a", "b")),
     )
     row = made(tmp_path, monkeypatch, *found)
-    assert (row["verdict"], row["scope"], row["would_test"]) == (SUPPORTED, "l4", None)
+    assert (row["verdict"], row["would_test"]) == (SUPPORTED, None)
     assert row["evidence"] == f"[{MEASURED}] It fits. [{COMPUTED}] It fits too. [{COMPUTED}] A note."
-    assert (row["evidence_sources"], row["evidence_ids"]) == (f"{COMPUTED}; {MEASURED}", "b; a")
-    assert (row["quantity"], row["published_value"]) == ("rate; waste", "5 tokens/s; 60 to 80 %")
+    assert (row["evidence_ids"], row["published_value"]) == ("b; a", "5 tokens/s; 60 to 80 %")
 
 
 def test_a_claim_without_evidence_is_not_testable_and_one_without_a_check_is_refused(tmp_path, monkeypatch):
