@@ -220,16 +220,9 @@ def written(file: str, deployment: Deployment) -> str:
         keep_trailing_newline=True,
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
-    environment.filters |= {
-        "json": json.dumps,
-        "compose": lambda text: text.replace("$", "$$"),
-        "quote": shlex.quote,
-    }
-    constants = {"PORT": PORT, "PROBE_S": PROBE_S, "GIB": GIB, "SERVE_COMMAND": SERVE_COMMAND, "UID": UID}
-    constants |= {"PROMETHEUS_IMAGE": PROMETHEUS_IMAGE, "GRAFANA_IMAGE": GRAFANA_IMAGE}
-    constants |= {"IMPORT_S": IMPORT_S, "START_FACTOR": START_FACTOR}
-    values = {"deployment": deployment, "promise": deployment.promise}
-    return environment.get_template(f"{file}.j2").render(constants | values)
+    environment.filters |= {"json": json.dumps, "compose": lambda text: text.replace("$", "$$"), "quote": shlex.quote}
+    constants = {name: value for name, value in globals().items() if name.isupper()}
+    return environment.get_template(f"{file}.j2").render(constants, deployment=deployment, promise=deployment.promise)
 
 
 def _address(text: str) -> str:

@@ -31,7 +31,7 @@ from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import WHAT_TO_DO, Outcome, OutcomeKind, is_of, never_ran
 from workflow_scripts.study.paths import ENGINE_LOG, MEASURE_LOG, OUTCOME, RAW, StudyPaths, within
-from workflow_scripts.study.rounds import last_plan
+from workflow_scripts.study.rounds import RoundPlan, last_plan
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 
@@ -60,14 +60,14 @@ class CellStatus:
 
 def status_of_starts(study: Study, paths: StudyPaths) -> dict[Cell, list[CellStatus]]:
     """The starts that the study asks for and those tried beyond, by number, for every cell of the grid in its order."""
-    definitions = definitions_sha256(study)
-    by_cell = {}
-    for cell in expand(study):
-        asked = study.starts.at_least
-        numbers = [*range(1, asked + 1), *paths.tried_beyond(cell, asked)]
-        starts = [_status_of_start(study, cell, paths, definitions[cell.id], start) for start in numbers]
-        by_cell[cell] = starts
-    return by_cell
+    definitions, asked = definitions_sha256(study), study.starts.at_least
+    return {
+        cell: [
+            _status_of_start(cell, paths, definitions[cell.id], start)
+            for start in (*range(1, asked + 1), *paths.tried_beyond(cell, asked))
+        ]
+        for cell in expand(study)
+    }
 
 
 def status_of_cell(starts: Sequence[CellStatus], at_least: int) -> CellStatus:
@@ -76,67 +76,41 @@ def status_of_cell(starts: Sequence[CellStatus], at_least: int) -> CellStatus:
     return next(bad, starts[0])
 
 
-def _status_of_start(study: Study, cell: Cell, paths: StudyPaths, definition: str, start: int) -> CellStatus:
+def _status_of_start(cell: Cell, paths: StudyPaths, definition: str, start: int) -> CellStatus:
     folder = paths.start(cell, start)
-    outcome, logs = folder / OUTCOME, (folder / RAW / ENGINE_LOG, folder / MEASURE_LOG)
-    within(folder, paths.root, (outcome, *logs))
+    outcome, of_engine, of_command = folder / OUTCOME, folder / RAW / ENGINE_LOG, folder / MEASURE_LOG
+    within(folder, paths.root, (outcome, of_engine, of_command))
     if not outcome.exists():
-        log = _there(logs[1])
-        why = (last_line(log) or "its log is empty") if log else "not tried yet"
-        return CellStatus(cell, "missing", why, log, start)
+        if not of_command.exists():
+            return CellStatus(cell, "missing", "not tried yet", None, start)
+        return CellStatus(cell, "missing", last_line(of_command) or "its log is empty", of_command, start)
+    log = next((log for log in (of_engine, of_command) if log.exists()), outcome)
     try:
         record = Outcome.read(outcome)
     except InputError as e:
-        return CellStatus(cell, "missing", str(e), _there(logs[0]) or outcome, start)
-    state, reason, has_ended = str(record.outcome), _one_line(record.reason or ""), True
+        return CellStatus(cell, "missing", str(e), log, start)
+    # The first line that is not blank: an engine's message may have many.
+    reason = next((" ".join(line.split()) for line in (record.reason or "").split("\n") if line.strip()), "")
     if never_ran(record):
-        state, reason, has_ended = "missing", f"did not run: {reason}", False
-    elif not is_of(record, definition):
-        protocol = record.definition.get("protocol")
-        state, reason, has_ended = "outdated", f"measured by another definition, protocol {protocol}", False
-    return CellStatus(cell, state, reason, _there(logs[0]) or _there(logs[1]), start, has_ended)
+        return CellStatus(cell, "missing", f"did not run: {reason}", log, start)
+    if not is_of(record, definition):
+        why = f"measured by another definition, protocol {record.definition.get('protocol')}"
+        return CellStatus(cell, "outdated", why, log, start)
+    return CellStatus(cell, record.outcome, reason, log, start, has_ended=True)
 
 
-def _there(path: Path) -> Path | None:
-    return path if path.exists() else None
-
-
-def _one_line(text: str) -> str:
-    """The first line that is not blank; an engine's message may have many lines."""
-    return next((" ".join(line.split()) for line in text.split("\n") if line.strip()), "")
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How many starts of how many cells have ended, and how many are requested; whether further rounds may follow."""
-
-    ended: int
-    wanted: int
-    cells: int
-    may_grow: bool
-
-    @property
-    def is_complete(self) -> bool:
-        return self.ended == self.wanted and not self.may_grow
-
-    def in_words(self) -> str:
-        what = f"starts of {self.cells} cells" if self.wanted > self.cells else "cells"
-        grow = "; further rounds may follow" if self.may_grow else ""
-        return f"{self.ended} of {self.wanted} {what} have ended{grow}."
-
-
-def progress(study: Study, paths: StudyPaths, starts: Mapping[Cell, Sequence[CellStatus]]) -> Progress:
-    """How far the study is, given the status of the starts of all cells."""
+def progress(study: Study, starts: Mapping[Cell, Sequence[CellStatus]], plan: RoundPlan | None) -> str | None:
+    """How many of the requested starts have ended, given the status of those of all cells; None if all have, and no
+    round may follow. `plan`: the last decision on further starts."""
     ends = {cell.id: {status.start for status in of_cell if status.has_ended} for cell, of_cell in starts.items()}
-    plan = last_plan(paths, study.starts.at_least) if study.starts.is_adaptive else None
     due = Counter(cell for cell, start in (plan.starts if plan else ()) if start not in ends.get(cell, ()))
     ended = sum(map(len, ends.values()))
-    return Progress(
-        ended=ended,
-        wanted=ended + sum(max(study.starts.at_least - len(of_cell), due[cell]) for cell, of_cell in ends.items()),
-        cells=len(ends),
-        may_grow=study.starts.is_adaptive and (plan is None or not plan.ended),
-    )
+    wanted = ended + sum(max(study.starts.at_least - len(of_cell), due[cell]) for cell, of_cell in ends.items())
+    may_grow = study.starts.is_adaptive and (plan is None or not plan.ended)
+    if ended == wanted and not may_grow:
+        return None
+    what = f"starts of {len(ends)} cells" if wanted > len(ends) else "cells"
+    return f"{ended} of {wanted} {what} have ended{'; further rounds may follow' if may_grow else ''}."
 
 
 def counts(statuses: Iterable[CellStatus]) -> Table:
@@ -164,12 +138,8 @@ def failures(statuses: Iterable[CellStatus]) -> Iterator[Text]:
         yield Text(f"What you do about {state}: {WHAT_TO_DO[state]}.")
 
 
-def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:
+def rounds(plan: RoundPlan, budget: float | None) -> Iterator[str]:
     """How many comparisons are decided, and those that are open with what they would take."""
-    plan = last_plan(paths, study.starts.at_least) if study.starts.is_adaptive else None
-    if plan is None:
-        return
-    budget = study.starts.budget_min
     left = "" if budget is None or plan.ended else f"; {budget - plan.spent_s / 60:.2g} of {budget:g} minutes are left"
     yield plan.in_words() + left
     opened = [*plan.undecided, *plan.not_decidable]
@@ -251,9 +221,9 @@ def main(args: Namespace) -> None:
     terminal = Terminal(soft_wrap=True)
     of_cells = [status_of_cell(of_cell, study.starts.at_least) for of_cell in starts.values()]
     terminal.print(in_short(study, Counter(of.state for of in of_cells)))
-    seen = progress(study, paths, starts)
-    if not seen.is_complete:
-        terminal.print(seen.in_words(), *queued_jobs(Path.cwd()), "", sep="\n")
+    plan = last_plan(paths, study.starts.at_least) if study.starts.is_adaptive else None
+    if seen := progress(study, starts, plan):
+        terminal.print(seen, *queued_jobs(Path.cwd()), "", sep="\n")
     terminal.print(counts(of_cells))
-    for line in [*failures(statuses), *rounds(study, paths)]:
+    for line in [*failures(statuses), *(rounds(plan, study.starts.budget_min) if plan else ())]:
         terminal.print(line)

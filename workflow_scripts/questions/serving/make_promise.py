@@ -47,28 +47,11 @@ def promise_of(
     Raises:
         PromiseError: there is no such cell, nothing may be promised of it, or a table has what no study measures.
     """
-    try:
-        return _promise_of(study, paths, comparable_rows(cells), served, recommendations, asked)
-    except ValidationError as e:
-        kind = VllmKnobs if e.title == VllmKnobs.__name__ else Promise
-        raise PromiseError("\n".join(": ".join(("of the cell", *fault)) for fault in faults(e, kind, {}))) from None
-
-
-def _promise_of(
-    study: Study,
-    paths: StudyPaths,
-    cells: pd.DataFrame,
-    served: pd.DataFrame,
-    recommendations: pd.DataFrame,
-    asked: str | None,
-) -> Promise:
+    cells = comparable_rows(cells)
     cells = cells[cells["engine"].isin([VLLM.name, VLLM_SERVE.name]) & cells["repeat"].notna()]
     cell_id = _chosen(cells, recommendations, asked)
     rows = cells[cells["cell_id"] == cell_id]
     row = records(rows)[0]
-    settings = settings_of(row, prepared_models(study, paths))
-    if settings is None:
-        raise PromiseError(f"{cell_id}: the study no longer has the model {row['model']}")
     of_server = row["engine"] == VLLM_SERVE.name
     if of_server:
         rows = rows.merge(served[[*REPEAT, *served.columns.difference(rows.columns)]], on=REPEAT, how="left")
@@ -76,28 +59,35 @@ def _promise_of(
     started = cells[cells["cell_id"].eq(cell_id) | cells["session"].isin(rows["session"].dropna())]
     seqs = row["max_num_seqs_effective"]
     seqs = int(row["max_concurrency_allowed"] if pd.isna(seqs) else seqs)
-    return Promise(
-        study=study.name,
-        cell_id=cell_id,
-        serve=settings,
-        served_model=str(row["model"]),
-        engine_version=str(row["engine_version"]),
-        engine_release=str(row["engine_version"]).rpartition(" ")[2],
-        effective=_effective(row),
-        max_num_seqs=seqs,
-        start_s=finite(started["start_s"].max()) or 0.0,
-        starts=int(rows["start"].nunique()),
-        busy=float(rows["in_flight_peak"].max()) if of_server else seqs,
-        measured={
-            name: _promised(summarise(rows, ["gpu", "cell_id"], name)[1])
-            for name in MEASURES
-            if name in rows and rows[name].gt(0).any()
-        },
-        hit_rate=finite(rows["prefix_cache_hit_rate"].min()) or None,
-        slo=study.slo.bounds() if study.slo else {},
-        growth_share=GROWTH_SHARE,
-        growth_requests=GROWTH_REQUESTS,
-    )
+    try:
+        settings = settings_of(row, prepared_models(study, paths))
+        if settings is None:
+            raise PromiseError(f"{cell_id}: the study no longer has the model {row['model']}")
+        return Promise(
+            study=study.name,
+            cell_id=cell_id,
+            serve=settings,
+            served_model=str(row["model"]),
+            engine_version=str(row["engine_version"]),
+            engine_release=str(row["engine_version"]).rpartition(" ")[2],
+            effective=_effective(row),
+            max_num_seqs=seqs,
+            start_s=finite(started["start_s"].max()) or 0.0,
+            starts=int(rows["start"].nunique()),
+            busy=float(rows["in_flight_peak"].max()) if of_server else seqs,
+            measured={
+                name: _promised(summarise(rows, ["gpu", "cell_id"], name)[1])
+                for name in MEASURES
+                if name in rows and rows[name].gt(0).any()
+            },
+            hit_rate=finite(rows["prefix_cache_hit_rate"].min()) or None,
+            slo=study.slo.bounds() if study.slo else {},
+            growth_share=GROWTH_SHARE,
+            growth_requests=GROWTH_REQUESTS,
+        )
+    except ValidationError as e:
+        kind = VllmKnobs if e.title == VllmKnobs.__name__ else Promise
+        raise PromiseError("\n".join(": ".join(("of the cell", *fault)) for fault in faults(e, kind, {}))) from None
 
 
 def _chosen(cells: pd.DataFrame, recommendations: pd.DataFrame, asked: str | None) -> str:
