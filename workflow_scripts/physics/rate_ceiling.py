@@ -151,14 +151,12 @@ def judge_rate(
     workload: MeanLengths | None,
     *,
     output_only: bool = False,
-    gpu_memory_utilization: float = 1.0,
     kv_cache_dtype: str = "auto",
-    default_max_num_seqs: float = math.inf,
     devices: float = 1,
 ) -> JudgedRate:
     """The verdict on a rate of a device, or of several that share all work and memory evenly, with at most so many live
-    sequences, or the default if they are not stated; infinite: as many as the KV cache holds. Lengths that are None are
-    open. That prompts come from a prefix cache is open too; then they take no time and no memory.
+    sequences; None: as many as the KV cache holds. Lengths that are None are open. That prompts come from a prefix
+    cache is open too; then they take no time and no memory.
 
     `gpu` is a name as tables write it; of several cards that it may mean, the one with the highest ceiling counts. The
     reason is empty if the rate is no positive number.
@@ -167,14 +165,14 @@ def judge_rate(
         gpus = resolve(gpu)
     except CatalogError as e:
         return JudgedRate(reason=str(e).partition(";")[0])
-    at_once = default_max_num_seqs if sequences is None else sequences
+    at_once = math.inf if sequences is None else sequences
     devices_of = [gpu.times(devices) for gpu in gpus if ceiling(facts, gpu, 1, MeanLengths(1, 1))]
     if not devices_of:
         return JudgedRate(reason=f"no data sheet gives the rates of {gpu}")
     rate = attrgetter("output_tokens_per_s" if output_only else "total_tokens_per_s")
 
     def highest(lengths: MeanLengths, cached_share: float = 0.0) -> Ceiling:
-        conditions = (at_once, lengths, gpu_memory_utilization, kv_cache_dtype, cached_share)
+        conditions = (at_once, lengths, 1.0, kv_cache_dtype, cached_share)
         return max(filter(None, (ceiling(facts, card, *conditions) for card in devices_of)), key=rate)
 
     best = max(map(highest, [workload] if workload else map(_of_prompt_share, _SHARES)), key=rate)
@@ -203,6 +201,5 @@ def judge_rate(
     if len(devices_of) > 1:
         words.append(f"{gpu} may mean {len(devices_of)} cards, of which {best.gpu} allows the most")
     if sequences is None:
-        many = "as many as the KV cache holds" if math.isinf(at_once) else f"{at_once:g}"
-        words.append(f"max-num-seqs is not stated: {many} assumed")
+        words.append("max-num-seqs is not stated: as many as the KV cache holds assumed")
     return replace(judged, verdict=verdict, times_ceiling=times, reason="; ".join(words))

@@ -25,12 +25,13 @@ import rich.table
 
 from workflow_scripts.common.columns import COLUMNS, column
 from workflow_scripts.common.command import above_zero, command, option
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.common.wording import listed, number, plural
 from workflow_scripts.page.blocks import Table
 from workflow_scripts.questions.compare.comparison import Comparison, comparison, in_order, in_words, ratio_text
-from workflow_scripts.questions.compare.digest import Digest, DigestError, read_digest
+from workflow_scripts.questions.compare.digest import Digest, read_digest
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
 from workflow_scripts.study.setting_words import knob_name
 from workflow_scripts.tables.differences import value_text
@@ -176,9 +177,9 @@ def against(places: Sequence[Path], now: Digest, vary_pct: float | None) -> Comp
     now = now.judged()
     for place, run in earlier.items():
         if run.study != now.study:
-            raise DigestError(f"{place}: of study {run.study!r}; allowed: earlier runs of {now.study!r}")
+            raise InputError(f"{place}: of study {run.study!r}; allowed: earlier runs of {now.study!r}")
         if run == now:
-            raise DigestError(f"{place}: the present run twice; allowed: an earlier run")
+            raise InputError(f"{place}: the present run twice; allowed: an earlier run")
     return comparison(list(earlier.values()), now, vary_pct)
 
 
@@ -202,7 +203,7 @@ def against(places: Sequence[Path], now: Digest, vary_pct: float | None) -> Comp
 def main(args: Namespace) -> int:
     *earlier, last = args.runs
     if not earlier or (len(earlier) > 1 and not args.fail_if_worse):
-        raise DigestError(f"{len(args.runs)} runs; allowed: two, or with --fail-if-worse several")
+        raise InputError(f"{len(args.runs)} runs; allowed: two, or with --fail-if-worse several")
     now = read_digest(last)
     if args.fail_if_worse:
         result = against(earlier, now, args.occasions_vary)
@@ -210,7 +211,7 @@ def main(args: Namespace) -> int:
     else:
         a, b = in_order(read_digest(earlier[0]), now)
         if a == b:
-            raise DigestError(f"{earlier[0]}, {last}: the same run twice; allowed: two runs")
+            raise InputError(f"{earlier[0]}, {last}: the same run twice; allowed: two runs")
         result = comparison([a], b, args.occasions_vary)
         failed = result.changed
     if args.json:
@@ -221,7 +222,5 @@ def main(args: Namespace) -> int:
         write_text(args.html, page(result, list(summary(result)), tables(result)))
     print_comparison(result, args.fail_if_worse)
     if not failed and not result.cells and not result.outcomes:
-        raise DigestError(
-            f"{', '.join(map(str, earlier))}: no cell can be compared; allowed: runs with cells in common"
-        )
+        raise InputError(f"{', '.join(map(str, earlier))}: no cell can be compared; allowed: runs with cells in common")
     return CHANGED if failed else 0

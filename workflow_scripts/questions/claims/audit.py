@@ -32,7 +32,7 @@ from typing import get_args
 from workflow_scripts.catalog.any_gpu import GPU_NUMBERS, own_gpu
 from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
 from workflow_scripts.common.checkout import own_or_of_checkout
-from workflow_scripts.common.command import command, option, positive, share
+from workflow_scripts.common.command import command, option, positive
 from workflow_scripts.common.csv_rows import Fields, Value, read_rows
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.physics.rate_ceiling import JudgedRate, MeanLengths, RateVerdict, judge_rate
@@ -62,9 +62,7 @@ def judge(
     rate: Rate,
     facts: ModelFacts,
     workload: MeanLengths | None,
-    gpu_memory_utilization: float = 1.0,
     kv_cache_dtype: str = "auto",
-    default_max_num_seqs: float = math.inf,
     default_devices: int | None = None,
     model: str | None = None,
 ) -> JudgedRate:
@@ -97,9 +95,7 @@ def judge(
         MeanLengths(**lengths) if len(lengths) == len(_OF_A_REQUEST) else None,
         output_only=rate.output_only,
         devices=devices,
-        gpu_memory_utilization=gpu_memory_utilization,
         kv_cache_dtype=kv_cache_dtype,
-        default_max_num_seqs=default_max_num_seqs,
     )
     judged = replace(judged, predicted_ceiling_tokens_per_s=judged.predicted_ceiling_tokens_per_s / shown_by)
     if judged.verdict == "impossible" and rate.unread:
@@ -181,12 +177,12 @@ def audit_table(args: Namespace) -> tuple[list[Rate], list[JudgedRate]]:
     own = own_gpu(args)
     # The numbers are those of the GPU that the table names like --gpu, or does not name.
     rates = find_rates(names, cells, None if own else args.gpu, dict(args.column), or_gpu=own.name if own else None)
-    model, conditions = find_model(args.model), (args.gpu_memory_utilization, args.kv_cache_dtype, args.max_num_seqs)
+    model = find_model(args.model)
     known_as = f"{model.name} {model.hub_repo or ''} {args.model}"
     try:
         facts = read_model_facts(model.config, model.fixed_dtype, args.quantization)
-        more = (args.tokens_per_request, *conditions, args.devices, known_as)
-        return rates, [judge(rate, facts, *more) for rate in rates]
+        given = (args.tokens_per_request, args.kv_cache_dtype, args.devices, known_as)
+        return rates, [judge(rate, facts, *given) for rate in rates]
     except ModelFactsError as e:
         return rates, [JudgedRate(reason=str(e))] * len(rates)
 
@@ -232,14 +228,7 @@ _KINDS = ("gpu", "throughput", *STATED)
         help="tokens of a request; means, if requests differ (if left out: what the rows state, else any)",
     ),
     QUANTIZATION,
-    option("--gpu-memory-utilization", type=share, default=1.0, help="share of the memory in use (default: all of it)"),
     KV_CACHE_DTYPE,
-    option(
-        "--max-num-seqs",
-        type=positive,
-        default=math.inf,
-        help="for rows that do not state it (default: as many as fit)",
-    ),
     option("--gpu", help="the GPU of a table that does not name it"),
     *GPU_NUMBERS,
     option("--devices", type=positive, help="GPUs behind each number, for rows that do not state it (default: 1)"),
@@ -260,7 +249,6 @@ def main(args: Namespace) -> None:
         counts = Counter(row["verdict"] for row in rows)
         report = {"table": str(args.table), "model": args.model, "quantization": args.quantization}
         report |= dict.fromkeys(_OF_A_REQUEST) | (asdict(args.tokens_per_request) if args.tokens_per_request else {})
-        report |= {"gpu_memory_utilization": args.gpu_memory_utilization}
         report |= {"verdicts": {name: counts[name] for name in get_args(RateVerdict)}, "rows": rows}
         print(json.dumps(report, indent=2))
     else:

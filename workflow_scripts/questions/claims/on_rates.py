@@ -56,7 +56,7 @@ def effect_text(effect: Row) -> str:
 def over_ceilings(
     claim: Claim,
     rates: Iterable[tuple[str, float, float | None]],
-    at: str = "",
+    at: str,
     what: str = "The",
     output_only: bool = False,
 ) -> Iterator[Evidence | None]:
@@ -68,7 +68,7 @@ def over_ceilings(
     judged = [(*rate, judge_rate(*rate, facts, None, output_only=output_only)) for rate in rates]
     known = [each for each in judged if each[3].times_ceiling >= 0]
     for gpu, rate, sequences, judged_rate in highest(known, lambda each: _needs(each[3]), lambda each: each[0]):
-        setting = f" at {at} {sequences:g}" if at else ""
+        setting = "" if sequences is None else f" at {at} {sequences:g}"
         tokens = "output tokens/s" if output_only else "tokens/s"
         text = f"{what} {rate:,.0f} {tokens} of {gpu}{setting}: {judged_rate.verdict}, {judged_rate.reason}."
         says = CONTRADICTED if judged_rate.verdict == "impossible" else None
@@ -117,29 +117,28 @@ def flat(
 
 def refused_sizes(claim: Claim, says: str | None = None) -> Iterator[Evidence | None]:
     """Which of the claim's block sizes no GPU accepts."""
-    for size in (size for quantity in claim.quantities for size in quantity.values or (quantity.value,) if size):
+    sizes = (quantity for quantity in claim.quantities if quantity.name.startswith("block_size"))
+    for size in (size for quantity in sizes for size in quantity.values or (quantity.value,) if size):
         if why := why_block_size_is_refused("cuda", int(size)):
             yield computed(claim, f"{ALL_VERSIONS} refuse {size:g}: {why}.", says)
 
 
-@check("throughput-flat-over-max-num-seqs", "max-num-seqs", run("paged_attention", "sweep block-size-and-max-num-seqs"))
-def throughput_flat_over_max_num_seqs(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
-    published = [(row["gpu"], row["throughput_tok_s"], row["max_num_seqs"]) for row in tables.published.table(claim)]
-    yield from over_ceilings(claim, published, "max-num-seqs")
-    yield from flat(claim, tables, like_sharegpt)
+_BOTH = run("paged_attention", "sweep block-size-and-max-num-seqs")
 
 
-@check("throughput-flat-over-block-size", "block-size", run("paged_attention", "sweep block-size-and-max-num-seqs"))
-def throughput_flat_over_block_size(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
-    rates = [(row["gpu"], row["throughput_tok_s"], None) for row in tables.published.table(claim)]
+@check("throughput-flat-over-max-num-seqs", "max-num-seqs", _BOTH)
+@check("throughput-flat-over-block-size", "block-size", _BOTH)
+@check("kv-blocks-control-throughput", "max-num-seqs", _BOTH)
+def flat_throughput(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
+    """The two claims with published rates are about prompts of ShareGPT."""
     yield from refused_sizes(claim)
-    yield from over_ceilings(claim, rates)
+    if not claim.table:
+        yield from flat(claim, tables)
+        return
+    published = tables.published.table(claim)
+    rates = [(row["gpu"], row["throughput_tok_s"], row.get("max_num_seqs")) for row in published]
+    yield from over_ceilings(claim, rates, "max-num-seqs")
     yield from flat(claim, tables, like_sharegpt)
-
-
-@check("kv-blocks-control-throughput", "max-num-seqs", run("paged_attention", "sweep block-size-and-max-num-seqs"))
-def kv_blocks_control_throughput(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
-    yield from flat(claim, tables)
 
 
 @check("block-size-by-length", "block-size", run("published_claims", "sweep block-size-by-length"))

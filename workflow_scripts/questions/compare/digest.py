@@ -25,11 +25,6 @@ from workflow_scripts.study.setting_words import labels
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.summary import RATE, Summaries, knob_columns
 
-
-class DigestError(InputError):
-    """Something that cannot be compared; the message says what it is and what is allowed."""
-
-
 # Far beyond any rate or time, and near enough to 1 that no computation with them overflows.
 _Log = Annotated[float, Field(ge=-300, le=300)]
 # Far more measures, devices and versions than a cell has; the first fault is enough.
@@ -119,7 +114,7 @@ def read_digest(place: Path) -> Digest:
         there = [path for path in candidates if path.is_file()]
         if len(there) != 1:
             what = f"holds {len(there)} studies; name one of their folders" if there else f"has no tables/{DIGEST}"
-            raise DigestError(
+            raise InputError(
                 f"{place}: {what}. Allowed: a study's folder below results/, an unpacked archive, a digest.json. "
                 "`snakemake --config partial=1` writes the digest of what has been measured"
             )

@@ -18,9 +18,9 @@ LLAMA_70B = read_model_facts(get_model("llama-3-70b").config)
 EVEN = MeanLengths(200, 200)
 
 
-def audit(rows, workload=EVEN, facts=LLAMA, **options):
+def audit(rows, workload=EVEN, facts=LLAMA):
     rates = find_rates(list(rows[0]), rows)
-    return pd.DataFrame([asdict(judge(rate, facts, workload, **options)) for rate in rates])
+    return pd.DataFrame([asdict(judge(rate, facts, workload)) for rate in rates])
 
 
 def row(gpu="H200", max_num_seqs=1, **throughput):
@@ -74,16 +74,12 @@ def test_a_rate_at_its_ceiling_is_possible_and_prompt_tokens_count_unless_the_co
     assert list(audited["ceiling_gpu"]) == ["a100-pcie-80gb", "h100-nvl", "h100-pcie"]
 
 
-@pytest.mark.parametrize(
-    ("options", "verdict", "assumed"),
-    [({}, "possible", "as many as the KV cache holds"), ({"default_max_num_seqs": 1}, "impossible", "1")],
-)
-def test_where_rows_do_not_say_how_many_sequences_a_number_is_assumed(options, verdict, assumed):
+def test_where_rows_do_not_say_how_many_sequences_as_many_as_fit_are_assumed():
     rows = pd.read_csv(PUBLISHED / "paged_attention_lab_block_size.csv").to_dict("records")
     for rows_of in (rows, [row(max_num_seqs=None, throughput_tok_s=5000)]):
-        audited = audit(rows_of, **options)
-        assert set(audited["verdict"]) == {verdict}
-        assert audited["reason"].str.contains(f"{assumed} assumed").all()
+        audited = audit(rows_of)
+        assert set(audited["verdict"]) == {"possible"}
+        assert audited["reason"].str.contains("as many as the KV cache holds assumed").all()
 
 
 @pytest.mark.parametrize(
@@ -131,12 +127,12 @@ OPTIONS = ["--model", "llama-3.1-8b-instruct", "--tokens-per-request", "200,200"
 
 
 def test_the_command_prints_json(capsys):
-    assert main([MAX_NUM_SEQS, *OPTIONS, "--gpu-memory-utilization", "0.9", "--json"]) == 0
+    assert main([MAX_NUM_SEQS, *OPTIONS, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert len(record.pop("rows")) == 20
     assert record == {
         **{"table": MAX_NUM_SEQS, "model": "llama-3.1-8b-instruct", "quantization": None},
-        **{"prompt_tokens": 200, "output_tokens": 200, "gpu_memory_utilization": 0.9},
+        **{"prompt_tokens": 200, "output_tokens": 200},
         "verdicts": {"possible": 8, "conditional": 0, "impossible": 12, "unknown": 0},
     }
 
@@ -148,8 +144,6 @@ def test_every_option_reaches_the_ceilings(tmp_path, capsys):
     quantized = replace(LLAMA, quantization="awq")
     for more, facts, arguments in (
         ([], LLAMA, (math.inf, workload)),
-        (["--max-num-seqs", "2"], LLAMA, (2, workload)),
-        (["--gpu-memory-utilization", "0.5"], LLAMA, (math.inf, workload, 0.5)),
         (["--kv-cache-dtype", "fp8"], LLAMA, (math.inf, workload, 1.0, "fp8")),
         (["--quantization", "awq"], quantized, (math.inf, workload)),
         (["--tokens-per-request", "1,100"], LLAMA, (math.inf, MeanLengths(1, 100))),
