@@ -73,12 +73,6 @@ def summary(result: Comparison) -> Iterator[str]:
     if result.cells:
         vary = "of config/variation.yaml" if (pct := result.occasions_vary_pct) is None else f"of {pct:g} %"
         yield f"Intervals also allow for the standard deviation {vary} between days and machines."
-    if result.refused:
-        yield f"{plural(len(result.refused), 'cell')} cannot be compared; the reasons are below."
-    if result.outcomes:
-        yield f"{plural(len(result.outcomes), 'cell')} ended with another outcome."
-    if result.only_a or result.only_b:
-        yield f"Only in A: {plural(len(result.only_a), 'cell')}; only in B: {len(result.only_b)}."
 
 
 def guarded(result: Comparison) -> Iterator[str]:

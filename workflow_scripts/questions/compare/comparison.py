@@ -167,20 +167,19 @@ def comparison(earlier: Sequence[Digest], now: Digest, occasions_vary_pct: float
     of them; `occasions_vary_pct` is the standard deviation between occasions, or None for that of each kind of device.
     """
     runs = sorted(earlier, key=lambda run: run.began or "")
-    pairs = [list(_ended_pairs(run, now)) for run in runs]
-    latest, ended = runs[-1], pairs[-1]
+    of_runs = [list(_ended_pairs(run, now)) for run in runs]
+    latest, ended = runs[-1], of_runs[-1]
+    pairs = [(x, y) for of_run in reversed(of_runs) for x, y, why in of_run if not why]
     measured: dict[tuple[str, str], list[tuple[Mean, Mean]]] = defaultdict(list)
-    for x, y, why in (pair for of_run in pairs for pair in of_run):
-        if x.outcome == y.outcome == OK and not why:
-            of_now = {mean.measure: mean for mean in y.means}
-            for mean in x.means:
-                if mean.measure in of_now:
-                    measured[x.id, mean.measure].append((mean, of_now[mean.measure]))
+    for x, y in pairs:
+        of_now = {mean.measure: mean for mean in y.means} if x.outcome == y.outcome == OK else {}
+        for mean in x.means:
+            if mean.measure in of_now:
+                measured[x.id, mean.measure].append((mean, of_now[mean.measure]))
     cells = _cell_ratios(measured, latest.margin_pct, occasions_vary_pct)
-    worse_ones = list(_worse(cells, reversed(pairs), latest.margin_pct))
-    decided = {c.cell for c in cells} - {c.cell for c in cells if c.verdict == NOT_DECIDED} | {
-        w.cell for w in worse_ones
-    }
+    worse_ones = list(_worse(cells, pairs, latest.margin_pct))
+    decided = {c.cell for c in cells} - {c.cell for c in cells if c.verdict == NOT_DECIDED}
+    decided |= {w.cell for w in worse_ones}
     names, names_now = (dict.fromkeys(cell.id for cell in run.cells) for run in (latest, now))
     of_study = differences(latest.settings, now.settings)
     return Comparison(
@@ -196,7 +195,11 @@ def comparison(earlier: Sequence[Digest], now: Digest, occasions_vary_pct: float
         refused=[
             Refused(cell=x.id, why=why) for x, y, why in ended if why and (x.outcome != y.outcome or x.outcome == OK)
         ],
-        outcomes=list(_otherwise(ended)),
+        outcomes=[
+            OutcomeChange(cell=x.id, a=x.outcome, b=y.outcome, reason=y.reason or x.reason)
+            for x, y, why in ended
+            if x.outcome != y.outcome and not why
+        ],
         only_a=[name for name in names if name not in names_now],
         only_b=[name for name in names_now if name not in names],
         differences=[
@@ -208,24 +211,17 @@ def comparison(earlier: Sequence[Digest], now: Digest, occasions_vary_pct: float
     )
 
 
-# A cell of an earlier run, the same cell of the present one, and why they may not be compared.
-Pair = tuple[DigestCell, DigestCell, list[str]]
-
-
-def _ended_pairs(run: Digest, now: Digest) -> Iterator[Pair]:
+def _ended_pairs(run: Digest, now: Digest) -> Iterator[tuple[DigestCell, DigestCell, list[str]]]:
+    """Each cell of an earlier run, the same cell of the present one, and why they may not be compared."""
     of_now = {cell.id: cell for cell in now.cells}
     for x in run.cells:
         if (y := of_now.get(x.id)) is not None and MISSING not in (x.outcome, y.outcome):
             yield x, y, why_not(x, y)
 
 
-def _otherwise(pairs: Iterable[Pair]) -> Iterator[OutcomeChange]:
-    for x, y, why in pairs:
-        if x.outcome != y.outcome and not why:
-            yield OutcomeChange(cell=x.id, a=x.outcome, b=y.outcome, reason=y.reason or x.reason)
-
-
-def _worse(cells: Iterable[CellRatio], pairs: Iterable[Sequence[Pair]], margin_pct: float) -> Iterator[Worse]:
+def _worse(
+    cells: Iterable[CellRatio], pairs: Iterable[tuple[DigestCell, DigestCell]], margin_pct: float
+) -> Iterator[Worse]:
     """Everything that became worse, the largest change of a measure first. KV tokens and outcomes are compared with
     every earlier run, the latest first."""
     for c in sorted(cells, key=lambda c: -c.size):
@@ -233,18 +229,14 @@ def _worse(cells: Iterable[CellRatio], pairs: Iterable[Sequence[Pair]], margin_p
             a, b = (column(c.measure).text(value) for value in (c.a, c.b))
             yield Worse(cell=c.cell, measure=c.measure, a=a, b=b, ratio=ratio_text(c))
     others: dict[tuple[str, str], Worse] = {}
-    for of_run in pairs:
-        found = [Worse(cell=o.cell, measure=OUTCOME, a=o.a, b=o.b) for o in _otherwise(of_run)]
-        for one in (*_fewer_tokens(of_run, margin_pct), *(o for o in found if o.a == OK and o.b != INVALID)):
-            others.setdefault((one.cell, one.measure), one)
+    for x, y in pairs:
+        tokens, now = map(_kv_tokens, (x, y))
+        if x.outcome == y.outcome == OK and tokens and now and now < tokens / (1 + margin_pct / 100):
+            words = {"a": number(tokens), "b": number(now), "ratio": number(now / tokens)}
+            others.setdefault((x.id, KV_TOKENS), Worse(cell=x.id, measure=KV_TOKENS, **words))
+        if x.outcome == OK and y.outcome not in (OK, INVALID):
+            others.setdefault((x.id, OUTCOME), Worse(cell=x.id, measure=OUTCOME, a=x.outcome, b=y.outcome))
     yield from others.values()
-
-
-def _fewer_tokens(pairs: Iterable[Pair], margin_pct: float) -> Iterator[Worse]:
-    for x, y, why in pairs:
-        a, b = map(_kv_tokens, (x, y))
-        if x.outcome == y.outcome == OK and not why and a and b and b < a / (1 + margin_pct / 100):
-            yield Worse(cell=x.id, measure=KV_TOKENS, a=number(a), b=number(b), ratio=number(b / a))
 
 
 def _kv_tokens(cell: DigestCell) -> float | None:
