@@ -195,7 +195,7 @@ def _held(rows: pd.DataFrame, others: list[str]) -> list[str]:
 
 def _with_effect(rows: pd.DataFrame, table: pd.DataFrame, shown: pd.DataFrame, name: str) -> pd.DataFrame:
     """The comparisons of a setting with all its values, and what an engine changed with it."""
-    rows = rows.assign(values=rows.groupby("group")["value"].transform(", ".join))
+    rows = rows.assign(values=rows["group"].map(rows.groupby("group")["value"].agg(", ".join)))
     described = every_knob().get(name) or _OTHERS.get(name, Knob(name))
     a, b = (rows.iloc[shown[side]].reset_index(drop=True) for side in "ab")
     at = described.shown_in

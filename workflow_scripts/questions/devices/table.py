@@ -4,16 +4,14 @@ Two devices are compared on the same engine, model, workload and settings. docs/
 """
 
 import math
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus
+from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.device.device_rates import DeviceRates
-from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.questions.limits.ceilings import as_measured
 from workflow_scripts.statistics.comparisons import EQUIVALENCE_ALPHA, Comparisons, holm
 from workflow_scripts.statistics.errors import FloatArray
@@ -90,15 +88,25 @@ def explanations(
     rows = sides.join(of_sides[1][["model", "dtype", "quantization"]]).join(pairs[["ratio", "low", "high"]])
     rows = rows.rename(columns={"cell_id_a": "a", "cell_id_b": "b"})
     rows["kv_tokens_ratio"] = numbers(rows["kv_cache_tokens_b"]) / numbers(rows["kv_cache_tokens_a"])
-    facts_of = cache(known_facts)  # many rows are of few models
-    gpus, rows = load_gpus(), _with_expectation(rows, predictions)
-    known, candidates = zip(*(_with_candidates(row, gpus, rates, facts_of) for row in records(rows)), strict=True)
-    p = p_near(found, pd.DataFrame(candidates).to_numpy(dtype=float))
+    alike = ["gpu_a", "gpu_b", "model", "dtype", "quantization"]
+    devices = [row | _capabilities(row, rates) for row in records(rows[alike].drop_duplicates())]
+    rows = _with_expectation(rows.merge(pd.DataFrame(devices), on=alike, how="left"), predictions)
+    # Room for more tokens makes a device faster only if a full KV cache limited one of the two.
+    had_room = ~(rows["bound_by_a"].eq("kv_blocks") | rows["bound_by_b"].eq("kv_blocks")).fillna(False).to_numpy(bool)
+    candidates = pd.DataFrame(
+        {
+            name: rows[column].astype(float).mask(rows["hidden"].map(lambda of, column=column: column in of))
+            for column, name in CANDIDATES.items()
+        }
+    )
+    candidates["kv_capacity"] = candidates["kv_capacity"].mask(had_room)
+    p = p_near(found, candidates.to_numpy())
+    observed = zip(rows["ratio"], rows["low"], rows["high"], strict=True)
     explained = [
-        row | explain(row["ratio"], row["low"], row["high"], of, dict(zip(of, p_of, strict=True)))
-        for row, of, p_of in zip(known, candidates, p.tolist(), strict=True)
+        explain(ratio, low, high, of, dict(zip(of, p_of, strict=True)))
+        for (ratio, low, high), of, p_of in zip(observed, records(candidates), p.tolist(), strict=True)
     ]
-    return pd.DataFrame(explained).reindex(columns=list(SCHEMA.columns))
+    return rows.join(pd.DataFrame(explained)).reindex(columns=list(SCHEMA.columns))
 
 
 def p_near(observed: Comparisons, candidates: FloatArray) -> FloatArray:
@@ -116,32 +124,27 @@ def p_near(observed: Comparisons, candidates: FloatArray) -> FloatArray:
     return p
 
 
-def _with_candidates(
-    row: Row, gpus: Mapping[str, Gpu], rates: Mapping[str, DeviceRates], facts_of: Callable[..., ModelFacts | None]
-) -> tuple[Row, dict[str, float]]:
-    """A pair with the ratios of what its devices can do, and those that may explain the observed one; NaN if one may
-    not, or is not known."""
-    a, b, method = row["gpu_b"], row["gpu_a"], row["quantization"] or None
+def _capabilities(pair: Row, rates: Mapping[str, DeviceRates]) -> Row:
+    """The ratios of what two devices can do with a model, what they cannot show, and which ratios are `hidden`: those
+    that then explain nothing."""
+    a, b, method, gpus = pair["gpu_b"], pair["gpu_a"], pair["quantization"] or None, load_gpus()
     # Quantised weights may be multiplied in another type than the model's; then it is unknown which rate applies.
-    dtype = None if method else row["dtype"]
+    dtype = None if method else pair["dtype"]
     measured = {name: as_measured(gpus[name], rates[name]) for name in (a, b) if name in rates}
+    found: Row = {}
     for prefix, of in (("", gpus), ("measured_", measured)):
-        row[f"{prefix}bandwidth_ratio"], row[f"{prefix}flop_ratio"] = capability_ratios(of.get(a), of.get(b), dtype)
-    facts = facts_of(row["model"], row["dtype"], method)
+        found[f"{prefix}bandwidth_ratio"], found[f"{prefix}flop_ratio"] = capability_ratios(of.get(a), of.get(b), dtype)
+    facts = known_facts(pair["model"], pair["dtype"], method)
     step_bytes = facts.decode_weight_bytes if facts else math.inf
-    row["measured_cache_ratio"], row["cannot_show"], hidden = _what_cannot_be_shown(a, b, step_bytes, rates)
-    # Room for more tokens makes a device faster only if a full KV cache limited one of the two. Memory bandwidth does
-    # not limit weights that stay in a cache.
-    if "kv_blocks" not in (row["bound_by_a"], row["bound_by_b"]):
-        hidden = (*hidden, "kv_tokens_ratio")
-    return row, {name: math.nan if column in hidden else row[column] for column, name in CANDIDATES.items()}
+    names = "measured_cache_ratio", "cannot_show", "hidden"
+    return found | dict(zip(names, _what_cannot_be_shown(a, b, step_bytes, rates), strict=True))
 
 
 def _what_cannot_be_shown(
     a: str, b: str, step_bytes: float, rates: Mapping[str, DeviceRates]
 ) -> tuple[float, str | None, tuple[str, ...]]:
     """The ratio of the cache rates if the weights fit into both caches, why a pair cannot show that decoding follows
-    memory bandwidth, and which ratios then explain nothing."""
+    memory bandwidth, which does not limit weights that stay in a cache, and which ratios then explain nothing."""
     if not {a, b} <= rates.keys():
         return math.nan, None, ()
     if rates[a].disturbed or rates[b].disturbed:

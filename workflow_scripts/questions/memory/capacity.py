@@ -182,6 +182,6 @@ def read_predictions(path: Path) -> pd.DataFrame:
     return pd.DataFrame(predictions, columns=[*fields, "published"])
 
 
-@makes(SCHEMA)
+@makes(SCHEMA, beside=True)
 def make_tables(inputs: TableInputs) -> pd.DataFrame:
     return capacity_table(inputs.cells, read_predictions(inputs.paths.capacity))
