@@ -260,7 +260,7 @@ def state_of(own_tmpdir, environment, tmp_path, monkeypatch):
     def state(engine: str) -> Any:
         log = tmp_path / f"{engine}.log"
         preload = get_engine(engine).preload
-        with log.open("wb") as stream, closing(begin(STATE, [], stream, environment, preload)) as child:
+        with closing(begin(STATE, [], log, environment, preload)) as child:
             assert child.wait(60) == 0, log.read_text()
         return json.loads(log.read_text(encoding="utf-8"))
 

@@ -60,9 +60,10 @@ def server(deploy, environment, ports, own_tmpdir):
     """The address of vLLM's server, started from the exported file."""
     url, own = f"http://127.0.0.1:{ports[0]}", Promise.read(deploy / "promise.json").serve.environment
     words = ("tests.integration.forked", [str(deploy / "vllm.yaml"), str(ports[0])])
-    with pytest.MonkeyPatch.context() as patched, (deploy / "server.log").open("wb") as log:
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(tempfile, "tempdir", str(own_tmpdir))
-        with closing(begin(*words, log, environment | own | {"VLLM_API_KEY": KEY}, VLLM_SERVE.preload)):
+        variables = environment | own | {"VLLM_API_KEY": KEY}
+        with closing(begin(*words, deploy / "server.log", variables, VLLM_SERVE.preload)):
             wait_for(lambda: is_up(f"{url}/health"), 400, "a healthy server")
             yield url
 

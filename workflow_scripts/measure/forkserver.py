@@ -23,9 +23,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 
@@ -36,8 +36,6 @@ from workflow_scripts.common.parent import forked
 
 IDLE_S = 120.0
 START_LIMIT_S = 600.0  # imports from a slow network file system take minutes
-LONGEST_S = 2e6  # poll(2) counts milliseconds in 31 bits
-MESSAGE_BYTES = 16  # of the longest message
 KILLED_IN_S = 10.0
 SEARCH_PATHS = ("PATH", "LD_LIBRARY_PATH")
 # By libraries, only once.
@@ -52,11 +50,11 @@ class NotImportedError(ForkServerError):
     """The fork server ended while it started: its Python or the libraries to preload are not there or broken."""
 
 
-def _of_this_user(connection: socket.socket) -> socket.socket:
-    """Raises ForkServerError if the process at the other end is another user's."""
-    if (uid := peer_of(connection).uid) != os.geteuid():
+def _checked(end: socket.socket) -> Connection:
+    """One end of a connection. Raises ForkServerError if the process at the other end is another user's."""
+    if (uid := peer_of(end).uid) != os.geteuid():
         raise ForkServerError(f"the other end of the socket is a process of user {uid}")
-    return connection
+    return Connection(end.detach())
 
 
 # --- the client --------------------------------------------------------------------------------------------------
@@ -65,49 +63,41 @@ def _of_this_user(connection: socket.socket) -> socket.socket:
 class Child:
     """A forked process."""
 
-    def __init__(self, server: socket.socket) -> None:
-        self._server = server
+    def __init__(self, keeper: Connection) -> None:
+        self._keeper = keeper
 
     def close(self) -> None:
         """Kill it and all that it started, as the end of this process does too."""
-        with self._server, contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_WR)
-            self._server.settimeout(KILLED_IN_S)
-            while self._server.recv(MESSAGE_BYTES):  # until the server has killed them
-                pass
+        with self._keeper, contextlib.suppress(OSError):
+            self._keeper.send_bytes(b"end")
+            self._keeper.poll(KILLED_IN_S)  # until they are killed
 
     def wait(self, limit_s: float) -> int | None:
         """The exit status, negative if a signal killed the child; None if it has not ended within `limit_s`. Raises
         ForkServerError if the server ended."""
-        self._server.settimeout(min(limit_s, LONGEST_S))
         try:
-            status = self._server.recv(MESSAGE_BYTES)
-        except TimeoutError:
-            return None
-        except ConnectionError:
-            status = b""
-        if not status:
-            raise ForkServerError("the fork server went away while the cell ran")
-        return int(status)
+            return int(self._keeper.recv_bytes()) if self._keeper.poll(limit_s) else None
+        except (EOFError, OSError):
+            raise ForkServerError("the fork server went away while the cell ran") from None
 
 
 def begin(
     module: str,
     argv: Sequence[str],
-    log: IO[bytes],
+    log: Path,
     env: dict[str, str],
     preload: Sequence[str],
     python: Path | None = None,
 ) -> Child:
-    """Run `module.main(argv)` in a forked child whose output goes to `log`. The child's environment is `env`, plus
-    variables that the preloaded modules set and `env` lacks; its folder for temporary files is one that only this user
-    can enter. `python` is that of another environment, where the child keeps its own search paths. Raises
+    """Run `module.main(argv)` in a forked child that appends its output to `log`. The child's environment is `env`,
+    plus variables that the preloaded modules set and `env` lacks; its folder for temporary files is one that only this
+    user can enter. `python` is that of another environment, where the child keeps its own search paths. Raises
     ForkServerError if no server began the job within `START_LIMIT_S`; InputError if the folder is not this user's
     own."""
     own = () if python is None else SEARCH_PATHS
     temporary = temporary_folder()
     env = {**env, "TMPDIR": str(temporary)}
-    job = {"module": module, "argv": list(argv), "env": env, "own": own, "cwd": str(Path.cwd())}
+    job = {"module": module, "argv": list(argv), "log": str(log), "env": env, "own": own, "cwd": str(Path.cwd())}
     # One server per environment, checkout, cluster job, set of libraries and what these read: a job's processes end
     # with the job, and the libraries of one engine must not change the process of another engine.
     on_load = sorted(f"{name}={value}" for name, value in env.items() if name.startswith(READ_ON_LOAD))
@@ -117,52 +107,39 @@ def begin(
     command = [str(python or sys.executable), "-m", __name__, str(path), ",".join(preload)]
     if python is not None:
         env = {**env, "PATH": f"{python.parent}{os.pathsep}{env.get('PATH', os.defpath)}"}
-    log_of_server = path.with_suffix(".log")
+    how, its_log = "does not answer", f"its log is {path.with_suffix('.log')}"
     for _ in range(3):
-        with contextlib.ExitStack() as unless_begun:
-            server = unless_begun.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            server.settimeout(START_LIMIT_S)
-            started = _connect(server, path, command, env)
-            try:
-                _send_job(_of_this_user(server), job, log)
-                if server.recv(MESSAGE_BYTES):
-                    unless_begun.pop_all()
-                    return Child(server)
-            except ConnectionError:
-                pass
-            except TimeoutError:
-                if started:
-                    started.kill()
-                how = f"did not begin the job within {START_LIMIT_S:g} s"
-                raise ForkServerError(f"the fork server {how}; its log is {log_of_server}") from None
+        keeper, started = _connected(path, command, env)
+        with contextlib.suppress(EOFError, ConnectionError):
+            keeper.send_bytes(json.dumps(job).encode())
+            if keeper.poll(START_LIMIT_S):
+                keeper.recv_bytes()
+                return Child(keeper)
+            how = f"did not begin the job within {START_LIMIT_S:g} s"
+            if started:
+                started.kill()
+            break
         if started:  # else it was idle and ended at the moment of the request, or another command started it
-            last = last_line(log_of_server) or "without a word"
-            raise NotImportedError(f"the fork server ended at once: {last}; its log is {log_of_server}")
-    raise ForkServerError(f"no fork server answers; its log is {log_of_server}")
+            last = last_line(path.with_suffix(".log")) or "without a word"
+            raise NotImportedError(f"the fork server ended at once: {last}; {its_log}")
+    keeper.close()
+    raise ForkServerError(f"the fork server {how}; {its_log}")
 
 
-def _send_job(server: socket.socket, job: dict[str, Any], log: IO[bytes]) -> None:
-    """Send the job as an open file beside its log, so that the server never waits for the rest of a message."""
-    with os.fdopen(os.memfd_create("job"), "wb") as description:
-        description.write(json.dumps(job).encode())
-        description.flush()
-        socket.send_fds(server, [b"job"], [description.fileno(), log.fileno()])
-
-
-def _connect(
-    connection: socket.socket, path: Path, command: Sequence[str], env: dict[str, str]
-) -> "subprocess.Popen[bytes] | None":
-    """Connect to the server at `path`; its process, if it did not run and was started."""
+def _connected(
+    path: Path, command: Sequence[str], env: dict[str, str]
+) -> tuple[Connection, "subprocess.Popen[bytes] | None"]:
+    """A connection to the server at `path`, and its process, if it did not run and was started."""
     # Only one command at a time looks for a server, so that two commands never start two servers.
-    with own_folder(path.parent) as folder, (folder / "servers.lock").open("w") as lock:
+    unix = partial(socket.socket, socket.AF_UNIX)
+    with own_folder(path.parent) as folder, (folder / "servers.lock").open("w") as lock, unix() as connection:
         fcntl.flock(lock, fcntl.LOCK_EX)
         address = folder / path.name
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
             connection.connect(str(address))
-            return None
+            return _checked(connection), None
         address.unlink(missing_ok=True)
-        log = address.with_suffix(".log")
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, log.open("wb") as output:
+        with unix() as listener, address.with_suffix(".log").open("wb") as output:
             listener.bind(str(address))
             listener.listen()
             options: dict[str, Any] = {"cwd": CHECKOUT, "env": env, "start_new_session": True}
@@ -171,7 +148,7 @@ def _connect(
             except OSError as e:
                 raise NotImportedError(f"{command[0]}: {e.strerror}") from None
             connection.connect(str(address))
-        return server
+        return _checked(connection), server
 
 
 # --- the server --------------------------------------------------------------------------------------------------
@@ -213,18 +190,17 @@ def _keep(connection: socket.socket, listener: socket.socket, set_on_import: dic
     """Fork a child for the job that comes through a connection, and kill it with all that it started when it, the
     connection or the server ends."""
     listener.close()
-    _, files, _, _ = socket.recv_fds(_of_this_user(connection), MESSAGE_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
-    described, log = files
-    job = json.loads(os.pread(described, os.fstat(described).st_size, 0))
-    child = forked(partial(_child, connection, job, log, set_on_import))
+    command = _checked(connection)
+    job = json.loads(command.recv_bytes())
+    child = forked(partial(_child, command, job, set_on_import))
     with contextlib.suppress(OSError):  # the command has ended
-        connection.send(b"begun")
-        wait([connection, os.pidfd_open(child)])
+        command.send_bytes(b"begun")
+        wait([command, os.pidfd_open(child)])
     os.kill(child, signal.SIGKILL)  # not waited for yet, so the process id is still the child's
     _kill_session(child)
     _, status = os.waitpid(child, 0)
     with contextlib.suppress(OSError):
-        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+        command.send_bytes(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def _kill_session(leader: int) -> None:
@@ -243,11 +219,12 @@ def _session_of(pid: int) -> int | None:
     return None
 
 
-def _child(connection: socket.socket, job: dict[str, Any], log: int, set_on_import: dict[str, str]) -> int:
-    connection.close()
+def _child(command: Connection, job: dict[str, Any], set_on_import: dict[str, str]) -> int:
+    command.close()
     os.setsid()
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    with Path(job["log"]).open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
     own = {name: os.environ[name] for name in job["own"] if name in os.environ}
     os.environ.clear()
     os.environ.update(set_on_import)

@@ -123,14 +123,14 @@ class Session:
         endpoint = job.definition.endpoint
         # What differs in each run, such as a port, is no variable that libraries read on load.
         own = {name: value for name, value in endpoint.environment.items() if "{" not in value} if endpoint else {}
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / ENGINE_LOG).open("wb") as log:
-            words = ("workflow_scripts.measure.run", [str(job.evidence / JOB)], log, {**os.environ, **own})
-            if not name:
-                return begin(*words, preload)
-            if fault := install(name, kind):
-                raise NoEnvironmentError(f"environment {name} could not be installed: {fault}")
-            try:
-                return begin(*words, (*preload, *NEEDED), python_of(name, kind))
-            except NotImportedError as e:
-                raise NoEnvironmentError(f"environment {name}: {e}") from None
+        log = (self._folder / ENGINE_LOG).resolve()
+        write_bytes(log, b"")
+        words = ("workflow_scripts.measure.run", [str(job.evidence / JOB)], log, {**os.environ, **own})
+        if not name:
+            return begin(*words, preload)
+        if fault := install(name, kind):
+            raise NoEnvironmentError(f"environment {name} could not be installed: {fault}")
+        try:
+            return begin(*words, (*preload, *NEEDED), python_of(name, kind))
+        except NotImportedError as e:
+            raise NoEnvironmentError(f"environment {name}: {e}") from None

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from socket import gethostname
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -54,11 +54,10 @@ class Children:
         monkeypatch.setattr(session, "begin", self.begin)
         monkeypatch.setattr(session, "LOOK_S", 0)
 
-    def begin(self, _: str, arguments: list[str], log: IO[bytes], *__: Any) -> SimpleNamespace:
+    def begin(self, _: str, arguments: list[str], log_file: Path, *__: Any) -> SimpleNamespace:
         self.job, left = Path(arguments[0]), next(self.ends)
         following = session.Job.read(self.job).following
         assert following is None or not following.exists()
-        log_file = Path(log.name)
         log_file.write_text("start\n")
 
         def wait(_: float) -> int | None:

@@ -48,7 +48,8 @@ def call(
 ) -> tuple[int | None, str]:
     log = tmp_path / f"{'-'.join(argv)}.log"
     environment = {**os.environ, **variables}
-    with log.open("wb") as stream, closing(begin(JOBS, argv, stream, environment, preload)) as child:
+    log.unlink(missing_ok=True)
+    with closing(begin(JOBS, argv, log, environment, preload)) as child:
         ended = child.wait(time_limit_s)
     return ended, log.read_text(encoding="utf-8")
 
@@ -121,7 +122,7 @@ def test_commands_that_come_at_once_share_one_server(tmp_path, server):
 
 def test_a_connection_that_says_nothing_keeps_no_other_waiting(tmp_path, server):
     call(tmp_path, "say", "0")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+    with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(str(next(tmp_path.glob("*/server-*.sock"))))
         assert call(tmp_path, "say", "3")[0] == 3
         silent.send(b"no job")
@@ -181,7 +182,7 @@ def test_a_job_is_not_sent_to_a_server_of_another_user(tmp_path, server, monkeyp
         os.write(writing, b"listens")
         os.write(writing, theirs.accept()[0].recv(100) or b"nothing")
 
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as theirs, own_folder(address.parent) as folder:
+    with socket.socket(socket.AF_UNIX) as theirs, own_folder(address.parent) as folder:
         theirs.bind(str(folder / address.name))
         with another_user(listen):
             assert os.read(reading, 100) == b"listens"
@@ -194,11 +195,11 @@ def test_a_server_takes_no_job_from_another_user(monkeypatch):
     with_another_user(monkeypatch)
 
     def connect() -> bytes:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as theirs:
+        with socket.socket(socket.AF_UNIX) as theirs:
             theirs.connect(str(shared / "socket"))
             return theirs.recv(100)
 
-    with shared_folder() as shared, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+    with shared_folder() as shared, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(shared / "socket"))
         (shared / "socket").chmod(0o777)
         listener.listen()
