@@ -106,7 +106,6 @@ def wait_until_healthy(address: Address, path: str, ended: Callable[[], str | No
     """Wait until the server answers at `path`. Raises ServerError if the server ended (`ended` says how),
     ServerTimeoutError if the server is not healthy after `limit_s`."""
     deadline = time.monotonic() + limit_s
-    last = "no answer"
     while True:
         if (how := ended()) is not None:
             raise ServerError(f"{how} before it was healthy")
@@ -153,7 +152,6 @@ def send(
     answers in its prompt have ended."""
     # With a number of users only, a request arrives when a user is free; its position in the file is no arrival time.
     closed_loop = users is not None and not any(arrivals_s)
-    target_asked = replace(target, keep_answers=True) if any(request.answers for request in requests) else target
 
     async def sent() -> list[RequestRecord]:
         free = asyncio.Semaphore(users or len(requests))
@@ -172,7 +170,7 @@ def send(
                         prompt = with_answers(prompt, earlier)
                     except ServerError as e:
                         return RequestRecord(request.request_id, 0, 0, sent_s=time.monotonic(), error=str(e))
-                return await stream_completion(session, target_asked, request, prompt, index)
+                return await stream_completion(session, target, request, prompt, index)
 
             async def answer(index: int) -> RequestRecord:
                 nonlocal ended
@@ -301,10 +299,10 @@ async def stream_completion(
         sent_s=sent_s,
         itl_s=[round(later - earlier, 7) for earlier, later in pairwise(pieces_s)],
         error=error,
-        token_ids=token_ids or None if target.keep_answers else None,
-        text=text or None if target.keep_answers else None,
+        token_ids=token_ids or None,
+        text=text or None,
         first_answer_s=first_answer_s if pieces_s else None,
-        reasoning=reasoning or None if target.keep_answers else None,
+        reasoning=reasoning or None,
     )
 
 
@@ -326,11 +324,9 @@ def _event(line: bytes) -> dict[str, Any] | None:
 def _is_piece(event: dict[str, Any]) -> bool:
     """Whether an event brings a token: its text may be empty, unless the event only ends the answer.
 
-    >>> counts = {"completion_tokens": 3}
-    >>> [_is_piece({"choices": [{"text": text}], "usage": counts}) for text in ("a", "")]
-    [True, False]
-    >>> _is_piece({"choices": [{"text": ""}]}), _is_piece({"choices": [], "usage": counts})
-    (True, False)
+    >>> texts, counts = [{"text": ""}], {"completion_tokens": 3}
+    >>> _is_piece({"choices": texts}), _is_piece({"choices": texts, "usage": counts}), _is_piece({"usage": counts})
+    (True, False, False)
 
     The answer to a chat begins with an event that names only its role, and may end with an empty one:
 
@@ -338,11 +334,10 @@ def _is_piece(event: dict[str, Any]) -> bool:
     >>> [_is_piece({"choices": [{"delta": delta}]}) for delta in deltas]
     [False, True, True, False]
     """
-    choices = event.get("choices") or []
-    if not choices:
+    if not (choices := event.get("choices")):
         return False
     delta = choices[0].get("delta")
-    return bool(any(_texts(choices[0])) or not (event.get("usage") or delta == {} or (delta or {}).get("role")))
+    return any(_texts(choices[0])) or not (event.get("usage") or delta == {} or (delta or {}).get("role"))
 
 
 def _texts(choice: dict[str, Any]) -> tuple[str, str]:
@@ -353,9 +348,8 @@ def _texts(choice: dict[str, Any]) -> tuple[str, str]:
     (('so', ''), ('', 'a'))
     """
     delta = choice.get("delta") or {}
-    return delta.get("reasoning") or delta.get("reasoning_content") or "", choice.get("text") or delta.get(
-        "content"
-    ) or ""
+    thought = delta.get("reasoning") or delta.get("reasoning_content")
+    return thought or "", choice.get("text") or delta.get("content") or ""
 
 
 def _words(text: str) -> str:

@@ -18,7 +18,6 @@ from typing import Literal
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.engines.capacity import PipelineRank, Term
-from workflow_scripts.engines.vllm.graphs import capture_sizes
 from workflow_scripts.physics.layers import Experts, Layer, State
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, NOT_COUNTED, ModelFacts, ModelFactsError
 
@@ -35,6 +34,14 @@ _COUNTS_GRAPHS = (0, 21)  # the estimate of CUDA graphs is subtracted from the b
 _CACHES_STATES = (0, 28)
 _BLOCK_PER_SEQUENCE = (0, 20)  # too few blocks for states are refused (vllm-project/vllm#38270); 0.19.0 captures fewer
 _IN_PLACE_SAMPLER = (0, 25, 1)  # model runner V2 for dense models: no float32 copies of the logits
+
+# vLLM versions at which the batch sizes changed for which CUDA graphs are captured by default.
+_TWO_STEPS = (0, 11, 1)  # every 16th size beyond 256, and every 8th before
+_COUNTS_DRAFTS = (0, 13)
+_WITH_BUDGET = (0, 21)  # max_num_batched_tokens is captured, if small
+_MORE_ON_BLACKWELL = (0, 28)
+_WITH_DRAFTS = (0, 29)  # sizes of whole sequences with their drafted tokens (vllm-project/vllm#50488)
+_WITH_SEQS = (0, 31)  # max_num_seqs is captured (vllm-project/vllm#57355)
 
 # Copies of [max_num_seqs, vocab] in float32 beside the logits themselves. Fused: the logits, the masked logits and the
 # probabilities. Sort: the logits, sorted values (1), their int64 indices (2) and the sort's own buffers (5).
@@ -371,6 +378,45 @@ def sizes_of_graphs(settings: EngineSettings, batch: BatchLimits, gpu: Gpu) -> l
     blackwell = (gpu.compute_capability or "").startswith("10.")
     limits, drafted = (batch.max_num_seqs, batch.max_num_batched_tokens), settings.num_speculative_tokens
     return capture_sizes(settings.version, *limits, blackwell=blackwell, drafted=drafted)
+
+
+def capture_sizes(
+    version: tuple[int, ...], max_num_seqs: int, max_num_batched_tokens: int, *, blackwell: bool, drafted: int = 0
+) -> list[int]:
+    """Tokens of the steps that are captured (`VllmConfig._set_cudagraph_sizes`). `blackwell`: compute capability 10.
+    `drafted`: tokens drafted per sequence and step.
+
+    >>> capture_sizes((0, 32), 18, 2048, blackwell=False), capture_sizes((0, 30), 18, 2048, blackwell=False)
+    ([1, 2, 4, 8, 16, 18, 24, 32], [1, 2, 4, 8, 16, 24, 32])
+    """
+    of_a_sequence = 1 + drafted if version >= _COUNTS_DRAFTS else 1
+    ceiling = 1024 if blackwell and version >= _MORE_ON_BLACKWELL else 512
+    largest = min(2 * max_num_seqs * of_a_sequence, ceiling)
+    if version < _TWO_STEPS:
+        return [size for size in (1, 2, 4, *range(8, largest + 1, 8)) if size <= max_num_batched_tokens]
+    sizes = set(_ladder(largest))
+    if version >= _WITH_BUDGET:
+        sizes.add(max_num_batched_tokens)
+    if of_a_sequence > 1 and version >= _WITH_DRAFTS:
+        most = min(max_num_seqs, ceiling)
+        sizes |= {of_a_sequence * count for count in (*_ladder(most), most)}
+    elif version >= _WITH_SEQS:
+        sizes.add(max_num_seqs)
+    return sorted(size for size in sizes if size <= min(largest, max_num_batched_tokens))
+
+
+def _ladder(largest: int) -> list[int]:
+    return [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)) if size <= largest]
+
+
+def decodes_as_one_graph(sizes: list[int], decoding: int) -> int:
+    """The most tokens whose decode step is one graph: vLLM captures the whole model only up to `decoding` tokens, those
+    of `max_num_seqs` sequences, and layers between attentions beyond.
+
+    >>> decodes_as_one_graph([1, 2, 4, 8, 16, 24, 32], 18)
+    16
+    """
+    return max((size for size in sizes if size <= decoding), default=0)
 
 
 def other(settings: EngineSettings) -> Term:

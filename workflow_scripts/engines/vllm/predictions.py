@@ -9,7 +9,6 @@ from workflow_scripts.engines.capacity import Capacity, Term
 from workflow_scripts.engines.description import UnpredictableError
 from workflow_scripts.engines.steps import Drafts, EngineSteps, Graphs, SchedulerSettings
 from workflow_scripts.engines.vllm.capacity import predict_capacity
-from workflow_scripts.engines.vllm.graphs import decodes_as_one_graph
 from workflow_scripts.engines.vllm.knobs import DEFAULT_BLOCK_SIZE, VllmKnobs, VllmServeKnobs, why_block_size_is_refused
 from workflow_scripts.engines.vllm.kv_groups import kv_pool
 from workflow_scripts.engines.vllm.memory import (
@@ -18,6 +17,7 @@ from workflow_scripts.engines.vllm.memory import (
     CapacityError,
     EngineSettings,
     batch_of,
+    decodes_as_one_graph,
     sizes_of_graphs,
     with_drafting_layers,
 )

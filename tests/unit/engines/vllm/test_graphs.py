@@ -6,7 +6,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from workflow_scripts.engines.vllm.graphs import capture_sizes, decodes_as_one_graph
+from workflow_scripts.engines.vllm.memory import capture_sizes, decodes_as_one_graph
 
 # max_num_seqs, max_num_batched_tokens, drafted tokens, Blackwell.
 SETTINGS = ((1, 64, 0, False), (100, 100, 0, False), (300, 2048, 0, True), (1000, 8192, 0, True), (37, 500, 3, True))
