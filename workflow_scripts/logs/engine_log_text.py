@@ -12,7 +12,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +105,15 @@ _SHARE_OF_A_PREFIX = 0.2
 class Line:
     """One line as the engine printed it. `text` is the whole line; `pieces` holds, for each physical line that was
     joined, the offset in `text` and the line number (from 1). `starts` means that it cannot continue the line
-    before."""
+    before. `rank` is the process that printed it, innermost label first (`VllmWorker TP0 pid=1430`), None without a
+    label; `level` is that of the record, and `body` the message without prefixes, level, time and source."""
 
     text: str
     pieces: tuple[tuple[int, int], ...]
     starts: bool
+    rank: str | None
+    level: str | None
+    body: str
 
     @property
     def number(self) -> int:
@@ -121,33 +124,20 @@ class Line:
         """The number of the physical line that contains the character at `offset`."""
         return max((piece for piece in self.pieces if piece[0] <= offset), default=self.pieces[0])[1]
 
-    @cached_property
-    def _parts(self) -> tuple[str | None, str | None, str]:
-        rest = _PROGRESS_BAR.sub("", self.text)
-        rank = None
-        for _ in range(_MOST_PREFIXES):
-            if (prefix := _PREFIX.match(rest)) is None:
-                break
-            label = prefix["process"] or (f"rank{prefix['rank']}" if prefix["rank"] else None)
-            rank, rest = label or rank, rest[prefix.end() :]
-        record = _ENGINE_RECORD.search(rest) or _OTHER_RECORD.match(rest)
-        if record and _CUT_STAMP.fullmatch(record["body"]):
-            return rank, None, ""
-        return (rank, record["level"], record["body"]) if record else (rank, None, rest)
 
-    @property
-    def rank(self) -> str | None:
-        """The process that printed it, innermost label first (`VllmWorker TP0 pid=1430`); None if it has no label."""
-        return self._parts[0]
-
-    @property
-    def level(self) -> str | None:
-        return self._parts[1]
-
-    @property
-    def body(self) -> str:
-        """The message without prefixes, level, time and source."""
-        return self._parts[2]
+def _parts(text: str) -> tuple[str | None, str | None, str]:
+    """Rank, level and body of a line."""
+    rest = _PROGRESS_BAR.sub("", text)
+    rank = None
+    for _ in range(_MOST_PREFIXES):
+        if (prefix := _PREFIX.match(rest)) is None:
+            break
+        label = prefix["process"] or (f"rank{prefix['rank']}" if prefix["rank"] else None)
+        rank, rest = label or rank, rest[prefix.end() :]
+    record = _ENGINE_RECORD.search(rest) or _OTHER_RECORD.match(rest)
+    if record and _CUT_STAMP.fullmatch(record["body"]):
+        return rank, None, ""
+    return (rank, record["level"], record["body"]) if record else (rank, None, rest)
 
 
 def decode(raw: bytes) -> str:
@@ -184,15 +174,15 @@ def read_lines(text: str) -> list[Line]:
     texts = [line for _, line in physical]
     record_start = _record_start(texts)
     joints = _joints(texts, record_start)
-    lines: list[Line] = []
+    lines: list[tuple[str, tuple[tuple[int, int], ...], bool]] = []
     for index, (number, line) in enumerate(physical):
-        if index not in joints or len(lines[-1].text) + len(line) > MOST_LINE:
-            lines.append(Line(line, ((0, number),), bool(record_start.match(line))))
+        if index not in joints or len(lines[-1][0]) + len(line) > MOST_LINE:
+            lines.append((line, ((0, number),), bool(record_start.match(line))))
         else:
-            before = lines.pop()
-            head = before.text + joints[index]
-            lines.append(Line(head + line, (*before.pieces, (len(head), number)), before.starts))
-    return lines
+            text, pieces, starts = lines[-1]
+            head = text + joints[index]
+            lines[-1] = (head + line, (*pieces, (len(head), number)), starts)
+    return [Line(*line, *_parts(line[0])) for line in lines]
 
 
 def _without_bar(text: str) -> str:
