@@ -35,11 +35,6 @@ def lock_of(engine: str, lock: Path | None = None) -> Path | None:
     return lock if lock is not None and is_installed_from(lock) else None
 
 
-def lock_sha256(lock: Path | None) -> str:
-    """The hash of a lock; without one, of the names and versions of all installed packages."""
-    return sha256_of(lock) if lock else installed_sha256()
-
-
 def is_installed_from(lock: Path) -> bool:
     """Whether the packages that decide what is measured have the versions in this lock."""
     if not lock.exists():
@@ -50,8 +45,11 @@ def is_installed_from(lock: Path) -> bool:
     return all(version.split("+")[0] == pins.get(name, version).split("+")[0] for name, version in installed)
 
 
-def installed_sha256() -> str:
-    """SHA-256 of the names and versions of all installed packages but this one, which has its commit."""
+def lock_sha256(lock: Path | None) -> str:
+    """The hash of a lock; without one, of the names and versions of all installed packages but this one, which has its
+    commit."""
+    if lock:
+        return sha256_of(lock)
     packages = {(d.metadata["Name"], d.version) for d in metadata.distributions()}
     pins = {f"{name}=={version}" for name, version in packages if name != "kvsweep"}
     return hashlib.sha256("\n".join(sorted(pins)).encode()).hexdigest()

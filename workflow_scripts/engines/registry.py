@@ -89,11 +89,11 @@ def modules_that_predict() -> list[str]:
     return sorted({name.partition(":")[0].removeprefix("workflow_scripts.") for name in names})
 
 
-def _named(place: str) -> Any:
+def _named(place: str, what: str = "a part of an engine") -> Any:
     try:
         return resolve_name(place)
     except (ImportError, AttributeError, ValueError) as e:
-        raise CatalogError(f"{place!r} is not module:NAME of a part of an engine: {e}") from e
+        raise CatalogError(f"{place!r} is not module:NAME of {what}: {e}") from e
 
 
 def every_knob() -> Mapping[str, Knob]:
@@ -103,22 +103,18 @@ def every_knob() -> Mapping[str, Knob]:
 
 def metrics_of_columns() -> Mapping[str, list[str]]:
     """Columns of the cells table that engines count, each with the metrics of any engine that give its value."""
-    columns: dict[str, list[str]] = {}
+    columns: dict[str, dict[str, None]] = {}
     for engine in load_engines().values():
         for column, metric in {**engine.counters, **engine.peaks}.items():
-            columns.setdefault(column, [])
-            columns[column] += [metric] if metric not in columns[column] else []
-    return columns
+            columns.setdefault(column, {})[metric] = None
+    return {column: [*metrics] for column, metrics in columns.items()}
 
 
 @cache
 def _engines(added: str) -> Mapping[str, EngineDescription]:
     engines = {engine.name: engine for engine in BUILT_IN}
     for place in filter(None, added.split(",")):
-        try:
-            engine = resolve_name(place)
-        except (ImportError, AttributeError, ValueError) as e:
-            raise CatalogError(f"${VARIABLE}: {place!r} is not module:NAME of an engine's description: {e}") from None
+        engine = _named(place, f"an engine's description (${VARIABLE})")
         if not isinstance(engine, EngineDescription):
             raise CatalogError(f"${VARIABLE}: {place!r} is {type(engine).__name__}, not an EngineDescription")
         if engine.name in engines:

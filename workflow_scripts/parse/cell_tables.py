@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -75,10 +75,9 @@ Start = tuple[str, int]  # a cell's id, and the number of its start
 
 @dataclass
 class CellFacts:
-    """Rows of one start of a cell for each table; times in seconds since the start of the row's repeat."""
+    """Rows of one start of a cell for each table, those of repeats by repeat; times in seconds since the start of the
+    row's repeat. `damage`: what could not be read."""
 
-    cell_id: str
-    start: int = 1
     of_start: dict[str, Any] = field(default_factory=dict)
     repeats: dict[int, dict[str, Any]] = field(default_factory=dict)
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -86,12 +85,10 @@ class CellFacts:
     trace: list[dict[Hashable, Any]] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
 
-    def rows(self, table: str) -> Sequence[Mapping[Any, Any]]:
-        if table == "starts":
-            return [self.of_start]
-        if table == "repeats":
-            return [{"repeat": repeat, **row} for repeat, row in self.repeats.items()]
-        return cast(Sequence[Mapping[Any, Any]], getattr(self, table))
+    def tables(self) -> dict[str, Sequence[Mapping[Any, Any]]]:
+        repeats = [{"repeat": repeat, **row} for repeat, row in self.repeats.items()]
+        several = {"requests": self.requests, "steps": self.steps, "trace": self.trace}
+        return {"starts": [self.of_start], "repeats": repeats, **several}
 
     @contextmanager
     def noting(self, folder: Path) -> Iterator[None]:
@@ -157,9 +154,9 @@ def counts(record: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-def parse_cell(folder: Path, cell_id: str) -> CellFacts:
+def parse_cell(folder: Path) -> CellFacts:
     """Read everything in the folder of a cell's start; damaged parts are left out, and `damaged` names them."""
-    rows = CellFacts(cell_id, paths.start_number(folder))
+    rows = CellFacts()
     with rows.noting(folder):
         _read_start(folder, Outcome.read(folder / paths.OUTCOME), rows)
     damage = "; ".join(rows.damage[:MOST_NAMED]) + ("; ..." if len(rows.damage) > MOST_NAMED else "")
@@ -261,9 +258,12 @@ def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> int:
     for folder in folders.values():
         paths.within(folder, cells, [folder / paths.OUTCOME, *(folder / paths.RAW).glob("*")])
     with ProcessPoolExecutor(max_workers=max(1, min(processes, len(folders)))) as pool:
-        parsed = list(pool.map(parse_cell, folders.values(), [cell for cell, _ in folders], chunksize=8))
+        parsed = list(pool.map(parse_cell, folders.values(), chunksize=8))
+    tables = [
+        ({"cell_id": cell, "start": start}, of.tables()) for (cell, start), of in zip(folders, parsed, strict=True)
+    ]
     for name, columns in table_columns().items():
-        rows = [{"cell_id": cell.cell_id, "start": cell.start, **row} for cell in parsed for row in cell.rows(name)]
+        rows = [place | row for place, rows_of in tables for row in rows_of[name]]
         write_bytes(out / f"{name}.parquet", to_parquet(frame(rows, columns)))
     return len(folders)
 

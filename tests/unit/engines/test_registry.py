@@ -132,7 +132,7 @@ def test_each_engine_has_the_versions_that_it_can_be_measured_with(engine, versi
 @pytest.mark.parametrize(
     ("value", "fault"),
     [
-        ("nowhere.at_all:ECHO", "is not module:NAME of an engine's description: No module named 'nowhere'"),
+        ("nowhere.at_all:ECHO", "is not module:NAME of an engine's description"),
         ("tests.echo_engine:NONE", "has no attribute 'NONE'"),
         ("tests.echo_engine:Echo", "is type, not an EngineDescription"),
         ("tests.echo_engine:ECHO,tests.echo_engine:ECHO", "the name 'echo' is taken"),
@@ -142,5 +142,5 @@ def test_a_wrong_value_of_the_variable_is_one_message(value, fault, study_file, 
     monkeypatch.setenv(VARIABLE, value)
     with pytest.raises(StudyError) as told:
         load_study(study_file)
-    assert f"${VARIABLE}: '" in str(told.value)
+    assert f"${VARIABLE}" in str(told.value)
     assert fault in str(told.value)

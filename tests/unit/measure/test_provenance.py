@@ -37,7 +37,7 @@ def test_another_environment_is_told_by_what_is_installed(installed, package, ve
     installed[package] = version
     record = provenance.provenance("vllm")
     assert record["lock"] is None
-    assert record["lock_sha256"] == installation.installed_sha256() != of_lock
+    assert record["lock_sha256"] == installation.lock_sha256(None) != of_lock
     assert record["versions"][package] == version
 
 
@@ -45,7 +45,7 @@ def test_an_installed_kvsweep_is_no_part_of_its_environment(monkeypatch):
     def hash_with(*packages: str) -> str:
         distributions = [SimpleNamespace(metadata={"Name": name}, version="1") for name in packages]
         monkeypatch.setattr(installation.metadata, "distributions", lambda: distributions)
-        return installation.installed_sha256()
+        return installation.lock_sha256(None)
 
     assert hash_with("torch", "kvsweep") == hash_with("torch") != hash_with("torch", "vllm")
 

@@ -61,7 +61,7 @@ def cells(tmp_path):
 
 
 def parsed(cells: Path) -> CellFacts:
-    return parse_cell(cells / CELL, CELL)
+    return parse_cell(cells / CELL)
 
 
 def test_a_start_and_its_repeats_have_what_was_recorded_in_typed_columns(cells):
@@ -106,7 +106,7 @@ def test_without_metrics_before_a_repeat_only_the_clients_own_growth_is_known(ce
 
 
 def test_times_count_from_the_start_of_the_repeat(cells):
-    rows = parse_cell(cells / CELL, CELL)
+    rows = parsed(cells)
     assert rows.requests[0]["queued_s"] == pytest.approx(0.5)
     assert rows.requests[0]["last_token_s"] is None
     assert (rows.steps[0]["time_s"], rows.steps[0]["graph"]) == (pytest.approx(1.0), "FULL")
@@ -130,7 +130,7 @@ def test_missing_requests_and_a_foreign_outcome_are_damage_and_absent_evidence_i
     assert all(part in damage for part in ("steps.jsonl: line 1: not JSON", "1 and 2"))
     for path in (cells / CELL / "raw").iterdir():
         path.unlink()
-    rows = parse_cell(cells / CELL, CELL)
+    rows = parsed(cells)
     assert (rows.requests, rows.steps, rows.trace) == ([], [], [])
     assert rows.of_start["damaged"] is None
     for content in ("", "{", "[]", '{"schema_version": 9}'):

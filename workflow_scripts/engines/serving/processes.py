@@ -7,7 +7,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import psutil
 
@@ -33,7 +32,7 @@ def in_thread(watch: Callable[[threading.Event], None]) -> Iterator[None]:
 
 
 class ServerProcess:
-    """The leader of a process group in this process's session, started by `forked` or `command`. It writes to this
+    """The leader of a process group in this process's session, started by `forked`. It writes to this
     process's standard output and error, the engine's log, and is killed when this process dies. Processes that it
     started are in the session of the cell; the fork server kills this session whenever the cell ends."""
 
@@ -53,14 +52,6 @@ class ServerProcess:
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # here and in the child, whichever comes first
         return cls(pid)
-
-    @classmethod
-    def command(cls, argv: Sequence[str], environment: Mapping[str, str], folder: Path) -> "ServerProcess":
-        def replace_this_process() -> None:
-            os.chdir(folder)
-            os.execvpe(argv[0], list(argv), dict(environment))
-
-        return cls.forked(replace_this_process)
 
     def ended(self) -> str | None:
         """How the leader ended, in words; None while it runs."""

@@ -32,7 +32,8 @@ class SglangServe(Serving):
         # Not a fork: SGLang's processes share their metrics only if each imports prometheus_client after SGLang.
         launcher = Path(__file__).with_name("on_socket.py")
         command = [sys.executable, "-P", str(launcher), str(socket), "sglang.launch_server", *self._words()]
-        return ServerProcess.command(command, environment, Path.cwd()), self._target_at(socket), "/health"
+        server = ServerProcess.forked(lambda: os.execvpe(command[0], command, environment))
+        return server, self._target_at(socket), "/health"
 
     def _words(self) -> list[str]:
         setup, knobs = self._setup, self._knobs

@@ -25,7 +25,8 @@ time.sleep(600)
 
 def family(folder: Path, *words: str) -> tuple[ServerProcess, list[int]]:
     pids = folder / "pids"
-    server = ServerProcess.command([sys.executable, "-c", FAMILY, str(pids), *words], dict(os.environ), folder)
+    argv = [sys.executable, "-c", FAMILY, str(pids), *words]
+    server = ServerProcess.forked(lambda: os.execv(argv[0], argv))
     wait_for(lambda: pids.exists() and pids.read_text().endswith("\n"))
     return server, [int(word) for word in pids.read_text().split()]
 
@@ -65,11 +66,11 @@ def test_while_a_server_is_guarded_its_children_do_not_outlive_it(tmp_path):
     server.stop()
 
 
-def test_an_exception_and_a_command_that_is_not_there_are_statuses(tmp_path):
+def test_an_exception_and_a_command_that_is_not_there_are_statuses():
     def fail() -> None:
         raise ValueError("it broke")
 
-    for server in (ServerProcess.forked(fail), ServerProcess.command(["no-such-server"], {}, tmp_path)):
+    for server in (ServerProcess.forked(fail), ServerProcess.forked(lambda: os.execvp("no-such-server", [""]))):
         wait_for(lambda server=server: server.ended() is not None)  # type: ignore[misc]
         assert server.ended() == "the server ended with status 1"
         server.stop()
@@ -95,7 +96,7 @@ def test_a_last_command_runs_when_all_of_its_session_is_killed(tmp_path):
 import os, signal
 from workflow_scripts.engines.serving.processes import LastCommand, ServerProcess
 LastCommand(["touch", {str(done)!r}], dict(os.environ))
-server = ServerProcess.command(["sleep", "600"], dict(os.environ), ".")
+server = ServerProcess.forked(lambda: os.execvp("sleep", ["sleep", "600"]))
 print(server.pid, flush=True)
 signal.pause()
 """

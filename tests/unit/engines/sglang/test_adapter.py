@@ -139,7 +139,7 @@ def server(tmp_path):
     (tmp_path / "small_server.py").write_text(SERVER)
     words = [sys.executable, "-P", str(Path(on_socket.__file__)), str(tmp_path / "s"), "small_server"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    server = ServerProcess.command([*words, "9", "http://127.0.0.1:9/"], environment, tmp_path)
+    server = ServerProcess.forked(lambda: os.execve(words[0], [*words, "9", "http://127.0.0.1:9/"], environment))
     yield server
     server.stop()
 
