@@ -263,7 +263,7 @@ def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> int:
         ({"cell_id": cell, "start": start}, of.tables()) for (cell, start), of in zip(folders, parsed, strict=True)
     ]
     for name, columns in table_columns().items():
-        rows = [place | row for place, rows_of in tables for row in rows_of[name]]
+        rows = [{**place, **row} for place, rows_of in tables for row in rows_of[name]]
         write_bytes(out / f"{name}.parquet", to_parquet(frame(rows, columns)))
     return len(folders)
 
