@@ -87,8 +87,8 @@ class CellFacts:
 
     def tables(self) -> dict[str, Sequence[Mapping[Any, Any]]]:
         repeats = [{"repeat": repeat, **row} for repeat, row in self.repeats.items()]
-        several = {"requests": self.requests, "steps": self.steps, "trace": self.trace}
-        return {"starts": [self.of_start], "repeats": repeats, **several}
+        of_one = {"starts": [self.of_start], "repeats": repeats}
+        return {**of_one, "requests": self.requests, "steps": self.steps, "trace": self.trace}
 
     @contextmanager
     def noting(self, folder: Path) -> Iterator[None]:
