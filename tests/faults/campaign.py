@@ -61,8 +61,8 @@ class Campaign:
     """A checkout, its results, and what has been found; `stop` and `remove` end it.
 
     An episode begins without results, has some faults, and ends when calls without faults have completed the study.
-    `findings` has what must not be; `hit` counts the faults by kind; `suspended` has the cells whose measurement was
-    stopped, from when to when by the monotonic clock; `out_of_service` the nodes that are not to be resumed yet."""
+    `findings` has what must not be; `hit` counts the faults by kind; `out_of_service` has the nodes that are not to be
+    resumed yet."""
 
     call: "subprocess.Popen[str]"
 
@@ -73,7 +73,6 @@ class Campaign:
         self._say, self._began_s = say, time.monotonic()
         self.findings: list[str] = []
         self.hit: Counter[str] = Counter()
-        self.suspended: list[tuple[str, float, float]] = []
         self.out_of_service: set[str] = set()
         self._nursed_s = self._busy_s = 0.0
         self._read_s = time.monotonic()
@@ -331,9 +330,6 @@ class Campaign:
         """After a complete study: its files, and that nothing else is left."""
         for cell, knobs in self._wanted.items():
             self._find(checker.faults_of_cell(self.study / "cells" / cell, cell, knobs))
-            spans = [span for name, *span in self.suspended if name == cell]
-            self._find(checker.faults_of_suspension(self.study / "cells" / cell, cell, spans))
-        self.suspended.clear()
         self._find(checker.faults_of_lists(self.study, self._wanted))
         self.wait(lambda: not self._left_over(), PROCESSES_S, "the end of processes")
         self._find(f"process {words} was left" for words in self._left_over())

@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,16 +102,6 @@ def faults_of_cell(folder: Path, cell: str, knobs: Mapping[str, Any]) -> Iterato
         elif path.suffix in (".json", ".jsonl") and path.stat().st_size:
             text = path.read_text()
             [json.loads(line) for line in (text.splitlines() if path.suffix == ".jsonl" else [text])]
-
-
-def faults_of_suspension(folder: Path, cell: str, spans: Iterable[Sequence[float]]) -> Iterator[str]:
-    """Repeats that count though the cell's processes were stopped in them, from when to when by the monotonic clock."""
-    if not (outcome := folder / "outcome.json").exists():
-        return
-    for one in json.loads(outcome.read_text())["repeats"]:
-        for began_s, ended_s in spans:
-            if one["start_monotonic_s"] < began_s and ended_s < one["end_monotonic_s"]:
-                yield f"{cell}: repeat {one['repeat']} counts, of which {ended_s - began_s:.1f} s were a suspension"
 
 
 def faults_of_lists(study: Path, cells: Iterable[str]) -> Iterator[str]:

@@ -3,7 +3,6 @@ to 1, which chooses its victim; it returns what it hit, or None if there is noth
 
 import os
 import random
-import re
 import signal
 import subprocess
 import tempfile
@@ -66,25 +65,14 @@ def fork_servers(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
     return found
 
 
-def measured_cells(processes: Sequence[psutil.Process]) -> dict[int, str]:
-    """The cells that are measured, by the process that measures: a device trace watches it."""
-    found = {}
-    for process in processes:
-        with suppress(psutil.Error):
-            if "sample-device" in (said := words(process)) and (
-                cell := re.search(r"/cells/(.+)/raw\.partial/", said[-1])
-            ):
-                found[process.ppid()] = cell[1]
-    return found
-
-
 def engines(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """Processes that measure a cell, and those that they started for the engine."""
+    """Processes that measure a cell, which a device trace watches, and those that they started for the engine."""
     found = []
-    for pid in measured_cells(processes):
-        with suppress(psutil.Error):
-            engine = psutil.Process(pid)
-            found += [engine, *(one for one in engine.children() if "sample-device" not in words(one))]
+    for process in processes:
+        if "sample-device" in (said := words(process)) and "/raw.partial/" in said[-1]:
+            with suppress(psutil.Error):
+                engine = psutil.Process(process.ppid())
+                found += [engine, *(one for one in engine.children() if "sample-device" not in words(one))]
     return found
 
 
@@ -153,25 +141,6 @@ def start_beside(campaign: "Campaign", choice: float, options: Sequence[str] = (
     return "on the same results"
 
 
-def suspend_engine(campaign: "Campaign", choice: float) -> str | None:
-    """Stop the process that measures, or one of the engine's, for some seconds; no repeat may span that time."""
-    cells = measured_cells(processes := campaign.lab.processes())
-    if (victim := one_of(engines(processes), choice)) is None:
-        return None
-    with suppress(psutil.Error, KeyError):
-        cell = cells.get(victim.pid) or cells[victim.ppid()]
-        began_s = time.monotonic()
-        victim.suspend()
-
-        def go_on() -> None:
-            campaign.suspended.append((cell, began_s, time.monotonic()))
-            sent([victim], signal.SIGCONT)
-
-        campaign.later(1 + 9 * choice, go_on)
-        return f"{cell} for {1 + 9 * choice:.0f} s"
-    return None
-
-
 def processes_of(campaign: "Campaign", job: str) -> Iterator[psutil.Process]:
     for process in campaign.lab.processes():
         with suppress(psutil.Error):
@@ -222,7 +191,6 @@ KINDS: dict[str, Callable[["Campaign", float], str | None]] = {
     "a second Snakemake without a lock": partial(start_beside, options=["--nolock"]),
     "full disk": fill_disk,
     "read-only results": make_read_only,
-    "engine suspended": suspend_engine,
     "scancel": partial(to_job, command="scancel {}"),
     "requeue": partial(to_job, command="scontrol requeue {}"),
     "time limit": partial(to_job, command="scontrol update JobId={} TimeLimit=1"),
