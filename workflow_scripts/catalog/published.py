@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -95,7 +95,9 @@ def plain(number: float | None) -> str:
 
 class Claim(Record):
     """What a source says, in our words: its quantities, the table behind them, the devices and models that it names.
-    `model`, a name in config/models/, is that of a table of rates over max-num-seqs."""
+    `model`, a name in config/models/, is that of a table of rates over max-num-seqs. `section`: address of the section
+    of the page that shows the claim; `tested_by`: the study and its sweeps, `STUDY: SWEEPS`, that would give a verdict;
+    `unstated`: the conditions that the source does not state, without which nothing tests the claim."""
 
     id: str
     source: str
@@ -104,7 +106,17 @@ class Claim(Record):
     model: str | None = None
     gpus: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
+    section: Literal["block-size", "devices", "engines", "max-num-seqs", "prefix-caching"]
+    tested_by: Annotated[str, Field(pattern=r"^\w+: .")]
+    unstated: str | None = None
     quantities: Annotated[tuple[Quantity, ...], Field(min_length=1)]
+
+    @property
+    def would_test(self) -> str:
+        """How to measure what would give a verdict."""
+        study, _, sweeps = self.tested_by.partition(": ")
+        command = f"snakemake --cores all --configfile config/studies/{study}.yaml ({sweeps})"
+        return f"{self.unstated}; {command} shows how it matters" if self.unstated else command
 
     def quantity(self, name: str, **at: float) -> Quantity:
         """The quantity with this name and these settings. Raises PublishedError if there is none."""

@@ -12,6 +12,8 @@ CLAIM = {
     "id": "one",
     "source": "lab",
     "text": "It is so.",
+    "section": "devices",
+    "tested_by": "demo: all sweeps",
     "quantities": [{"name": "rate", "unit": "tokens/s", "value": 5}],
 }
 

@@ -223,6 +223,7 @@ HEADER += ",max_concurrency\n"
 
 def published(tmp_path, text):
     claim = {"id": "blocks", "source": "lab", "text": "So many.", "table": "kv_blocks_try.csv"}
+    claim |= {"section": "block-size", "tested_by": "demo: all sweeps"}
     claim["quantities"] = [{"name": "blocks", "unit": "blocks", "value": 100}]
     (tmp_path / "claims.yaml").write_text(yaml.safe_dump([claim]))
     (tmp_path / "kv_blocks_try.csv").write_text(text)

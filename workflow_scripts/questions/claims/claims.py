@@ -50,23 +50,23 @@ def claims_table(study: Study, tables: StudyTables) -> pd.DataFrame:
 
 
 def _row(claim: Claim, tables: StudyTables) -> dict[str, str | None]:
-    if (check := CHECKS.get(claim.id)) is None:
+    if claim.id not in CHECKS and not claim.unstated:
         raise PublishedError(f"{CLAIMS}: {claim.id}: no function in questions/claims checks it (docs/claims.md)")
     try:
-        found = [each for each in check.find(claim, tables) if each is not None]
+        found = [] if claim.unstated else [each for each in CHECKS[claim.id](claim, tables) if each is not None]
     except (LookupError, TypeError, ValueError) as e:
         raise PublishedError(f"{CLAIMS}: {claim.id}: {e}") from None
     claim_verdict, kinds = verdict(found), _kinds(found)
     ids = (name for kind in kinds for each in kind[:MOST_WRITTEN] for name in each.ids)
     return {
         "claim_id": claim.id,
-        "section": check.section,
+        "section": claim.section,
         "claim": claim.text,
         "published_by": claim.source,
         "published_value": "; ".join(quantity.text() for quantity in claim.quantities),
         "verdict": claim_verdict,
         "evidence": _written(kinds),
-        "would_test": check.would_test if claim_verdict == NOT_TESTABLE else None,
+        "would_test": claim.would_test if claim_verdict == NOT_TESTABLE else None,
         "evidence_ids": "; ".join(dict.fromkeys(ids)) or None,
         "source": "published",
     }

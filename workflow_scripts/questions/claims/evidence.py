@@ -6,7 +6,7 @@ A check is a function that gets a claim and the tables and finds evidence; `chec
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model, load_gpus, resolve
 from workflow_scripts.catalog.published import CLAIMS, Claim, Stated
@@ -35,39 +35,17 @@ class Evidence:
 
 # None is a measurement that is not about the claim's subject.
 Find = Callable[[Claim, StudyTables], Iterator[Evidence | None]]
-# Address of the section of the page that shows a claim.
-Section = Literal["block-size", "devices", "engines", "max-num-seqs", "prefix-caching"]
+CHECKS: dict[str, Find] = {}
 
 
-class Check(NamedTuple):
-    """Where a claim is shown, how it is tested, and what would give a verdict if this does not."""
-
-    section: Section
-    find: Find
-    would_test: str
-
-
-CHECKS: dict[str, Check] = {}
-
-
-def check(claim: str, section: Section, would_test: str) -> Callable[[Find], Find]:
-    """Make a function the check of the claim with this id."""
+def check(*claims: str) -> Callable[[Find], Find]:
+    """Make a function the check of the claims with these ids."""
 
     def register(find: Find) -> Find:
-        CHECKS[claim] = Check(section, find, would_test)
+        CHECKS.update(dict.fromkeys(claims, find))
         return find
 
     return register
-
-
-def unstated(claim: str, section: Section, would_test: str) -> None:
-    """The claim with this id has a source that states no conditions, so nothing tests it."""
-    CHECKS[claim] = Check(section, lambda claim, tables: iter(()), would_test)
-
-
-def run(study: str, sweeps: str) -> str:
-    """How to measure sweeps of a study."""
-    return f"snakemake --cores all --configfile config/studies/{study}.yaml ({sweeps})"
 
 
 def verdict(evidence: Iterable[Evidence]) -> str:

@@ -5,14 +5,9 @@ from collections.abc import Iterator
 
 from workflow_scripts.catalog.published import Claim, Stated
 from workflow_scripts.common.wording import plural
-from workflow_scripts.questions.claims.evidence import Evidence, check, computed, number, run, unstated, within
+from workflow_scripts.questions.claims.evidence import Evidence, check, computed, number, within
 from workflow_scripts.questions.claims.study_tables import Row, StudyTables, highest, pairs
 from workflow_scripts.tables.summary import PLACE
-
-_RESERVED = run("published_claims", "sweep reserved-slots; table fragmentation")
-_NO_LENGTHS = "the source does not state the lengths of prompts; {} shows how they matter"
-_PREFIX_LENGTHS = _NO_LENGTHS.format(run("prefix_caching", "sweep prefix-length"))
-_ALL_PROMPTS = run("published_claims", "sweep prompts")
 
 
 def like_sharegpt(cell: Row) -> bool:
@@ -30,11 +25,7 @@ def a_fifth_of_512(cell: Row) -> bool:
     return bool(has_fifty and 77 <= held <= 128)
 
 
-@check(
-    "empty-slots-per-sequence",
-    "block-size",
-    run("paged_attention", "sweep block-size-and-max-num-seqs; table fragmentation"),
-)
+@check("empty-slots-per-sequence")
 def empty_slots_per_sequence(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     size, name = claim.value("block_size"), "empty_slots_per_sequence"
     text = f"A last block of {size:g} that holds one token has {size - 1:g} empty slots."
@@ -43,17 +34,14 @@ def empty_slots_per_sequence(claim: Claim, tables: StudyTables) -> Iterator[Evid
         yield number(claim, row, "Empty slots of a measured sequence, mean", row.wasted_slots_per_sequence, name)
 
 
-unstated("contiguous-allocation-waste", "block-size", _NO_LENGTHS.format(_RESERVED))
-
-
-@check("memory-used-by-paging", "block-size", _RESERVED)
+@check("memory-used-by-paging")
 def memory_used_by_paging(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     for row in tables.waste("block_size_whatif", (*PLACE, "max_model_len_effective"), block_size=16):
         what, used_pct = "Slots of blocks of 16 that hold a token of the measured requests", 100 - row.waste_pct
         yield number(claim, row, what, used_pct, "kv_memory_used_paged", " %", tolerance=5, under=a_fifth_of_512(row))
 
 
-@check("hf-reserves-max-new-tokens", "engines", run("paged_attention", "sweep hf-baseline; table fragmentation"))
+@check("hf-reserves-max-new-tokens")
 def hf_reserves_max_new_tokens(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     """The size of transformers' default cache, over that of a buffer for prompt and max_new_tokens from the start."""
     held, reserved = (tables.waste(layout, ["cell_id"]) for layout in ("hf_dynamic_cache", "contiguous_request_length"))
@@ -67,7 +55,7 @@ def hf_reserves_max_new_tokens(claim: Claim, tables: StudyTables) -> Iterator[Ev
 # --- capacity --------------------------------------------------------------------------------------------------------
 
 
-@check("blocks-linear-in-utilization", "block-size", run("published_claims", "sweep utilization"))
+@check("blocks-linear-in-utilization")
 def blocks_linear_in_utilization(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     """Blocks over the straight line through all blocks of a device. Two published points lie on a line; its intercept
     must be about the predicted overhead, a small difference of large numbers."""
@@ -85,7 +73,7 @@ def blocks_linear_in_utilization(claim: Claim, tables: StudyTables) -> Iterator[
             yield number(claim, row, what, times, one, " times", tolerance_pct=1)
 
 
-@check("capacity-of-an-l4", "block-size", run("published_claims", "sweep utilization"))
+@check("capacity-of-an-l4")
 def capacity_of_an_l4(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     for row in (row for row in tables.rows("memory") if row.gpu_memory_utilization == 0.5):
         error_pct, holds = row.kv_cache_tokens_error_pct, row.observed_kv_cache_tokens
@@ -97,7 +85,7 @@ def capacity_of_an_l4(claim: Claim, tables: StudyTables) -> Iterator[Evidence | 
             yield number(claim, row, what, holds, "kv_cache_tokens", tolerance_pct=5)
 
 
-@check("max-model-len-is-a-capacity-knob", "block-size", run("published_claims", "sweep max-model-len"))
+@check("max-model-len-is-a-capacity-knob")
 def max_model_len_is_a_capacity_knob(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     alike = "study source gpu engine model workload block_size_effective max_num_seqs_effective"
     alike += " knob_gpu_memory_utilization knob_cpu_kv_cache_gib"
@@ -113,7 +101,7 @@ def max_model_len_is_a_capacity_knob(claim: Claim, tables: StudyTables) -> Itera
                 yield number(claim, half, f"{what}, {lengths}", times, name, " times", tolerance_pct=pct, beside=whole)
 
 
-@check("short-max-model-len", "block-size", run("concurrency", "sweep users"))
+@check("short-max-model-len")
 def short_max_model_len(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     served = [cell for cell in tables.cells if cell.engine == "vllm-serve" and cell.kv_cache_usage_mean > 0]
     short, long = ([cell for cell in served if cell.max_model_len_effective == length] for length in (64, 512))
@@ -126,7 +114,7 @@ def short_max_model_len(claim: Claim, tables: StudyTables) -> Iterator[Evidence 
 # --- requests at once ------------------------------------------------------------------------------------------------
 
 
-@check("concurrency-gained-by-paging", "block-size", run("published_claims", "sweep reserved-slots"))
+@check("concurrency-gained-by-paging")
 def concurrency_gained_by_paging(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     """Requests that run in blocks, over those in whole reservations of the same memory."""
     # KV blocks, not max-num-seqs, end the growth.
@@ -150,7 +138,7 @@ def concurrency_gained_by_paging(claim: Claim, tables: StudyTables) -> Iterator[
             yield number(claim, cell, what, gained, "concurrency_ratio", " times", beside=other, under=under)
 
 
-@check("prompts-limit-concurrency", "max-num-seqs", _ALL_PROMPTS)
+@check("prompts-limit-concurrency")
 def prompts_limit_concurrency(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     for cell in tables.cells:
         if cell.num_requests == 200 and cell.max_concurrency_allowed > 100 and cell.running_peak >= 0:
@@ -158,7 +146,7 @@ def prompts_limit_concurrency(claim: Claim, tables: StudyTables) -> Iterator[Evi
             yield number(claim, cell, what, cell.running_peak, "concurrency", under=like_sharegpt(cell))
 
 
-@check("slots-are-never-the-bottleneck", "max-num-seqs", _ALL_PROMPTS)
+@check("slots-are-never-the-bottleneck")
 def slots_are_never_the_bottleneck(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     for cell in tables.cells:
         if cell.num_requests == 200 and cell.knob_max_num_seqs == 16 and cell.waiting_peak >= 0:
@@ -169,11 +157,8 @@ def slots_are_never_the_bottleneck(claim: Claim, tables: StudyTables) -> Iterato
 
 # --- prefix caching --------------------------------------------------------------------------------------------------
 
-unstated("speedup-of-a-shared-system-prompt", "prefix-caching", _PREFIX_LENGTHS)
-unstated("computation-saved-by-prefix-caching", "prefix-caching", _PREFIX_LENGTHS)
 
-
-@check("eviction-by-lowest-utility", "prefix-caching", run("kv_pressure", "sweep prefixes"))
+@check("eviction-by-lowest-utility")
 def eviction_by_lowest_utility(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     """Blocks of no future use would go first, so no seen prompt is computed again while the cache holds all."""
     for row, cell in tables.with_cells(tables.rows("predictions")):

@@ -23,8 +23,6 @@ from workflow_scripts.questions.claims.evidence import (
     may_mean,
     measured,
     number,
-    run,
-    unstated,
     within,
 )
 from workflow_scripts.questions.claims.on_memory import like_sharegpt
@@ -123,12 +121,7 @@ def refused_sizes(claim: Claim, says: str | None = None) -> Iterator[Evidence | 
             yield computed(claim, f"{ALL_VERSIONS} refuse {size:g}: {why}.", says)
 
 
-_BOTH = run("paged_attention", "sweep block-size-and-max-num-seqs")
-
-
-@check("throughput-flat-over-max-num-seqs", "max-num-seqs", _BOTH)
-@check("throughput-flat-over-block-size", "block-size", _BOTH)
-@check("kv-blocks-control-throughput", "max-num-seqs", _BOTH)
+@check("throughput-flat-over-max-num-seqs", "throughput-flat-over-block-size", "kv-blocks-control-throughput")
 def flat_throughput(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     """The two claims with published rates are about prompts of ShareGPT."""
     yield from refused_sizes(claim)
@@ -141,7 +134,7 @@ def flat_throughput(claim: Claim, tables: StudyTables) -> Iterator[Evidence | No
     yield from flat(claim, tables, like_sharegpt)
 
 
-@check("block-size-by-length", "block-size", run("published_claims", "sweep block-size-by-length"))
+@check("block-size-by-length")
 def block_size_by_length(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     """Throughput that is flat over the sizes leaves no best size."""
     yield from refused_sizes(claim, CONTRADICTED)
@@ -151,11 +144,8 @@ def block_size_by_length(claim: Claim, tables: StudyTables) -> Iterator[Evidence
 
 # --- a speed-up that follows bandwidth -------------------------------------------------------------------------------
 
-_ALL_SWEEPS = run("paged_attention", "all sweeps; table devices")
 
-
-@check("h200-over-l40s", "devices", _ALL_SWEEPS)
-@check("h100-over-a100", "devices", _ALL_SWEEPS)
+@check("h200-over-l40s", "h100-over-a100")
 def follows_bandwidth(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     """Whether a published speed-up equals the ratio of bandwidths, for every card that the two names may mean."""
     (a, b), published = claim.gpus, claim.value("throughput_ratio")
@@ -201,9 +191,6 @@ def _published_speedup(a: str, b: str, ratio: float) -> Evidence:
 
 # --- engines ---------------------------------------------------------------------------------------------------------
 
-_SAME_WORK = "sweeps hf-baseline and same-work-as-hf"
-_BUSY = run("paged_attention", f"{_SAME_WORK}; utilization_pct_mean in cells")
-
 
 def gain(claim: Claim, row: Row, stated: Stated | str, **conditions: float) -> Evidence | None:
     """A ratio of vLLM to HuggingFace as a number."""
@@ -212,8 +199,7 @@ def gain(claim: Claim, row: Row, stated: Stated | str, **conditions: float) -> E
     return number(claim, row, what, Interval(row.ratio, row.low, row.high), stated, " times", **conditions)
 
 
-@check("hf-generate-on-a100", "engines", run("paged_attention", "sweep hf-baseline"))
-@check("vllm-over-hf-on-a100", "engines", run("paged_attention", _SAME_WORK))
+@check("hf-generate-on-a100", "vllm-over-hf-on-a100")
 def hf_generate(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     """The source's script counts output tokens, and sends more prompts at once than its text says."""
     for name in ("batch_size", "prompts_of_the_script"):
@@ -230,7 +216,7 @@ def hf_generate(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
             yield number(claim, cell, what, found, "tokens_per_s", tolerance_pct=10)
 
 
-@check("engines-on-one-a100", "engines", run("paged_attention", f"{_SAME_WORK}; without TGI"))
+@check("engines-on-one-a100")
 def engines_on_one_a100(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     """Rates that the device allows, steps no faster than reading the weights, and the order of the engines."""
     published = {row["metric"]: row for row in tables.published.table(claim)}
@@ -249,30 +235,23 @@ def engines_on_one_a100(claim: Claim, tables: StudyTables) -> Iterator[Evidence 
         yield replace(found, says=None) if found and is_in_order else found
 
 
-@check("thirty-to-a-hundred-times-faster", "engines", run("paged_attention", _SAME_WORK))
+@check("thirty-to-a-hundred-times-faster")
 def thirty_to_a_hundred_times_faster(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     """Over a loop of single requests; batches are another comparison."""
     return (gain(claim, row, "throughput_ratio") for row in tables.fastest_gains(batched=False))
 
 
-@check("faster-for-a-single-request", "engines", run("published_claims", "sweeps single-request and single-request-hf"))
+@check("faster-for-a-single-request")
 def faster_for_a_single_request(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     for row, cell in tables.with_cells(tables.engine_gains(batched=False)):
         if row.sequences == 1 and cell.output_tokens == 50 * cell.num_requests:
             yield gain(claim, row, _AT_LEAST_ONE)
 
 
-unstated(
-    "gpu-utilisation-of-continuous-batching",
-    "max-num-seqs",
-    f"the source states no load; {_BUSY} shows what it depends on",
-)
-
-
 # --- ranks and users -------------------------------------------------------------------------------------------------
 
 
-@check("tensor-for-latency-pipeline-for-throughput", "devices", run("parallelism", "sweeps tensor and pipeline"))
+@check("tensor-for-latency-pipeline-for-throughput")
 def pipeline_over_tensor(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     """Pipeline stages must be faster in all than as many tensor ranks, and slower for a token."""
     times_s = tables.intervals("tpot_s_p50")
@@ -293,7 +272,7 @@ def pipeline_over_tensor(claim: Claim, tables: StudyTables) -> Iterator[Evidence
         yield measured(claim, stage, text, says, beside=rank)
 
 
-@check("concurrent-users-of-a-small-model", "block-size", run("concurrency", "sweep users"))
+@check("concurrent-users-of-a-small-model")
 def concurrent_users(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     """The rate rises by more than the time of a request."""
     rates, times = tables.intervals("output_tokens_per_s"), tables.intervals("e2e_s_p50")

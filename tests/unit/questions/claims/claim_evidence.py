@@ -46,7 +46,7 @@ def claim(claim_id, **numbers):
 
 def evidence(claim_id, of, **numbers):
     """What the claim's check finds."""
-    return [each for each in CHECKS[claim_id].find(claim(claim_id, **numbers), of) if each is not None]
+    return [each for each in CHECKS[claim_id](claim(claim_id, **numbers), of) if each is not None]
 
 
 def judged(claim_id, of, **numbers):

@@ -246,7 +246,6 @@ def stages(ratio, slower):
         ("eviction-by-lowest-utility", lambda: evicted(200_000, 0.7), CONTRADICTED),
         ("eviction-by-lowest-utility", lambda: evicted(50_000, 0.7), NOT_TESTABLE),
         # Waste is judged with requests that hold a fifth of 512 slots.
-        ("contiguous-allocation-waste", lambda: waste(both(70, 5)), NOT_TESTABLE),  # as the prompts are chosen
         ("memory-used-by-paging", lambda: waste(both(80, 9.9)), SUPPORTED),
         ("memory-used-by-paging", lambda: waste(both(80, 10.1)), CONTRADICTED),
         ("memory-used-by-paging", lambda: waste(both(80, 10.1), length=4096), NOT_TESTABLE),

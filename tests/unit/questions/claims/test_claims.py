@@ -18,7 +18,6 @@ from workflow_scripts.questions.claims.evidence import (
     MEASURED,
     NOT_TESTABLE,
     SUPPORTED,
-    Check,
     Evidence,
     measured,
     verdict,
@@ -29,7 +28,7 @@ from workflow_scripts.statistics.comparisons import NOT_DECIDED
 from workflow_scripts.study.study_file import load_study
 
 STUDY_FILE = CHECKOUT / "config" / "studies" / "published_claims.yaml"
-ONE = {"id": "one", "source": "lab", "text": "It is so."}
+ONE = {"id": "one", "source": "lab", "text": "It is so.", "section": "devices", "tested_by": "a: sweep b"}
 ONE["quantities"] = [
     {"name": "rate", "unit": "tokens/s", "value": 5},
     {"name": "waste", "unit": "percent", "min": 60, "max": 80},
@@ -47,7 +46,7 @@ def verdicts(of):
 def test_verdicts_that_formulas_and_published_numbers_alone_come_to():
     """With no study at all: what cannot be true, and what is arithmetic; only a GPU can tell the rest."""
     found = verdicts(tables())
-    assert set(CHECKS) == set(found)
+    assert set(CHECKS) == {claim.id for claim in PUBLISHED.claims if not claim.unstated}
     assert list(found) == [claim.id for claim in PUBLISHED.claims]
     assert {claim_id: said for claim_id, said in found.items() if said != NOT_TESTABLE} == {
         "h200-over-l40s": CONTRADICTED,
@@ -96,10 +95,10 @@ def test_every_row_names_who_said_it_and_evidence_has_a_label():
 
 def test_what_would_test_a_claim_names_a_study_and_a_sweep_that_exist():
     named = set()
-    for check in CHECKS.values():
-        for path in re.findall(r"config/studies/\S+\.yaml", check.would_test):
+    for claim in PUBLISHED.claims:
+        for path in re.findall(r"config/studies/\S+\.yaml", claim.would_test):
             sweeps = {sweep.name for sweep in load_study(CHECKOUT / path).sweeps}
-            for listed in re.findall(r"\(sweeps? ([\w -]+?)[;)]", check.would_test):
+            for listed in re.findall(r"\(sweeps? ([\w -]+?)[;)]", claim.would_test):
                 names = listed.split(" and ")
                 assert set(names) <= sweeps
                 named |= set(names)
@@ -165,7 +164,7 @@ def test_one_contradiction_is_enough_and_without_support_it_is_not_decided():
 
 def made(tmp_path, monkeypatch, *found):
     (tmp_path / "claims.yaml").write_text(yaml.safe_dump([ONE]))
-    monkeypatch.setitem(CHECKS, "one", Check("devices", lambda claim, tables: iter(found), "a study"))
+    monkeypatch.setitem(CHECKS, "one", lambda claim, tables: iter(found))
     [row] = claims_table(STUDY.model_copy(update={"claims": ["one"]}), tables(Published(tmp_path))).to_dict("records")
     return row
 
@@ -189,7 +188,8 @@ def test_what_decides_comes_first(tmp_path, monkeypatch):
 
 def test_a_claim_without_evidence_is_not_testable_and_one_without_a_check_is_refused(tmp_path, monkeypatch):
     row = made(tmp_path, monkeypatch)
-    assert (row["verdict"], row["would_test"], row["evidence"]) == (NOT_TESTABLE, "a study", None)
+    assert (row["verdict"], row["evidence"]) == (NOT_TESTABLE, None)
+    assert row["would_test"].endswith("config/studies/a.yaml (sweep b)")
     monkeypatch.delitem(CHECKS, "one")
     with pytest.raises(PublishedError, match=r"claims\.yaml: one: no function .* checks it"):
         claims_table(STUDY.model_copy(update={"claims": ["one"]}), tables(Published(tmp_path)))

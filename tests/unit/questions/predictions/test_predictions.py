@@ -102,7 +102,7 @@ def test_a_prediction_without_a_band_is_flagged_only_beyond_the_data_sheet():
 
 def published_sweep(folder, rates):
     quantities = [{"name": "max_num_seqs", "unit": "sequences", "min": 1, "max": 256}]
-    one = {"source": "lab", "text": "It is so.", "quantities": quantities}
+    one = {"source": "lab", "text": "It is so.", "section": "devices", "tested_by": "demo: a", "quantities": quantities}
     sweep = {"id": "one", "table": "sweep.csv", "model": "llama-3.1-8b-instruct"}
     (folder / "claims.yaml").write_text(yaml.safe_dump([one | sweep, one | {"id": "two"}]))
     (folder / "sweep.csv").write_text(rates)
