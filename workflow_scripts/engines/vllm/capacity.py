@@ -57,12 +57,19 @@ MOST_GIB = 10**6
 _GIB = Annotated[float, Field(strict=True, gt=-MOST_GIB, lt=MOST_GIB)]
 _LOG = mapping_of({"engine_version": StrictStr, **dict.fromkeys(LOG_FACTS, _GIB)}, extra="allow")
 
-_PARTS = {
-    "weights": "weights",
-    "activation": "peak of activations",
-    "cuda_graphs": "CUDA graphs",
-    "other": "outside of torch",
-    "available_kv_cache": "KV cache",
+# Rows of what is printed: the memory of the limiting device as a sum, and what its last term holds.
+_ROWS = {
+    "weights": "  weights",
+    "activation": "+ peak of activations",
+    "cuda_graphs": "+ CUDA graphs",
+    "other": "+ outside of torch",
+    "available_kv_cache": "+ KV cache",
+    "budget": "= usable",
+    "bytes_per_token": "KV of a token",
+    "bytes_per_request": "KV of a request",
+    "bytes_per_batch": "KV of the batch",
+    "bytes_per_block": "a KV block",
+    "num_blocks": "KV blocks",
 }
 
 # Maximum number of devices that are tried for a model that does not fit.
@@ -278,50 +285,40 @@ def _print(
     from workflow_scripts.common.terminal import Terminal
 
     table = Table(box=None, pad_edge=False)
+    stages = settings.pipeline_parallel_size
     table.add_column("memory")
-    limiting = (
-        f"each of rank {terms['pipeline_rank'].value:.0f}" if settings.pipeline_parallel_size > 1 else "each device"
+    table.add_column(
+        f"each of rank {terms['pipeline_rank'].value:.0f}" if stages > 1 else "each device",
+        justify="right",
+        no_wrap=True,
     )
-    table.add_column(limiting, justify="right", no_wrap=True)
     table.add_column("how")
-    for row in _rows(terms, settings):
-        table.add_row(*row)
+    for name in (name for name in _ROWS if name in terms):
+        table.add_row(_ROWS[name], _size(terms[name]), terms[name].how)
     terminal = Terminal()
-    for part in (title, "", table, "", *_what_fits(terms, settings, batch), *_what_would_fit(terms, fits)):
+    for part in (title, "", table, "", *_what_fits(terms, batch), *_what_would_fit(terms, fits)):
         terminal.print(part)
 
 
-def _rows(terms: Mapping[str, Term], settings: EngineSettings) -> Iterator[tuple[str, str, str]]:
-    """The memory of the limiting device as a sum, and what its last term holds: words, size, and how it was found."""
-    parts = [name for name in _PARTS if name in terms]
-    for name in parts:
-        yield f"{'  ' if name == parts[0] else '+ '}{_PARTS[name]}", _gib(terms[name].value), terms[name].how
-    if "budget" in terms:
-        rest = terms["budget"].value - sum(terms[name].value for name in parts)
-        if abs(rest) > MIB:  # else it is of rounding
-            yield "+ difference", _gib(rest), "of the log from the predicted terms"
-        share = f"{settings.gpu_memory_utilization:g} of {_gib(terms['device_memory'].value)}"
-        yield "= usable", _gib(terms["budget"].value), share
-    yield "KV of a token", f"{terms['bytes_per_token'].value:,.0f} B", terms["bytes_per_token"].how
-    for name, words in {"bytes_per_request": "KV of a request", "bytes_per_batch": "KV of the batch"}.items():
-        if name in terms:
-            yield words, _gib(terms[name].value), terms[name].how
-    yield "a KV block", f"{terms['bytes_per_block'].value / MIB:.3g} MiB", terms["bytes_per_block"].how
-    yield "KV blocks", f"{terms['num_blocks'].value:,.0f}", terms["num_blocks"].how
+def _size(term: Term) -> str:
+    """A size in its usual unit, or a count.
+
+    >>> [_size(Term(value, "bytes", "")) for value in (2**29, 2**21, 131072)], _size(Term(1000, "blocks", ""))
+    (['0.50 GiB', '2 MiB', '131,072 B'], '1,000')
+    """
+    if term.unit != "bytes" or abs(term.value) < MIB:
+        return f"{term.value:,.0f}{' B' if term.unit == 'bytes' else ''}"
+    return f"{term.value / GIB:,.2f} GiB" if abs(term.value) >= GIB / 10 else f"{term.value / MIB:.3g} MiB"
 
 
-def _gib(size: float) -> str:
-    return f"{size / GIB:,.2f} GiB"
-
-
-def _what_fits(terms: Mapping[str, Term], settings: EngineSettings, batch: BatchLimits) -> Iterator[str]:
+def _what_fits(terms: Mapping[str, Term], batch: BatchLimits) -> Iterator[str]:
     blocks, tokens, of_block = (terms[name].value for name in ("num_blocks", "kv_cache_tokens", "tokens_per_block"))
     yield f"KV cache: {blocks:,.0f} blocks of {of_block:,.0f} tokens, {tokens:,.0f} tokens in all."
     length, concurrency = f"{batch.max_model_len:,} tokens", terms["max_concurrency"].value
     if terms["feasible"].value:
         yield f"{math.floor(concurrency):,} requests of {length} fit at once (maximum concurrency {concurrency:.2f})."
-    elif (lacking := -terms["available_kv_cache"].value) > 0:
-        yield f"It does not fit: each device lacks {_gib(lacking)} for all but the KV cache."
+    elif (left := terms["available_kv_cache"]).value < 0:
+        yield f"It does not fit: each device lacks {_size(replace(left, value=-left.value))} for all but the KV cache."
     elif concurrency > 1:
         yield f"vLLM refuses to start: {terms['feasible'].how}."
     else:
