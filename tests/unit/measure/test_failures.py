@@ -98,7 +98,6 @@ def test_where_the_cause_of_a_failure_is_read(tmp_path):
     assert run_failure(RuntimeError("odd"), log_of(tmp_path)) == ("engine_error", "RuntimeError: odd")
     assert run_failure(CacheHeldError("blocks are held"), log_of(tmp_path)) == ("invalid", "blocks are held")
     # An engine that is gone without a word is no outcome.
-    dead = EngineDeadError("EngineCore encountered an issue. See stack trace (above) for the root cause.")
     lines = traceback(f"vllm.v1.engine.exceptions.EngineDeadError: {dead}")
     assert run_failure(dead, log_of(tmp_path, *lines)) is None
     # Nor is the end of a killed process that looks at the model's class a refusal.
@@ -119,44 +118,41 @@ def test_a_rank_that_is_gone_without_a_word_is_no_outcome(tmp_path, exit_code):
     assert run_failure(RuntimeError("Executor failed."), log) == ("engine_error", cause)
 
 
-# What engines say of their installation and host, seen by removing packages and files: never a refusal of a setting.
-@pytest.mark.parametrize(
-    ("engine", "message"),
-    [
-        (
-            "hf-static",
+# What engines say of their installation and host, seen by removing packages and files, is never a refusal of a setting.
+OF_ENGINES = {
+    "engine_error": {
+        "hf-static": [
             "ValueError: Using a `device_map` or setting `torch.set_default_device(device)` requires `accelerate`. You"
             " can install it with `pip install accelerate`",
-        ),
-        ("hf-static", "ImportError: Using `low_cpu_mem_usage=True` requires Accelerate: `pip install accelerate`"),
-        ("hf-static", "ModuleNotFoundError: No module named 'accelerate'"),
-        ("hf-static", "OSError: model does not appear to have a file named config.json"),
-        ("vllm", "ValueError: bitsandbytes is not installed. It must be installed for this quantization"),
-        ("vllm-serve", "OSError: [Errno 98] Address already in use"),
-        ("vllm", "FileNotFoundError: [Errno 2] No such file or directory: 'config.json'"),
-    ],
-)
-def test_a_fault_of_the_installation_is_no_refusal(tmp_path, engine, message):
-    assert start_failure(ValueError("x"), log_of(tmp_path, *traceback(message)), engine)[0] == "engine_error"
+            "ImportError: Using `low_cpu_mem_usage=True` requires Accelerate: `pip install accelerate`",
+            "ModuleNotFoundError: No module named 'accelerate'",
+            "OSError: model does not appear to have a file named config.json",
+        ],
+        "vllm": [
+            "ValueError: bitsandbytes is not installed. It must be installed for this quantization",
+            "FileNotFoundError: [Errno 2] No such file or directory: 'config.json'",
+        ],
+        "vllm-serve": ["OSError: [Errno 98] Address already in use"],
+    },
+    "infeasible": {
+        "vllm": [
+            "ValueError: Block size must be a multiple of 16, but got 8",
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig",
+            "ValueError: To serve at least one request with the models's max seq len (4096), (1.0 GiB KV cache is "
+            "needed, which is larger than the available KV cache memory (0.5 GiB).",
+            "ValueError: vLLM 0.11.0 does not have attention_backend",
+            "ValueError: The quantization method awq is not supported for the current GPU.",
+        ],
+        "hf-continuous": ["ValueError: max_batch_tokens must be greater than 0"],
+    },
+}
 
 
 @pytest.mark.parametrize(
-    ("engine", "message"),
-    [
-        ("vllm", "ValueError: Block size must be a multiple of 16, but got 8"),
-        ("vllm", "pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig"),
-        (
-            "vllm",
-            "ValueError: To serve at least one request with the models's max seq len (4096), (1.0 GiB KV cache is "
-            "needed, which is larger than the available KV cache memory (0.5 GiB).",
-        ),
-        ("vllm", "ValueError: vLLM 0.11.0 does not have attention_backend"),
-        (
-            "vllm",
-            "ValueError: The quantization method awq is not supported for the current GPU.",
-        ),
-        ("hf-continuous", "ValueError: max_batch_tokens must be greater than 0"),
-    ],
+    ("verdict", "engine", "message"),
+    [(kind, engine, text) for kind, of in OF_ENGINES.items() for engine, texts in of.items() for text in texts],
 )
-def test_a_refusal_of_a_setting_is_told_by_the_engines_own_list(tmp_path, engine, message):
-    assert start_failure(ValueError("x"), log_of(tmp_path, *traceback(message)), engine)[0] == "infeasible"
+def test_a_refusal_is_told_by_the_engines_own_list_and_a_fault_of_the_installation_is_none(
+    tmp_path, verdict, engine, message
+):
+    assert start_failure(ValueError("x"), log_of(tmp_path, *traceback(message)), engine)[0] == verdict
