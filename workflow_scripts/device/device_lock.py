@@ -15,9 +15,11 @@ import os
 import pwd
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from socket import gethostname
 
 import psutil
 
@@ -47,7 +49,8 @@ def device_lock(gpu: Gpu, count: int = 1) -> Iterator[None]:
     ends_s = time.monotonic() + 60 * float(os.environ.get(WAIT, WAIT_MIN))
     with own_folder(own), contextlib.ExitStack() as held:
         for name in _lock_names(gpu, count):
-            held.enter_context(_locked(files / f"{name}.lock", ends_s) if files else _bound(name, ends_s))
+            told = partial(_tell, name, set(), ends_s)
+            held.enter_context(locked(files / f"{name}.lock", told, 0o660) if files else _bound(name, told, ends_s))
         yield
 
 
@@ -81,9 +84,8 @@ def _address(name: str) -> str:
 
 
 @contextlib.contextmanager
-def _bound(name: str, ends_s: float) -> Iterator[None]:
-    """Hold the lock `name`; while another process holds it, say which one, and wait until that one releases it."""
-    said = ""
+def _bound(name: str, told: Callable[[str], object], ends_s: float) -> Iterator[None]:
+    """Hold the lock `name`; while another process holds it, tell which one, and wait until that one releases it."""
     with socket.socket(socket.AF_UNIX) as listener:
         for attempt in itertools.count():
             try:
@@ -98,9 +100,9 @@ def _bound(name: str, ends_s: float) -> Iterator[None]:
                     waiting.connect(_address(name))
                 except (ConnectionRefusedError, BlockingIOError):  # it has just released it, or is no job of kvsweep
                     if attempt:
-                        said = _said("a process that does not answer", name, said, ends_s)
+                        told("a process that does not answer")
                 else:
-                    said = _said(_in_words(peer_of(waiting)), name, said, ends_s)
+                    told(_in_words(peer_of(waiting)))
                     waiting.settimeout(max(0.001, ends_s - time.monotonic()))
                     with contextlib.suppress(ConnectionResetError, TimeoutError):
                         waiting.recv(1)  # until the holder closes its socket
@@ -110,35 +112,34 @@ def _bound(name: str, ends_s: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _locked(file: Path, ends_s: float) -> Iterator[None]:
-    """The same for a lock that is a file, in which its holder says who it is."""
-    said = ""
-    with os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o660), "r+") as lock:
+def locked(file: Path, told: Callable[[str], object], mode: int = 0o600) -> Iterator[None]:
+    """The same for a lock that is a file, in which its holder says who it is. Hosts may share it."""
+    with os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode), "r+") as lock:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 lock.seek(0)
-                said = _said(printable(lock.read(200)) or "a process", str(file), said, ends_s)
+                told(printable(lock.read(200)) or "a process")
                 time.sleep(AGAIN_S)
         lock.truncate(0)
         lock.seek(0)
-        lock.write(_in_words(Peer(os.getpid(), os.geteuid())))
+        lock.write(f"{_in_words(Peer(os.getpid(), os.geteuid()))} on {gethostname()}")
         lock.flush()
         yield
 
 
-def _said(holder: str, name: str, said: str, ends_s: float) -> str:
+def _tell(name: str, said: set[str], ends_s: float, holder: str) -> None:
     """Say who holds a lock, unless it was said already. Raises TimeoutError after the end of the wait."""
     left_s = ends_s - time.monotonic()
     what = f"waiting for the device: {holder} holds {name}"
     if left_s <= 0:
         raise TimeoutError(f"{what}; no longer waiting ({WAIT})")
-    if holder != said:
+    if holder not in said:
+        said.add(holder)
         advice = f"set {SCOPE} to a word, if that is no measurement, or measure on another host"
         say(f"{what}; this job waits {left_s / 60:.0f} minutes ({WAIT}); {advice}")
-    return holder
 
 
 def _in_words(peer: Peer) -> str:

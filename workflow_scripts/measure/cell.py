@@ -14,7 +14,6 @@ reached while `--attempts` are left. It exits with 3 on the wrong device, withou
 ran.
 """
 
-import os
 import secrets
 import shutil
 import sys
@@ -25,9 +24,6 @@ from contextlib import ExitStack, closing
 from functools import cache, partial
 from itertools import count, takewhile
 from pathlib import Path
-from socket import gethostname
-
-from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from workflow_scripts.catalog.environments import is_installed
 from workflow_scripts.catalog.gpus_and_models import load_gpus
@@ -43,9 +39,9 @@ from workflow_scripts.common.command import (
     positive,
     print_to,
 )
-from workflow_scripts.common.files import last_line, read_end, read_json
+from workflow_scripts.common.files import last_line, read_json
 from workflow_scripts.common.wording import listed
-from workflow_scripts.device.device_lock import boot_id, device_lock
+from workflow_scripts.device.device_lock import boot_id, device_lock, locked
 from workflow_scripts.device.host_load import suspension
 from workflow_scripts.engines.engine import SCRATCH
 from workflow_scripts.engines.installation import missing_packages
@@ -218,9 +214,11 @@ def main(args: Namespace) -> int:
         return 1
     try:
         with ExitStack() as locks:
-            # All processes take the locks in one order, so that no two wait for each other.
+            # Only one process at a time measures a cell, of all jobs on all hosts that share the results. All take the
+            # locks in one order, so that no two wait for each other.
             for lock in sorted(map(paths.lock, cells)):
-                locks.enter_context(_held(lock))
+                lock.parent.mkdir(parents=True, exist_ok=True)
+                locks.enter_context(locked(lock, _tell))
             series = []
             for index, (cell, definition, number) in enumerate(zip(cells, definitions, numbers, strict=True)):
                 round_number = args.round
@@ -246,15 +244,6 @@ def main(args: Namespace) -> int:
         return 1
 
 
-def _held(lock: Path) -> "AcquireReturnProxy[FileLock]":
-    """Only one process at a time measures a cell, of all jobs on all hosts that share the results. It says in the lock
-    who it is; nobody else can open it."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    file = FileLock(lock, mode=0o600)
-    try:
-        held = file.acquire(timeout=0)
-    except Timeout:
-        print(f"waiting: {read_end(lock, 200) or 'another process'} measures this cell", flush=True)
-        held = file.acquire(poll_interval=1)
-    lock.write_text(f"process {os.getpid()} of {gethostname()}, since {now_in_utc()},", encoding="utf-8")
-    return held
+@cache
+def _tell(holder: str) -> None:
+    print(f"waiting: {holder} measures this cell", flush=True)

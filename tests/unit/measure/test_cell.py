@@ -17,6 +17,7 @@ import pytest
 from tests.processes import wait_for
 from tests.unit.made_studies import fixed, write_study
 from workflow_scripts.common.ownership import temporary_folder
+from workflow_scripts.device.device_lock import locked
 from workflow_scripts.measure import cell as command
 from workflow_scripts.measure import session
 from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
@@ -205,10 +206,15 @@ def test_on_the_wrong_device_a_cell_has_no_outcome_not_in_the_last_attempt_eithe
 
 
 def test_a_cells_lock_is_this_users_alone_and_names_its_holder(tmp_path, capsys):
-    lock = tmp_path / "locks/a.lock"
-    with ThreadPoolExecutor() as pool, command._held(lock):  # released before the pool waits
+    def wait() -> None:
+        with locked(lock, command._tell):
+            pass
+
+    lock = tmp_path / "a.lock"
+    with ThreadPoolExecutor() as pool, locked(lock, print):  # released before the pool waits
         assert lock.stat().st_mode & 0o777 == 0o600
-        second = pool.submit(lambda: command._held(lock))
+        second = pool.submit(wait)
         said = wait_for(lambda: capsys.readouterr().out, what="the message")
-        assert f"waiting: process {os.getpid()} of {gethostname()}, since 20" in said
-    second.result(timeout=60).lock.release()
+        assert said.startswith(f"waiting: process {os.getpid()} of user ")
+        assert gethostname() in said
+    second.result(timeout=60)
