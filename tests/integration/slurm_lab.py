@@ -22,72 +22,8 @@ from tests.processes import wait_for
 GPU_TYPES = ("h200", "h100", "a100", "l40s")
 GRES_TYPES = {gpu: gpu for gpu in GPU_TYPES} | {"l40s": "nvidia_l40s-48gb"}  # many sites have such a hyphen
 
-_CONF = """\
-ClusterName=lab
-SlurmctldHost={host}(127.0.0.1)
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-CredType=cred/munge
-AuthInfo=socket={root}/run/munge.sock
-SlurmctldPort={controller_port}
-SlurmdPort={node_port}
-SlurmctldPidFile={root}/run/slurmctld.pid
-SlurmdPidFile={root}/run/slurmd-%n.pid
-StateSaveLocation={root}/state
-SlurmdSpoolDir={root}/spool/%n
-SlurmctldLogFile={root}/log/slurmctld.log
-SlurmdLogFile={root}/log/slurmd-%n.log
-SlurmdParameters=config_overrides
-SwitchType=switch/none
-MpiDefault=none
-ReturnToService=2
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core_Memory
-SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0
-GresTypes=gpu
-MinJobAge=3600
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
-PartitionName=urgent Nodes=ALL PriorityTier=10 MaxTime=1-0 DefaultTime=10 State=UP
-KillWait=2
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-"""
-_ACCOUNTING = """\
-JobAcctGatherType=jobacct_gather/linux
-JobAcctGatherFrequency=2
-AccountingStorageType=accounting_storage/slurmdbd
-AccountingStorageHost=localhost
-AccountingStoragePort={database_port}
-AccountingStoragePass={root}/run/munge.sock
-"""
-_DATABASE = """\
-DbdHost=localhost
-DbdPort={database_port}
-SlurmUser=root
-AuthType=auth/munge
-AuthInfo=socket={root}/run/munge.sock
-StorageType=accounting_storage/mysql
-StorageHost=localhost
-StorageUser=root
-LogFile={root}/log/slurmdbd.log
-PidFile={root}/run/slurmdbd.pid
-"""
-_MARIADB = """\
-[server]
-user=root
-datadir={root}/mariadb
-tmpdir={root}/run
-socket={root}/run/mariadb.sock
-pid-file={root}/run/mariadb.pid
-log-error={root}/log/mariadb.log
-skip-networking
-innodb-log-file-size=16M
-innodb-flush-log-at-trx-commit=0
-innodb-flush-method=nosync
-"""
+# With places that `str.format` fills.
+_CONF = Path(__file__).with_name("slurm_conf")
 _NODE = (
     "NodeName=n-{gpu} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=16 Sockets=1 CoresPerSocket=16"
     " ThreadsPerCore=1 RealMemory=500000 Gres=gpu:{gres}:1 Feature={gpu}\n"
@@ -135,21 +71,19 @@ class SlurmLab:
         controller_port, node_port, database_port, *ports = _free_ports(3 + len(GPU_TYPES))
         facts = {"host": host, "root": self.root, "controller_port": controller_port, "node_port": node_port}
         facts["database_port"] = database_port
-        conf = (_CONF + _ACCOUNTING).format(**facts)
-        gres = ""
+        for file in _CONF.iterdir():
+            self.conf.with_name(file.name).write_text(file.read_text().format(**facts))
+        nodes = gres = ""
         for number, (gpu, port) in enumerate(zip(GPU_TYPES, ports, strict=True)):
-            conf += _NODE.format(gpu=gpu, gres=GRES_TYPES[gpu], host=host, port=port)
+            nodes += _NODE.format(gpu=gpu, gres=GRES_TYPES[gpu], host=host, port=port)
             # With a regular file in place of the device, CUDA_VISIBLE_DEVICES is not set.
             device = self.root / "dev" / f"nvidia{number}"
             os.mknod(device, 0o20666, os.makedev(195, number))
             gres += f"NodeName=n-{gpu} Name=gpu Type={GRES_TYPES[gpu]} File={device}\n"
-        self.conf.write_text(conf)
+        self.conf.write_text(self.conf.read_text() + nodes)
         self.conf.with_name("gres.conf").write_text(gres)
         self.conf.with_name("cgroup.conf").write_text("")
-        self.conf.with_name("mariadb.conf").write_text(_MARIADB.format(**facts))
-        database = self.conf.with_name("slurmdbd.conf")
-        database.write_text(_DATABASE.format(**facts))
-        database.chmod(0o600)  # slurmdbd refuses another mode
+        self.conf.with_name("slurmdbd.conf").chmod(0o600)  # slurmdbd refuses another mode
         key = self.root / "etc" / "munge.key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)

@@ -20,38 +20,8 @@ from workflow_scripts.study.study import NAME_PATTERN, NAMES, StudyError
 
 # Models with random weights, and the memory of a GPU in GB that each needs at least; the first that fits is taken.
 MODELS = (("llama-3.1-8b-instruct", 40), ("qwen2.5-0.5b-instruct", 0))
-TEXT = """\
-# A first study: what block size and the number of sequences at once change. docs/studies.md explains every key.
-schema_version: 1
-name: {name}
-question: What do block size and max-num-seqs change in throughput and KV-cache use on this {what}?
-# Each cell in two starts of its engine, in rounds of a random order.
-starts: 2
-repeats: 2
-cell_time_limit_s: 600
-
-workloads:
-  chat:
-    kind: synthetic
-    num_prompts: 16
-    prompts_per_seq: {per_seq} # and this many for each sequence that may run at once, so that the engine stays full
-    prompt_tokens: {{median: {prompt}, sigma: 0.6, minimum: 8, maximum: {maximum}}}
-    output_tokens: {{median: {output}, sigma: 0.5, minimum: 4, maximum: {maximum}}}
-
-models:
-  {model}: {{load_format: dummy}} # random weights: the same work, and nothing is fetched
-
-engine_defaults:
-  vllm: {defaults}
-
-sweeps:
-  - name: block-size-and-max-num-seqs
-    gpu: {gpu} # other names: config/gpus.yaml
-    engine: vllm
-    model: {model}
-    workload: chat
-    knobs: {{block_size: {block_sizes}, max_num_seqs: {sequences}}}
-"""
+# A study with places for what depends on the machine, which `str.format` fills.
+TEMPLATE = Path(__file__).with_name("templates") / "first_study.yaml.in"
 ON_GPU = {"prompt": 150, "output": 100, "maximum": 512, "defaults": "{max_model_len: 2048}"}
 ON_GPU |= {"block_sizes": "[16, 32, 64, 128]", "sequences": "[1, 16, 64]", "per_seq": 8}
 ON_CPU = {"prompt": 20, "output": 8, "maximum": 48, "model": "tiny-llama-57m", "gpu": "cpu-all", "what": "CPU"}
@@ -69,7 +39,7 @@ def first_study(name: str, nvml_names: list[str]) -> str:
         values = ON_GPU | {"gpu": gpu, "model": model, "what": "GPU"}
     if not re.fullmatch(NAME_PATTERN, name):
         raise StudyError(f"{name!r}: a study cannot have this name; {NAMES}")
-    return TEXT.format(name=name, **values)
+    return TEMPLATE.read_text(encoding="utf-8").format(name=name, **values)
 
 
 @command("init", option("study", type=Path, help="the file to write, such as my-study.yaml"))
