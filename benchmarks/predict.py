@@ -23,11 +23,12 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from workflow_scripts.cluster.batches import Cells, Round
+from workflow_scripts.cluster.batches import Round
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import run_command
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.predict.predictions import predict_cells
+from workflow_scripts.study.definition import Cells
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths

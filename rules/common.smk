@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import quote
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
-from workflow_scripts.cluster.batches import Cells, Round, gpus_of
+from workflow_scripts.cluster.batches import Round, gpus_of
 from workflow_scripts.cluster.pending import Pending, starts_of
 from workflow_scripts.cluster.site import Attempt, cells_per_job, job_resources, load_site
 from workflow_scripts.cluster.site import queue_resources, what_fits
@@ -17,7 +17,7 @@ from workflow_scripts.common.files import read_json
 from workflow_scripts.engines.registry import modules_that_predict
 from workflow_scripts.questions.all_tables import TABLE_MODULES, TABLES
 from workflow_scripts.study.runs_file import files_of
-from workflow_scripts.study.definition import json_sha256, model_key, resolved_models, workload_key
+from workflow_scripts.study.definition import Cells, json_sha256, model_key, resolved_models, workload_key
 from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.gpus_here import cells_without_gpu, gpus_here, unmeasurable, what_is_left
 from workflow_scripts.study.paths import CELL_PATTERN, StudyPaths, usable

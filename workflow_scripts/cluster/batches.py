@@ -16,7 +16,6 @@ from argparse import Namespace
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain, count, product
 from pathlib import Path
 from typing import TypedDict
@@ -25,11 +24,10 @@ from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.command import command, option, out
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json, write_json
-from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models, session_key
-from workflow_scripts.study.grid import Cell, endpoints_of, expand
+from workflow_scripts.study.definition import Cells
+from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.paths import start_folder
 from workflow_scripts.study.rounds import CellStart, in_random_order
-from workflow_scripts.study.study import Study
 
 
 @dataclass(frozen=True)
@@ -43,39 +41,6 @@ class Batch:
     name: str
     starts: tuple[CellStart, ...]
     places: Mapping[CellStart, int] = field(hash=False)
-
-
-class Cells:
-    """The cells of a study with what they measure, and the hashes of that and of their sessions, by id."""
-
-    def __init__(self, study: Study) -> None:
-        self.study, self.cells, models = study, {cell.id: cell for cell in expand(study)}, resolved_models(study)
-        self.measured = {name: cell_definition(study, cell, models) for name, cell in self.cells.items()}
-
-    @cached_property
-    def definitions(self) -> dict[str, str]:
-        return {name: definition_sha256(measured) for name, measured in self.measured.items()}
-
-    @cached_property
-    def sessions(self) -> dict[str, str]:
-        """Of its own for each cell if the study shares no starts."""
-        shares = self.study.share_starts
-        return {name: session_key(measured) if shares else name for name, measured in self.measured.items()}
-
-    @cached_property
-    def _elsewhere(self) -> set[str]:
-        return {name for name, endpoint in endpoints_of(self.study).items() if endpoint.base_url is not None}
-
-    def needs(self, cell: Cell) -> tuple[str, int]:
-        """The device of a cell and how many its job needs: none for a server elsewhere."""
-        return cell.gpu, 0 if cell.endpoint in self._elsewhere else cell.knobs.ranks
-
-    def in_sessions(self, cells: Iterable[str]) -> list[list[str]]:
-        """The cells that may share a start of their engine, in the order of the first of each."""
-        shared: dict[str, list[str]] = {}
-        for cell in cells:
-            shared.setdefault(self.sessions[cell], []).append(cell)
-        return list(shared.values())
 
 
 class Round:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from workflow_scripts.cluster.batches import Batch, Cells, Listed, Round, folder_of, new_name
+from workflow_scripts.cluster.batches import Batch, Listed, Round, folder_of, new_name
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json, sha256_of
-from workflow_scripts.study.definition import json_sha256
+from workflow_scripts.study.definition import Cells, json_sha256
 from workflow_scripts.study.outcome import is_of, outcome_in
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.reruns import ONLY_FAILED, check_rerun, in_words, to_rerun

@@ -21,13 +21,14 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from workflow_scripts.cluster.batches import Batch, Cells, Round
+from workflow_scripts.cluster.batches import Batch, Round
 from workflow_scripts.cluster.pending import manifest_of, starts_of
 from workflow_scripts.cluster.site import Attempt
 from workflow_scripts.cluster.terminal_lines import time_left
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option, out, positive
 from workflow_scripts.common.files import last_line, write_json
 from workflow_scripts.measure.cell import WRONG_DEVICE
+from workflow_scripts.study.definition import Cells
 from workflow_scripts.study.outcome import Start, is_outcome_of
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.reruns import ONLY_FAILED, set_aside, to_rerun

@@ -50,10 +50,10 @@ from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.provenance import now_in_utc, provenance_of
 from workflow_scripts.measure.session import MEASURED, Job, NoEnvironmentError, Session, end_of_log
 from workflow_scripts.study.definition import (
+    Cells,
     Definition,
     cell_definition,
     definition_sha256,
-    definitions_sha256,
     model_key,
     resolved_models,
     session_key,
@@ -224,7 +224,7 @@ def main(args: Namespace) -> int:
                 round_number = args.round
                 if number is None or round_number is None:
                     # The next start, and the round that it belongs to if it begins now.
-                    ended = ended_starts(definitions_sha256(study), paths)
+                    ended = ended_starts(Cells(study).definitions, paths)
                     present = present_round(ended, time.time(), last_seen_s(ended, paths))
                     (_, next_number), present = next_start(ended, cell.id, present)
                     number, round_number = number or next_number, round_number or present

@@ -27,7 +27,7 @@ from workflow_scripts.predict.calibrated import UNCALIBRATED
 from workflow_scripts.predict.capacity_of_cells import predict_published, predict_study
 from workflow_scripts.predict.prediction_record import FIELDS, TEXTS
 from workflow_scripts.predict.predictions import VLLM_VERSION, at_version, predict_cells
-from workflow_scripts.study.definition import session_keys
+from workflow_scripts.study.definition import Cells
 from workflow_scripts.study.grid import COORDINATES, Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
@@ -47,7 +47,7 @@ def plan(study: Study, cells: Sequence[Cell], prepared: Path | None) -> pd.DataF
     table = table.reset_index()
     table = table.astype({name: "string" if name in TEXTS else "float64" for name in FIELDS})
     # Cells as of another version share starts as those of the study do.
-    return _in_sessions(table, dict(zip(table["cell_id"], session_keys(study).values(), strict=True)))
+    return _in_sessions(table, dict(zip(table["cell_id"], Cells(study).sessions.values(), strict=True)))
 
 
 def _in_sessions(table: pd.DataFrame, sessions: Mapping[str, str]) -> pd.DataFrame:

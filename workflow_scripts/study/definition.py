@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import JsonValue, model_serializer, model_validator
@@ -156,23 +157,41 @@ def session_key(definition: Definition) -> str:
     return json_sha256({**settings, **requests, "knobs": without_load(definition.knobs).set_values()})
 
 
-def session_keys(study: Study) -> dict[str, str]:
-    """The `session_key` of each cell, by the cell's id; of its own for each if the study shares no starts."""
-    models = resolved_models(study)
-    return {
-        cell.id: session_key(cell_definition(study, cell, models)) if study.share_starts else cell.id
-        for cell in expand(study)
-    }
+class Cells:
+    """The cells of a study with what they measure, and the hashes of that and of their sessions, by id."""
+
+    def __init__(self, study: Study) -> None:
+        self.study, self.cells, models = study, {cell.id: cell for cell in expand(study)}, resolved_models(study)
+        self.measured = {name: cell_definition(study, cell, models) for name, cell in self.cells.items()}
+
+    @cached_property
+    def definitions(self) -> dict[str, str]:
+        return {name: definition_sha256(measured) for name, measured in self.measured.items()}
+
+    @cached_property
+    def sessions(self) -> dict[str, str]:
+        """Of its own for each cell if the study shares no starts."""
+        shares = self.study.share_starts
+        return {name: session_key(measured) if shares else name for name, measured in self.measured.items()}
+
+    @cached_property
+    def _elsewhere(self) -> set[str]:
+        return {name for name, endpoint in endpoints_of(self.study).items() if endpoint.base_url is not None}
+
+    def needs(self, cell: Cell) -> tuple[str, int]:
+        """The device of a cell and how many its job needs: none for a server elsewhere."""
+        return cell.gpu, 0 if cell.endpoint in self._elsewhere else cell.knobs.ranks
+
+    def in_sessions(self, cells: Iterable[str]) -> list[list[str]]:
+        """The cells that may share a start of their engine, in the order of the first of each."""
+        shared: dict[str, list[str]] = {}
+        for cell in cells:
+            shared.setdefault(self.sessions[cell], []).append(cell)
+        return list(shared.values())
 
 
 def study_sha256(study: Study) -> str:
-    return json_sha256([*sorted(definitions_sha256(study).values())])
-
-
-def definitions_sha256(study: Study) -> dict[str, str]:
-    """The hash of each cell's definition, by the cell's id."""
-    models = resolved_models(study)
-    return {cell.id: definition_sha256(cell_definition(study, cell, models)) for cell in expand(study)}
+    return json_sha256([*sorted(Cells(study).definitions.values())])
 
 
 def model_key(model: ResolvedModel) -> str:

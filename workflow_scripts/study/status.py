@@ -27,7 +27,7 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import last_line
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.common.wording import shortened
-from workflow_scripts.study.definition import definitions_sha256
+from workflow_scripts.study.definition import Cells
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import WHAT_TO_DO, Outcome, OutcomeKind, is_of, never_ran
 from workflow_scripts.study.paths import ENGINE_LOG, MEASURE_LOG, OUTCOME, RAW, StudyPaths, within
@@ -60,7 +60,7 @@ class CellStatus:
 
 def status_of_starts(study: Study, paths: StudyPaths) -> dict[Cell, list[CellStatus]]:
     """The starts that the study asks for and those tried beyond, by number, for every cell of the grid in its order."""
-    definitions, asked = definitions_sha256(study), study.starts.at_least
+    definitions, asked = Cells(study).definitions, study.starts.at_least
     return {
         cell: [
             _status_of_start(cell, paths, definitions[cell.id], start)

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.unit.made_studies import MadeStudy, end_cell, fixed
-from workflow_scripts.cluster.batches import Batch, Cells, Round, main
+from workflow_scripts.cluster.batches import Batch, Round, main
 from workflow_scripts.cluster.pending import Pending, Wanted, manifest_of
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json, write_json, write_text
 from workflow_scripts.parse.cell_tables import main as parse_cells
+from workflow_scripts.study.definition import Cells
 from workflow_scripts.study.rounds import CellStart, in_random_order
 
 WORKLOADS = {"chat": fixed(), "short": fixed(num_prompts=2)}

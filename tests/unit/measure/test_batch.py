@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from tests.unit.made_studies import MadeStudy, end_cell, fixed
-from workflow_scripts.cluster.batches import Batch, Cells, Round
+from workflow_scripts.cluster.batches import Batch, Round
 from workflow_scripts.common.files import read_json
 from workflow_scripts.measure import batch as command
 from workflow_scripts.measure.cell import WRONG_DEVICE
 from workflow_scripts.measure.provenance import now_in_utc
+from workflow_scripts.study.definition import Cells
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.rounds import CellStart
 

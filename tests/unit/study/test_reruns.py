@@ -5,7 +5,7 @@ import pytest
 from tests.unit.made_studies import end_cell, fixed, write_study
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.study import reruns
-from workflow_scripts.study.definition import definitions_sha256
+from workflow_scripts.study.definition import Cells
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import outcome_in
 from workflow_scripts.study.paths import StudyPaths
@@ -33,7 +33,7 @@ class Failed:
         end_cell(self.study, self.paths, cell, outcome=outcome, **of | changes)
 
     def again(self, rerun="failed", tries=2):
-        ended = ended_starts(definitions_sha256(self.study), self.paths)
+        ended = ended_starts(Cells(self.study).definitions, self.paths)
         return to_rerun(ended, self.cells, self.paths, rerun, tries)
 
 

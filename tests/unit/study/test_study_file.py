@@ -19,7 +19,7 @@ from workflow_scripts.predict.predictions import predict_cells
 from workflow_scripts.prepare.model import main as prepare_model
 from workflow_scripts.prepare.tokenizer import build_tokenizer
 from workflow_scripts.study.check import main
-from workflow_scripts.study.definition import definitions_sha256, resolved_models
+from workflow_scripts.study.definition import Cells, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import StudyError
@@ -264,14 +264,14 @@ def test_a_folder_is_a_model_of_the_study(write_own, folder, tmp_path):
 def test_another_config_is_another_model_and_a_stored_one_stands_in_for_a_lost_folder(write_own, folder, tmp_path):
     path, paths = write_own({"folder": str(folder)}), StudyPaths(tmp_path / "results", "own")
     study = load_study(path)
-    before = definitions_sha256(study)
+    before = Cells(study).definitions
     assert not paths.root.exists()  # reading a study changes no file
     store_configs(study, paths)
     (folder / "config.json").write_text(json.dumps(json.loads(CONFIG.read_text()) | {"num_hidden_layers": 4}))
-    assert definitions_sha256(load_study(path)).keys() == before.keys()
-    assert definitions_sha256(load_study(path)) != before
+    assert Cells(load_study(path)).definitions.keys() == before.keys()
+    assert Cells(load_study(path)).definitions != before
     shutil.rmtree(folder)
-    assert definitions_sha256(load_study(path)) == before
+    assert Cells(load_study(path)).definitions == before
     shutil.rmtree(paths.root)
     with pytest.raises(CatalogError, match=r"model 'mine': .*given/config.json: "):
         load_study(path)

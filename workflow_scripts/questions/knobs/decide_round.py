@@ -24,7 +24,7 @@ from workflow_scripts.common.files import read_json
 from workflow_scripts.questions.comparisons.pairs import compared_pairs, looks_at
 from workflow_scripts.statistics.comparisons import NOT_DECIDED
 from workflow_scripts.statistics.further_starts import Looks
-from workflow_scripts.study.definition import definitions_sha256
+from workflow_scripts.study.definition import Cells
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import outcome_in
 from workflow_scripts.study.paths import StudyPaths, cell_of
@@ -57,7 +57,7 @@ def decide_round(
     `table` is the cells table; `tried` are cells that were measured without an outcome.
     """
     cells = [cell for cell in expand(study) if cell.gpu in gpus]
-    definitions = definitions_sha256(study)
+    definitions = Cells(study).definitions
     ended = ended_starts({cell.id: definitions[cell.id] for cell in cells}, paths)
     seconds = {
         cell.id: [_device_seconds(cell, paths.outcome(cell, n), study) for n in ended[cell.id]] for cell in cells
