@@ -282,9 +282,9 @@ CHUNKS = {"model_type": "llama4_text", "attention_chunk_size": 8, "num_local_exp
 @pytest.mark.parametrize(
     ("family", "told"),
     [
-        (LATENT, "no latent vectors (deepseek_v3)"),
-        (CHUNKS | {"intermediate_size_mlp": 64}, "no chunks (llama4_text)"),
-        (OWN_HEADS, "of one width in all layers (gemma4_text)"),
+        (LATENT, "or of a window (deepseek_v3)"),
+        (CHUNKS | {"intermediate_size_mlp": 64}, "or of a window (llama4_text)"),
+        (OWN_HEADS, "or of a window (gemma4_text)"),
     ],
 )
 def test_what_the_paged_cache_does_not_hold_is_refused_before_the_start(tmp_path, family, told):

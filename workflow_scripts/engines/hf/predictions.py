@@ -7,10 +7,8 @@ from workflow_scripts.engines.capacity import Capacity, Term
 from workflow_scripts.engines.description import UnpredictableError
 from workflow_scripts.engines.hf.knobs import HfContinuousKnobs, HfStaticKnobs
 from workflow_scripts.engines.steps import EngineSteps, Graphs, SchedulerSettings, StaticBatches
-from workflow_scripts.physics.layers import Attention, Experts, LatentAttention, State
+from workflow_scripts.physics.layers import Attention, Experts
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
-
-_CACHE = "the paged cache of transformers holds keys and values"
 
 
 def why_paged_cache_is_refused(facts: ModelFacts) -> str | None:
@@ -21,20 +19,16 @@ def why_paged_cache_is_refused(facts: ModelFacts) -> str | None:
     >>> from workflow_scripts.catalog.gpus_and_models import get_model
     >>> from workflow_scripts.physics.model_facts import read_model_facts
     >>> why_paged_cache_is_refused(read_model_facts(get_model("latent-8b").config))
-    'the paged cache of transformers holds keys and values of one width, and no latent vectors (deepseek_v2)'
+    'the paged cache of transformers holds keys and values of one width, of all tokens or of a window (deepseek_v2)'
     >>> why_paged_cache_is_refused(read_model_facts(get_model("windows-8b").config)) is None
     True
     """
     mixers = {mixer for layer in facts.layer_counts for mixer in layer.mixers}
-    if any(isinstance(mixer, LatentAttention) for mixer in mixers):
-        return f"{_CACHE} of one width, and no latent vectors ({facts.model_type})"
-    if any(isinstance(mixer, State) for mixer in mixers):
-        return f"{_CACHE}, and no states ({facts.model_type})"
-    if len({(mixer.kv_heads, mixer.head_dim) for mixer in mixers if isinstance(mixer, Attention)}) > 1:
-        return f"{_CACHE} of one width in all layers ({facts.model_type})"
-    if any(isinstance(mixer, Attention) and mixer.chunk is not None for mixer in mixers):
-        return f"{_CACHE} of all tokens or of a window, and no chunks ({facts.model_type})"
-    return None
+    held = {(m.kv_heads, m.head_dim) for m in mixers if isinstance(m, Attention) and m.chunk is None}
+    if len(held) == 1 and all(isinstance(mixer, Attention) and mixer.chunk is None for mixer in mixers):
+        return None
+    what = "keys and values of one width, of all tokens or of a window"
+    return f"the paged cache of transformers holds {what} ({facts.model_type})"
 
 
 def why_model_is_refused(model_dir: Path) -> str | None:
