@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -54,5 +55,5 @@ def test_a_cell_that_finds_no_gpu_of_its_own_says_so_and_has_no_outcome(tmp_path
     assert prepared.returncode == 0, prepared.stderr
     done = call("-m", "workflow_scripts", "measure-cell", "--study", study, "--results", tmp_path, "--cell", cell.id)
     assert done.returncode == WRONG_DEVICE, done.stderr
-    assert f"{gpu.name} was requested, but " in done.stderr
+    assert re.search(rf"{gpu.name} was requested, but |asked for 1 x {gpu.name}, ", done.stderr)
     assert not (tmp_path / "one/cells" / cell.id / "outcome.json").exists()

@@ -86,7 +86,7 @@ def test_a_gpu_is_described_and_what_it_does_not_support_is_null(gpus):
 @pytest.mark.parametrize(
     ("shown", "count", "message"),
     [
-        ({"gpus": 0}, 1, "pretended-gpu was requested, but there is no NVIDIA GPU here"),
+        ({"gpus": 0}, 1, "asked for 1 x pretended-gpu, which NVML does not find here"),
         ({"type": "of another type"}, 1, "the GPU here is 'Pretended GPU of another type'"),
         ({"memory_total_bytes": 40_000_000_000}, 1, "has 80000000000 bytes of memory, this one 40000000000"),
         ({"mig_mode": 1}, 1, "the GPU here is in MIG mode"),
@@ -96,7 +96,7 @@ def test_a_gpu_is_described_and_what_it_does_not_support_is_null(gpus):
             {"throttle_bits": IDLE | HW_SLOWDOWN | HW_THERMAL | SW_THERMAL, "temperature_c": 92},
             *(1, "by HwSlowdown, HwThermalSlowdown, SwThermalSlowdown, at 92 degrees"),
         ),
-        ({"of": {0: {"all": GPU_IS_LOST}}}, 1, "NVML cannot read a GPU here: GPU is lost"),
+        ({"of": {0: {"all": GPU_IS_LOST}}}, 1, "which NVML does not find here: GPU is lost"),
     ],
 )
 def test_a_wrong_gpu_is_refused_with_the_reason(gpus, shown, count, message):
@@ -144,7 +144,7 @@ def test_the_gpus_checked_are_those_that_torch_sees(gpus, monkeypatch, visible, 
     assert gpus_here() == ["Pretended GPU"] * len(seen)
     pynvml.nvmlInit()
     assert [pynvml.nvmlDeviceGetUUID(device.nvml_handle(i)) for i in range(len(seen))] == [uuids[i] for i in seen]
-    with pytest.raises(WrongDeviceError, match="this process sees fewer"):
+    with pytest.raises(WrongDeviceError, match="which NVML does not find here"):
         found_device(PRETENDED, len(seen) + 1)
     if seen:
         assert found_device(PRETENDED, len(seen))["uuid"] == uuids[seen[0]]

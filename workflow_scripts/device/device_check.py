@@ -66,18 +66,12 @@ def _found_gpus(gpu: Gpu, count: int) -> Device:
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError as e:
-        raise WrongDeviceError(f"{gpu.name} was requested, but there is no NVIDIA GPU here: {e}") from None
-    try:
         try:
-            handles = [nvml_handle(index) for index in range(count)]
-        except (pynvml.NVMLError, IndexError, ValueError):
-            raise WrongDeviceError(f"{count} GPUs were requested, but this process sees fewer") from None
-        devices = list(map(_described, handles))
-    except pynvml.NVMLError as e:
-        raise WrongDeviceError(f"{gpu.name} was requested, but NVML cannot read a GPU here: {e}") from None
-    finally:
-        pynvml.nvmlShutdown()
+            devices = [_described(nvml_handle(index)) for index in range(count)]
+        finally:
+            pynvml.nvmlShutdown()
+    except (pynvml.NVMLError, IndexError, ValueError) as e:
+        raise WrongDeviceError(f"asked for {count} x {gpu.name}, which NVML does not find here: {e}") from None
     for device in devices:
         _check(gpu, device)
     import torch
