@@ -1,5 +1,6 @@
 """Engines are registered once, and one from outside the package is an engine like any other."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -8,8 +9,10 @@ import pandas as pd
 import pytest
 import yaml
 
+import tests.echo_engine
 from tests import echo_engine
 from tests.echo_engine import ECHO
+from tests.recipes import blocks, recipe
 from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.catalog.gpus_and_models import CatalogError
 from workflow_scripts.engines.engine import Engine
@@ -144,3 +147,24 @@ def test_a_wrong_value_of_the_variable_is_one_message(value, fault, study_file, 
         load_study(study_file)
     assert f"${VARIABLE}" in str(told.value)
     assert fault in str(told.value)
+
+
+# --- the recipe "an engine" of docs/extending.md: what it shows is what the tests run ---------------------------------
+
+ENGINE = recipe("An engine")
+
+
+def unindented(code: str) -> str:
+    """The lines of code that are not empty, without their indentation, which the page lacks."""
+    return "\n".join(line.strip() for line in code.splitlines() if line.strip())
+
+
+def test_the_engine_of_the_page_is_the_one_that_is_measured():
+    source = Path(tests.echo_engine.__file__).read_text(encoding="utf-8")
+    shown = blocks(ENGINE, "python")
+    assert len(shown) == 4
+    assert [block for block in shown if unindented(block) not in unindented(source)] == []
+    (sweep,) = yaml.safe_load(blocks(ENGINE, "yaml")[0])["sweeps"]
+    assert [sweep] == STUDY["sweeps"]
+    assert f"`{VARIABLE}=tests.echo_engine:ECHO`" in ENGINE
+    assert len(re.findall(r"^\d\. ", ENGINE, flags=re.MULTILINE)) <= 6
