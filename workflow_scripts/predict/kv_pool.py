@@ -10,12 +10,12 @@ With prefix caching a block that is given back keeps its content until it is nee
 was given back first is used first.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from workflow_scripts.engines.capacity import KvGroup, KvPool
+from workflow_scripts.engines.capacity import KvPool
 
 # What a block holds: the number of its group, the owner of its tokens, and which block of a request it is.
 Content = tuple[int, int, int]
@@ -106,19 +106,304 @@ class Block:
         self.since = 0  # the step in which it was given back
 
 
-class Blocks:
-    """The free and the kept blocks of one device. Those that keep nothing are counted, and used first."""
+@dataclass(slots=True)
+class Held:
+    """What a request holds in a group of layers. `table`: its blocks; None for one that it does not need. Of these the
+    first `kept` have their contents noted, and no token looks at the first `dropped` any more. `former`: index of the
+    state before the latest. `checkpoint`: index of the state that the planned chunk leaves behind."""
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = self.free = capacity
-        self.most_filled = 0
+    table: list[Block | None] = field(default_factory=list)
+    kept: int = 0
+    dropped: int = 0
+    former: int | None = None
+    checkpoint: int | None = None
+
+
+class Table:
+    """Blocks of a group of layers that keep all tokens, or with `reach` only a window or the current chunk of them."""
+
+    def __init__(self, number: int, pool: KvPool, max_model_len: int, blocks: "BlockPool") -> None:
+        self.number, group = number, pool.groups[number]
+        # A prompt may go on from the state after its last token as it does from a window of the two tokens around it.
+        self.reach, self.chunked = 2 if group.reach == 0 else group.reach, group.chunked
+        self.block_size = int(pool.block_size * group.stretch)
+        self.most = pool.blocks_of_group(group, max_model_len)
+        self.blocks = blocks
+        self.held: defaultdict[int, Held] = defaultdict(Held)  # of each request
+
+    def skipped(self, tokens: int) -> int:
+        """Blocks at the beginning that are not needed once `tokens` tokens are computed."""
+        if self.reach is None:
+            return 0
+        if self.chunked:
+            return tokens // self.reach * self.reach // self.block_size
+        return max(0, tokens - self.reach + 1) // self.block_size
+
+    def needed(self, r: LiveRequest, end: int, hits: Sequence[Block | None], start: int, *, whole: bool) -> int:
+        """Free blocks needed for the tokens from `start` up to `end`, which is excluded. With `whole`, when a request
+        is admitted, a window needs only the blocks that it holds at one time."""
+        required = -(-end // self.block_size)
+        if whole:
+            required = min(required, self.most)
+        held, skipped = len(self.held[r.index].table), self.skipped(start)
+        new = max(0, required - max(skipped, len(hits) + held))
+        return new + _unused(hits[max(0, skipped - held) :])
+
+    def too_new(self, hits: Sequence[Block | None]) -> bool:
+        """Whether the found blocks are only written in this step, so that it cannot use them yet."""
+        return False
+
+    def drop_behind(self, r: LiveRequest, processed: int) -> None:
+        """Give back the blocks that no token after the first `processed` tokens attends to."""
+        if self.reach is None:
+            return
+        held = self.held[r.index]
+        last = max(held.dropped, min(self.skipped(processed), len(held.table)))
+        for index in range(last - 1, held.dropped - 1, -1):
+            self._drop(r, index)
+        held.dropped = last
+
+    def _drop(self, r: LiveRequest, index: int, event: str = "freed") -> None:
+        table = self.held[r.index].table
+        block, table[index] = table[index], None
+        if block is not None:
+            self.blocks.release(block)
+            self.blocks.note(event, r, self.number, index, block)
+
+    def adopt(self, r: LiveRequest, hits: Sequence[Block | None], start: int) -> None:
+        """Give a request the blocks that were found, as far as it needs them."""
+        held, skipped = self.held[r.index], self.skipped(start)
+        for index, block in enumerate(hits[skipped:], skipped):
+            if block is not None:
+                self.blocks.share(block)
+                self.blocks.note("shared", r, self.number, index, block, start)
+        held.table = [*[None] * skipped, *hits[skipped:]]
+        held.kept = len(held.table)
+
+    def extend(self, r: LiveRequest, start: int, end: int) -> None:
+        """Take blocks for the tokens up to `end`."""
+        self._take(r, end)
+
+    def _take(self, r: LiveRequest, end: int) -> None:
+        table = self.held[r.index].table
+        for index in range(len(table), -(-end // self.block_size)):
+            table.append(block := self.blocks.take_one())
+            event = "allocated" if index * self.block_size < r.prompt else "appended"
+            self.blocks.note(event, r, self.number, index, block, end)
+
+    def keep(self, r: LiveRequest, tokens: int) -> None:
+        """Note the contents of full blocks of the first `tokens` tokens from which a later prompt may go on."""
+        held, full = self.held[r.index], tokens // self.block_size
+        for index in range(held.kept, full):
+            block = held.table[index]
+            if block is not None and self.may_be_found(r, index):
+                self.blocks.keep(block, self.content(r, index))
+        held.kept = max(full, held.kept)
+
+    def content(self, r: LiveRequest, index: int) -> Content:
+        return self.number, r.owner(index), index
+
+    def may_be_found(self, r: LiveRequest, index: int) -> bool:
+        """Whether a later prompt may go on from here; with a window or a state only at the end of the prompt's last
+        block, or where texts diverge."""
+        if self.reach is None or self.chunked:
+            return True
+        ends = [(r.prompt - 1) // self.block_size, r.junction // self.block_size]
+        return any(end - self.window_blocks <= index < end for end in ends)
+
+    @property
+    def window_blocks(self) -> int:
+        assert self.reach is not None
+        return -(-(self.reach - 1) // self.block_size)
+
+    def free(self, r: LiveRequest, known: int, event: str) -> None:
+        """Give back all blocks of a request, the last first; `event` says why. `known`: its tokens that are known."""
+        for index in reversed(range(len(self.held[r.index].table))):
+            self._drop(r, index, event)
+        del self.held[r.index]
+
+
+class KeptStateTable(Table):
+    """Blocks of a group of layers with a state, with prefix caching: states at the ends of blocks can be found again. A
+    step that passes the end of a block writes its state to a new one, and the former one is given back later. With
+    `checkpoints`, a prefill also leaves behind the state at the end of its last block (Mamba-2 since vLLM 0.32)."""
+
+    def __init__(self, number: int, pool: KvPool, max_model_len: int, blocks: "BlockPool") -> None:
+        super().__init__(number, pool, max_model_len, blocks)
+        self.checkpoints = pool.state_blocks > 2
+
+    def needed(self, r: LiveRequest, end: int, hits: Sequence[Block | None], start: int, *, whole: bool) -> int:
+        held, required = self.held[r.index], -(-end // self.block_size)
+        index = required - 2
+        leaves = (
+            self.checkpoints
+            and end >= max(r.prompt, r.goal - 1)
+            and leaves_a_state(start, end, self.block_size)
+            and (index >= len(held.table) or held.table[index] is None)
+        )
+        if not whole:
+            held.checkpoint = index if leaves else None
+        return min(required - len(hits) - len(held.table), 1 + leaves) + _unused(hits)
+
+    def too_new(self, hits: Sequence[Block | None]) -> bool:
+        return bool(hits) and hits[-1] is not None and hits[-1].content in self.blocks.new
+
+    def drop_behind(self, r: LiveRequest, processed: int) -> None:
+        super().drop_behind(r, processed)
+        former = self.held[r.index].former
+        if former is not None and former < -(-processed // self.block_size) - 1:
+            self._drop(r, former)
+
+    def extend(self, r: LiveRequest, start: int, end: int) -> None:
+        held, required = self.held[r.index], -(-end // self.block_size)
+        leaves = held.checkpoint is not None
+        if required > len(held.table) or leaves:
+            if held.table:
+                held.former = len(held.table) - 1
+            held.table.extend([None] * (required - 1 - leaves - len(held.table)))
+            self._take(r, end)
+
+    def keep(self, r: LiveRequest, tokens: int) -> None:
+        held = self.held[r.index]
+        before, left = held.kept, held.checkpoint
+        super().keep(r, tokens)
+        at_end = (r.prompt - 1) // self.block_size - 1  # the last block from which the same prompt can go on
+        written = held.table[before : held.kept]
+        if left is not None and left not in (at_end, r.junction // self.block_size - 1):
+            if (block := held.table[left]) is not None:
+                self.blocks.forget(block)
+        elif left is not None or tokens // self.block_size - 1 == at_end:
+            index = at_end if left is None else left
+            if 0 <= index < len(held.table) and (block := held.table[index]) is not None:
+                self.blocks.keep(block, self.content(r, index))
+                written.append(block)
+        self.blocks.new.update(block.content for block in written if block is not None and block.content is not None)
+
+
+class CountedTable(Table):
+    """Blocks of the only group of layers, which keep all tokens, counted instead of listed. Three kinds of blocks
+    suffice to find every hit in the prefix cache: those of a run that several prompts begin with are one object, or a
+    few if it was computed in chunks or partly evicted; full blocks of only one request, which only that request can
+    hit, when it comes back from a preemption, are one object; the block that is not full holds nothing that could be
+    hit."""
+
+    def __init__(self, number: int, pool: KvPool, max_model_len: int, blocks: "BlockPool") -> None:
+        super().__init__(number, pool, max_model_len, blocks)
+        self.reached: dict[int, int] = {}  # blocks of a run that were ever kept, by its first number
+
+    def _count(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+    def needed(self, r: LiveRequest, end: int, hits: Sequence[Block | None], start: int, *, whole: bool) -> int:
+        blocks = self._count(end) - self._count(start)
+        return blocks + _unused(hits) if hits else blocks
+
+    def find(self, r: LiveRequest, tokens: int) -> tuple[list[list[Block | None]], int]:
+        """The blocks of the longest beginning of at most `tokens` tokens that the cache has, and its tokens."""
+        hits: list[Block | None] = []
+        blocks = last = 0
+        for run in r.runs:
+            first, last = run.start - last, last + len(run)
+            while blocks < min(last, tokens // self.block_size):
+                if (block := self.blocks.found((self.number, first + blocks, blocks))) is None:
+                    return [hits], blocks * self.block_size
+                hits.append(block)
+                blocks += block.count
+        # After the shared ones those of the request itself, if it was preempted.
+        if block := self.blocks.found((self.number, -1 - r.index, last)):
+            hits.append(block)
+            blocks += block.count
+        return [hits], blocks * self.block_size
+
+    def explained(self, r: LiveRequest, found: int) -> tuple[int, tuple[int, int] | None]:
+        """Tokens of a prompt that would be found had no block lost its content, where `found` tokens are, and when the
+        first missing block lost it."""
+        kept, missing, lost = 0, found // self.block_size, None
+        for run in r.runs:
+            if kept <= missing < kept + len(run):
+                lost = self.blocks.lost.get((self.number, run.start + missing - kept, missing))
+            reached = self.reached.get(run.start, 0)
+            kept += reached
+            if reached < len(run):
+                break
+        kept = min(kept, (r.goal - 1) // self.block_size) * self.block_size
+        return (kept, lost) if kept > found else (found, None)
+
+    def adopt(self, r: LiveRequest, hits: Sequence[Block | None], start: int) -> None:
+        for block in hits:
+            assert block is not None
+            assert block.content is not None
+            self.blocks.share(block)
+            if block.content[1] < 0:  # only this request's
+                self.blocks.forget(block)
+            else:
+                self.held[r.index].table.append(block)
+                self.held[r.index].kept += block.count
+
+    def extend(self, r: LiveRequest, start: int, end: int) -> None:
+        self.blocks.take(self._count(end) - self._count(start))
+
+    def keep(self, r: LiveRequest, tokens: int) -> None:
+        held, last = self.held[r.index], 0
+        for run in r.runs:
+            first, last = run.start - last, last + len(run)
+            if held.kept < (end := min(last, tokens // self.block_size)):
+                block = Block(count=end - held.kept)
+                self.blocks.keep(block, (self.number, first + held.kept, held.kept))
+                self.reached[run.start] = max(end - last + len(run), self.reached.get(run.start, 0))
+                held.table.append(block)
+                held.kept = end
+
+    def free(self, r: LiveRequest, known: int, event: str) -> None:
+        held = self.held.pop(r.index, _NOTHING)
+        own = known // self.block_size - held.kept if self.blocks.caching else 0
+        run = None
+        if own:
+            run, content = Block(count=own), (self.number, -1 - r.index, held.kept)
+            if event == "preempted":
+                self.blocks.keep(run, content)
+            else:  # nobody will look for it
+                run.content = content
+        self.blocks.release_counted(self._count(r.computed) - own - held.kept, run)
+        for block in reversed(held.table):
+            if block is not None:
+                self.blocks.release(block)
+
+
+_NOTHING = Held()
+
+
+def leaves_a_state(start: int, end: int, block_size: int) -> bool:
+    """Whether a chunk of a prompt passes the end of a block after its first, so that it can leave that state behind.
+
+    >>> leaves_a_state(0, 33, 32), leaves_a_state(0, 32, 32), leaves_a_state(8, 70, 32)
+    (True, False, False)
+    """
+    last = (end - 1) // block_size * block_size
+    return start % block_size == 0 and start + block_size <= last
+
+
+def _unused(hits: Sequence[Block | None]) -> int:
+    """Blocks that count as free until a request adopts them."""
+    return sum(block.count for block in hits if block is not None and not block.users)
+
+
+class BlockPool:
+    """The free and the kept blocks of one device, and a table for each group of layers. Blocks that keep nothing are
+    counted, and used first. `capacity`: blocks that requests can get. `caching`: whether blocks keep their content when
+    they are given back. `counted`: whether blocks are counted, where all layers keep all tokens."""
+
+    def __init__(self, pool: KvPool, capacity: int, max_model_len: int, *, caching: bool, counted: bool) -> None:
+        self.capacity = self.free = self._empty = capacity
+        self.block_size, self.caching = pool.block_size, caching
+        self.most_filled = self.most_asked = 0
+        self.short = False
         self.evicted, self.evicted_shared = False, 0  # whether any block, and how many of texts that prompts share
         # Contents that the planned step writes: no state can be taken from them yet.
         self.new: set[Content] = set()
         # What happens to blocks, if it is traced, and the number of the planned step.
         self.events: list[BlockEvent] | None = None
         self.step = 0
-        self._empty = capacity
         self._numbers: list[int] = []  # of empty blocks that were used before
         self._used = 0
         self._kept: OrderedDict[Block, None] = OrderedDict()
@@ -127,6 +412,22 @@ class Blocks:
         # several blocks that are one object the first that was.
         self.ever: dict[Content, dict[Block, None]] | None = None
         self.lost: dict[Content, tuple[int, int]] = {}
+
+        if not caching:  # a state is overwritten, so its one block serves all tokens
+            one = {"reach": None, "stretch": max_model_len}
+            groups = (replace(group, **one) if group.reach == 0 else group for group in pool.groups)
+            pool = replace(pool, groups=tuple(groups))
+        kinds = [CountedTable if counted else KeptStateTable if group.reach == 0 else Table for group in pool.groups]
+        self.tables = [kind(number, pool, max_model_len, self) for number, kind in enumerate(kinds)]
+        self.counting = self.tables[0] if isinstance(self.tables[0], CountedTable) else None
+        states = [table for table in self.tables if isinstance(table, KeptStateTable)]
+        self.keeps_states, self.leaves_states = bool(states), bool(states) and states[0].checkpoints
+        # Groups of one kind are looked up together, those that keep all tokens first.
+        of_kind: defaultdict[tuple[int | None, bool], list[Table]] = defaultdict(list)
+        for group, table in zip(pool.groups, self.tables, strict=True):
+            of_kind[group.reach, group.chunked].append(table)
+        self._kinds = sorted(of_kind.values(), key=lambda tables: tables[0].reach is not None)
+        self._no_hits: list[list[Block | None]] = [[] for _ in self.tables]
 
     @property
     def held(self) -> int:
@@ -216,336 +517,6 @@ class Blocks:
             if not holders:
                 del self._holders[block.content]
         block.content = None
-
-
-class Table:
-    """Blocks of a group of layers that keep all tokens, or with `reach` only a window or the current chunk of them."""
-
-    def __init__(self, number: int, pool: KvPool, max_model_len: int, blocks: Blocks, caching: bool) -> None:
-        self.number, group, self.caching = number, pool.groups[number], caching
-        self.reach, self.chunked = group.reach, group.chunked
-        self.block_size = int(pool.block_size * group.stretch)
-        self.most = pool.blocks_of_group(group, max_model_len)
-        self.blocks = blocks
-        self.tables: dict[int, list[Block | None]] = {}  # of each request
-        self.kept: dict[int, int] = {}  # blocks of a request up to which contents are noted
-        self.given_back: dict[int, int] = {}  # those that no token looks at any more
-
-    def skipped(self, tokens: int) -> int:
-        """Blocks at the beginning that are not needed once `tokens` tokens are computed."""
-        if self.reach is None:
-            return 0
-        if self.chunked:
-            return tokens // self.reach * self.reach // self.block_size
-        return max(0, tokens - self.reach + 1) // self.block_size
-
-    def needed(self, r: LiveRequest, end: int, hits: Sequence[Block | None], start: int, *, whole: bool) -> int:
-        """Free blocks needed for the tokens from `start` up to `end`, which is excluded. With `whole`, when a request
-        is admitted, a window needs only the blocks that it holds at one time."""
-        required = -(-end // self.block_size)
-        if whole:
-            required = min(required, self.most)
-        held, skipped = len(self.tables.get(r.index, ())), self.skipped(start)
-        new = max(0, required - max(skipped, len(hits) + held))
-        return new + _unused(hits[max(0, skipped - held) :])
-
-    def too_new(self, hits: Sequence[Block | None]) -> bool:
-        """Whether the found blocks are only written in this step, so that it cannot use them yet."""
-        return False
-
-    def drop_behind(self, r: LiveRequest, processed: int) -> None:
-        """Give back the blocks that no token after the first `processed` tokens attends to."""
-        if self.reach is None:
-            return
-        table, first = self.tables.get(r.index, []), self.given_back.get(r.index, 0)
-        last = max(first, min(self.skipped(processed), len(table)))
-        for index in range(last - 1, first - 1, -1):
-            self._drop(r, index)
-        self.given_back[r.index] = last
-
-    def _drop(self, r: LiveRequest, index: int) -> None:
-        block = self.tables[r.index][index]
-        self.tables[r.index][index] = None
-        self._release(r, index, block, "freed")
-
-    def _release(self, r: LiveRequest, index: int, block: Block | None, event: str) -> None:
-        if block is not None:
-            self.blocks.release(block)
-            self.blocks.note(event, r, self.number, index, block)
-
-    def adopt(self, r: LiveRequest, hits: Sequence[Block | None], start: int) -> None:
-        """Give a request the blocks that were found, as far as it needs them."""
-        skipped = self.skipped(start)
-        for index, block in enumerate(hits[skipped:], skipped):
-            if block is not None:
-                self.blocks.share(block)
-                self.blocks.note("shared", r, self.number, index, block, start)
-        self.tables[r.index] = [*[None] * skipped, *hits[skipped:]]
-        self.kept[r.index] = len(self.tables[r.index])
-
-    def extend(self, r: LiveRequest, start: int, end: int) -> None:
-        table = self.tables.setdefault(r.index, [])
-        for _ in range(-(-end // self.block_size) - len(table)):
-            table.append(self._taken(r, len(table), end))
-
-    def _taken(self, r: LiveRequest, index: int, end: int) -> Block:
-        """A new block for an index in the table of a request, which is to have `end` tokens."""
-        block = self.blocks.take_one()
-        event = "allocated" if index * self.block_size < r.prompt else "appended"
-        self.blocks.note(event, r, self.number, index, block, end)
-        return block
-
-    def keep(self, r: LiveRequest, tokens: int) -> None:
-        """Note the contents of full blocks of the first `tokens` tokens from which a later prompt may go on."""
-        table, full = self.tables[r.index], tokens // self.block_size
-        for index in range(self.kept.get(r.index, 0), full):
-            block = table[index]
-            if block is not None and self.may_be_found(r, index):
-                self.blocks.keep(block, self.content(r, index))
-        self.kept[r.index] = max(full, self.kept.get(r.index, 0))
-
-    def content(self, r: LiveRequest, index: int) -> Content:
-        return self.number, r.owner(index), index
-
-    def may_be_found(self, r: LiveRequest, index: int) -> bool:
-        """Whether a later prompt may go on from here; with a window only at the prompt's end or where texts diverge."""
-        if self.reach is None or self.chunked:
-            return True
-        ends = [(r.prompt - 1) // self.block_size, r.junction // self.block_size]
-        return any(end - self.window_blocks <= index < end for end in ends)
-
-    @property
-    def window_blocks(self) -> int:
-        assert self.reach is not None
-        return -(-(self.reach - 1) // self.block_size)
-
-    def free(self, r: LiveRequest, known: int, event: str) -> None:
-        """Give back all blocks of a request, the last first; `event` says why. `known`: its tokens that are known."""
-        for indices in (self.kept, self.given_back):
-            indices.pop(r.index, None)
-        for index, block in reversed([*enumerate(self.tables.pop(r.index, []))]):
-            self._release(r, index, block, event)
-
-
-class KeptStateTable(Table):
-    """Blocks of a group of layers with a state, with prefix caching: states at the ends of blocks can be found again. A
-    step that passes the end of a block writes its state to a new one, and the former one is given back later. With
-    `checkpoints`, a prefill also leaves behind the state at the end of its last block (Mamba-2 since vLLM 0.32)."""
-
-    def __init__(self, number: int, pool: KvPool, max_model_len: int, blocks: Blocks, caching: bool) -> None:
-        super().__init__(number, pool, max_model_len, blocks, caching)
-        self.checkpoints = pool.state_blocks > 2
-        self.former: dict[int, int] = {}  # index of the state before the latest
-        self.checkpoint: dict[int, int] = {}  # index of the state that the planned chunk leaves behind
-
-    def skipped(self, tokens: int) -> int:
-        return max(0, tokens - 1) // self.block_size
-
-    def needed(self, r: LiveRequest, end: int, hits: Sequence[Block | None], start: int, *, whole: bool) -> int:
-        held, required = self.tables.get(r.index, []), -(-end // self.block_size)
-        index = required - 2
-        leaves = (
-            self.checkpoints
-            and end >= max(r.prompt, r.goal - 1)
-            and leaves_a_state(start, end, self.block_size)
-            and (index >= len(held) or held[index] is None)
-        )
-        if leaves and not whole:
-            self.checkpoint[r.index] = index
-        elif not whole:
-            self.checkpoint.pop(r.index, None)
-        return min(required - len(hits) - len(held), 1 + leaves) + _unused(hits)
-
-    def too_new(self, hits: Sequence[Block | None]) -> bool:
-        return bool(hits) and hits[-1] is not None and hits[-1].content in self.blocks.new
-
-    def drop_behind(self, r: LiveRequest, processed: int) -> None:
-        super().drop_behind(r, processed)
-        former = self.former.get(r.index)
-        if former is not None and former < -(-processed // self.block_size) - 1:
-            self._drop(r, former)
-
-    def extend(self, r: LiveRequest, start: int, end: int) -> None:
-        table, required = self.tables.setdefault(r.index, []), -(-end // self.block_size)
-        leaves = r.index in self.checkpoint
-        if required > len(table) or leaves:
-            if table:
-                self.former[r.index] = len(table) - 1
-            table.extend([None] * (required - 1 - leaves - len(table)))
-            while len(table) < required:
-                table.append(self._taken(r, len(table), end))
-
-    def keep(self, r: LiveRequest, tokens: int) -> None:
-        before = self.kept.get(r.index, 0)
-        super().keep(r, tokens)
-        at_end = (r.prompt - 1) // self.block_size - 1  # the last block from which the same prompt can go on
-        table = self.tables[r.index]
-        if (left := self.checkpoint.get(r.index)) is not None:
-            block = table[left]
-            assert block is not None  # taken for this chunk
-            if left not in (at_end, r.junction // self.block_size - 1):
-                self.blocks.forget(block)
-            elif block.content is None:
-                self._keep_new(block, self.content(r, left))
-        elif tokens // self.block_size - 1 == at_end >= 0 and at_end < len(table):
-            block = table[at_end]
-            if block is not None:
-                self._keep_new(block, self.content(r, at_end))
-        for block in table[before : self.kept[r.index]]:
-            if block is not None and block.content is not None:
-                self.blocks.new.add(block.content)
-
-    def _keep_new(self, block: Block, content: Content) -> None:
-        self.blocks.keep(block, content)
-        self.blocks.new.add(content)
-
-    def may_be_found(self, r: LiveRequest, index: int) -> bool:
-        """Whether this is the state at the end of the prompt's last block, or where texts diverge."""
-        return index + 1 in ((r.prompt - 1) // self.block_size, r.junction // self.block_size)
-
-    def free(self, r: LiveRequest, known: int, event: str) -> None:
-        super().free(r, known, event)
-        for indices in (self.former, self.checkpoint):
-            indices.pop(r.index, None)
-
-
-class CountedTable(Table):
-    """Blocks of the only group of layers, which keep all tokens, counted instead of listed. Three kinds of blocks
-    suffice to find every hit in the prefix cache: those of a run that several prompts begin with are one object, or a
-    few if it was computed in chunks or partly evicted; full blocks of only one request, which only that request can
-    hit, when it comes back from a preemption, are one object; the block that is not full holds nothing that could be
-    hit."""
-
-    def __init__(self, number: int, pool: KvPool, max_model_len: int, blocks: Blocks, caching: bool) -> None:
-        super().__init__(number, pool, max_model_len, blocks, caching)
-        self.reached: dict[int, int] = {}  # blocks of a run that were ever kept, by its first number
-
-    def _count(self, tokens: int) -> int:
-        return -(-tokens // self.block_size)
-
-    def needed(self, r: LiveRequest, end: int, hits: Sequence[Block | None], start: int, *, whole: bool) -> int:
-        blocks = self._count(end) - self._count(start)
-        return blocks + _unused(hits) if hits else blocks
-
-    def find(self, r: LiveRequest, tokens: int) -> tuple[list[list[Block | None]], int]:
-        """The blocks of the longest beginning of at most `tokens` tokens that the cache has, and its tokens."""
-        hits: list[Block | None] = []
-        blocks = last = 0
-        for run in r.runs:
-            first, last = run.start - last, last + len(run)
-            while blocks < min(last, tokens // self.block_size):
-                if (block := self.blocks.found((self.number, first + blocks, blocks))) is None:
-                    return [hits], blocks * self.block_size
-                hits.append(block)
-                blocks += block.count
-        # After the shared ones those of the request itself, if it was preempted.
-        if block := self.blocks.found((self.number, -1 - r.index, last)):
-            hits.append(block)
-            blocks += block.count
-        return [hits], blocks * self.block_size
-
-    def explained(self, r: LiveRequest, found: int) -> tuple[int, tuple[int, int] | None]:
-        """Tokens of a prompt that would be found had no block lost its content, where `found` tokens are, and when the
-        first missing block lost it."""
-        kept, missing, lost = 0, found // self.block_size, None
-        for run in r.runs:
-            if kept <= missing < kept + len(run):
-                lost = self.blocks.lost.get((self.number, run.start + missing - kept, missing))
-            reached = self.reached.get(run.start, 0)
-            kept += reached
-            if reached < len(run):
-                break
-        kept = min(kept, (r.goal - 1) // self.block_size) * self.block_size
-        return (kept, lost) if kept > found else (found, None)
-
-    def adopt(self, r: LiveRequest, hits: Sequence[Block | None], start: int) -> None:
-        shared: list[Block | None] = []
-        for block in hits:
-            assert block is not None
-            assert block.content is not None
-            self.blocks.share(block)
-            if block.content[1] < 0:  # only this request's
-                self.blocks.forget(block)
-            else:
-                shared.append(block)
-                self.kept[r.index] = self.kept.get(r.index, 0) + block.count
-        self.tables[r.index] = shared
-
-    def extend(self, r: LiveRequest, start: int, end: int) -> None:
-        self.blocks.take(self._count(end) - self._count(start))
-
-    def keep(self, r: LiveRequest, tokens: int) -> None:
-        table, last = self.tables.setdefault(r.index, []), 0
-        blocks = self.kept.get(r.index, 0)
-        for run in r.runs:
-            first, last = run.start - last, last + len(run)
-            if blocks < (end := min(last, tokens // self.block_size)):
-                block = Block(count=end - blocks)
-                self.blocks.keep(block, (self.number, first + blocks, blocks))
-                self.reached[run.start] = max(end - last + len(run), self.reached.get(run.start, 0))
-                table.append(block)
-                blocks = end
-        self.kept[r.index] = blocks
-
-    def free(self, r: LiveRequest, known: int, event: str) -> None:
-        shared = self.tables.pop(r.index, [])
-        begins = self.kept.pop(r.index, 0)
-        own = known // self.block_size - begins if self.caching else 0
-        run = None
-        if own:
-            run, content = Block(count=own), (self.number, -1 - r.index, begins)
-            if event == "preempted":
-                self.blocks.keep(run, content)
-            else:  # nobody will look for it
-                run.content = content
-        self.blocks.release_counted(self._count(r.computed) - own - begins, run)
-        for block in reversed(shared):
-            if block is not None:
-                self.blocks.release(block)
-
-
-def leaves_a_state(start: int, end: int, block_size: int) -> bool:
-    """Whether a chunk of a prompt passes the end of a block after its first, so that it can leave that state behind.
-
-    >>> leaves_a_state(0, 33, 32), leaves_a_state(0, 32, 32), leaves_a_state(8, 70, 32)
-    (True, False, False)
-    """
-    last = (end - 1) // block_size * block_size
-    return start % block_size == 0 and start + block_size <= last
-
-
-def _unused(hits: Sequence[Block | None]) -> int:
-    """Blocks that count as free until a request adopts them."""
-    return sum(block.count for block in hits if block is not None and not block.users)
-
-
-def _one_block(group: KvGroup, max_model_len: int) -> KvGroup:
-    return replace(group, reach=None, stretch=max_model_len) if group.reach == 0 else group
-
-
-class BlockPool(Blocks):
-    """The blocks of one device, and a table for each group of layers. `capacity`: blocks that requests can get.
-    `caching`: whether blocks keep their content when they are given back. `counted`: whether blocks are counted, where
-    all layers keep all tokens."""
-
-    def __init__(self, pool: KvPool, capacity: int, max_model_len: int, *, caching: bool, counted: bool) -> None:
-        super().__init__(capacity)
-        self.block_size, self.caching = pool.block_size, caching
-        if not caching:  # a state is overwritten, so its one block serves all tokens
-            pool = replace(pool, groups=tuple(_one_block(group, max_model_len) for group in pool.groups))
-        kinds = [CountedTable if counted else KeptStateTable if group.reach == 0 else Table for group in pool.groups]
-        self.tables = [kind(number, pool, max_model_len, self, caching) for number, kind in enumerate(kinds)]
-        self.counting = self.tables[0] if isinstance(self.tables[0], CountedTable) else None
-        states = [table for table in self.tables if isinstance(table, KeptStateTable)]
-        self.keeps_states, self.leaves_states = bool(states), bool(states) and states[0].checkpoints
-        # Groups of one kind are looked up together, those that keep all tokens first.
-        of_kind: dict[tuple[int | None, bool], list[Table]] = {}
-        for table in self.tables:
-            of_kind.setdefault((table.reach, table.chunked), []).append(table)
-        self._kinds = sorted(of_kind.values(), key=lambda tables: tables[0].reach is not None)
-        self._no_hits: list[list[Block | None]] = [[] for _ in self.tables]
-        self.most_asked = 0
-        self.short = False
 
     def find(self, request: LiveRequest) -> tuple[list[list[Block | None]], int]:
         """What the prefix cache has of a request: blocks of each group, and up to which token."""
@@ -678,11 +649,10 @@ def _find_kind(tables: Sequence[Table], request: LiveRequest, tokens: int) -> li
         while len(rows) < most and (row := cached(len(rows))) is not None:
             rows.append(row)
         return rows
-    wanted = first_table.window_blocks if first_table.reach else 1
     rows, run = [None] * most, 0
     for index in range(most - 1, -1, -1):
         rows[index] = cached(index)
         run = 0 if rows[index] is None else run + 1
-        if run and run >= wanted:
+        if run and run >= first_table.window_blocks:
             return [None] * index + rows[index : index + run]
-    return rows[:run] if first_table.reach else []  # the beginning may be shorter than a window
+    return rows[:run]  # the beginning may be shorter than a window
