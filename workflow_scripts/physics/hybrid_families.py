@@ -1,22 +1,22 @@
 """Readers of families with state layers, and of models that also see pictures: a text model of any kind and an encoder.
 
-The encoder counts as parameters that decoding never reads. `dense_families` and `expert_families` have the others.
+The encoder counts as parameters that decoding never reads. `attention_families` has the others.
 """
 
 from collections.abc import Sequence
 
-from workflow_scripts.physics.config_values import ConfigValues
-from workflow_scripts.physics.dense_families import (
+from workflow_scripts.physics.attention_families import (
     FULL,
     Fields,
     Reader,
     attention_of,
     biases,
     decoder,
-    gemma3_text,
+    experts_of,
     mlp_of,
 )
-from workflow_scripts.physics.expert_families import EXPERTS, experts_of
+from workflow_scripts.physics.attention_families import READERS as OF_TEXTS
+from workflow_scripts.physics.config_values import ConfigValues
 from workflow_scripts.physics.layers import MAMBA_2, FeedForward, Layer, Mixer, Mlp, State
 
 LINEAR = "linear_attention"
@@ -179,7 +179,7 @@ def _tower(v: ConfigValues, inputs: int, positions: int = 0, in_layer: int = 0) 
 
 
 def _gemma3(c: ConfigValues) -> Fields:
-    fields = gemma3_text(ConfigValues({**_GEMMA3_TEXT, **c.part("text_config").given()}))
+    fields = OF_TEXTS["gemma3_text"](ConfigValues({**_GEMMA3_TEXT, **c.part("text_config").given()}))
     v = c.part("vision_config")
     hidden, patch = v.size("hidden_size"), v.size("patch_size")
     encoder = _tower(v, 3 * patch**2 + 1, (v.size("image_size") // patch) ** 2) + hidden * fields["hidden"] + hidden
@@ -207,7 +207,7 @@ _GEMMA4_VISION = {
 
 
 def _gemma4(c: ConfigValues) -> Fields:
-    fields = EXPERTS["gemma4_text"](c.part("text_config"))
+    fields = OF_TEXTS["gemma4_text"](c.part("text_config"))
     v = c.part("vision_config") if c.get("vision_config") else ConfigValues(_GEMMA4_VISION)
     hidden, width = v.size("hidden_size"), v.size("num_attention_heads") * v.size("head_dim")
     # Attention and a gated MLP without biases; norms around both, and of queries and keys.
@@ -218,7 +218,7 @@ def _gemma4(c: ConfigValues) -> Fields:
 
 
 def _kimi_k25(c: ConfigValues) -> Fields:
-    fields = EXPERTS["kimi_k2"](ConfigValues({**c.part("text_config").given(), "model_type": "kimi_k2"}))
+    fields = OF_TEXTS["kimi_k2"](ConfigValues({**c.part("text_config").given(), "model_type": "kimi_k2"}))
     given = c.part("vision_config").given()
     # Remote code names the sizes of the tower with prefixes.
     v = ConfigValues({key.removeprefix("vt_").removeprefix("init_"): value for key, value in given.items()})
@@ -229,7 +229,7 @@ def _kimi_k25(c: ConfigValues) -> Fields:
 
 
 def _minimax_m3(c: ConfigValues) -> Fields:
-    fields = EXPERTS["minimax_m3_text"](c.part("text_config"))
+    fields = OF_TEXTS["minimax_m3_text"](c.part("text_config"))
     v, inner, out = c.part("vision_config"), c.size("projector_hidden_size", 6144), fields["hidden"]
     merged = out * v.size("spatial_merge_size", 2) ** 2
     projector = _with_biases((v.size("hidden_size"), inner), (inner, out), (merged, inner), (inner, out))
@@ -238,7 +238,7 @@ def _minimax_m3(c: ConfigValues) -> Fields:
 
 
 def _step3p7(c: ConfigValues) -> Fields:
-    fields = EXPERTS["step3p5"](c.part("text_config"))
+    fields = OF_TEXTS["step3p5"](c.part("text_config"))
     v = c.part("vision_config").with_usual_keys({"hidden_size": "width", "num_hidden_layers": "layers"})
     hidden, patch = v.size("hidden_size"), v.size("patch_size")
     v = ConfigValues({**v.given(), "intermediate_size": int(hidden * v.get("mlp_ratio", 8960 / 1536))})

@@ -18,11 +18,11 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.physics import formulas
+from workflow_scripts.physics.attention_families import CHUNKED, FULL, WINDOWED
+from workflow_scripts.physics.attention_families import READERS as OF_TEXTS
 from workflow_scripts.physics.cache_types import CACHE_TYPES, CacheType
 from workflow_scripts.physics.config_values import ConfigValues
 from workflow_scripts.physics.config_values import ModelFactsError as ModelFactsError
-from workflow_scripts.physics.dense_families import CHUNKED, DENSE, FULL, WINDOWED
-from workflow_scripts.physics.expert_families import EXPERTS
 from workflow_scripts.physics.formulas import Number
 from workflow_scripts.physics.hybrid_families import HYBRIDS, LINEAR, PICTURES
 from workflow_scripts.physics.layers import Attention, Experts, LatentAttention, Layer, Matrix, Mixer, Mlp, Part, State
@@ -36,7 +36,7 @@ from workflow_scripts.physics.stored_weights import (
 )
 
 # By `model_type`: reads the fields of `ModelFacts` that depend on the family.
-READERS = DENSE | EXPERTS | HYBRIDS | PICTURES
+READERS = OF_TEXTS | HYBRIDS | PICTURES
 # What a list of `layer_types` may name, whatever the family; its reader may allow less.
 _LAYER_TYPES = {FULL, WINDOWED, CHUNKED, LINEAR, "attention", "mamba", "mlp", "moe"}
 # Value of `quantization` if the bytes of the weights are not known.

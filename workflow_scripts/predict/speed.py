@@ -102,26 +102,23 @@ def predict_task(task: Task) -> list[Prediction]:
 
 
 def _predict(cell: CellTask, task: Task, schedule: Schedule) -> Prediction:
-    work = work_of(schedule, cell, task)
-    if cell.speed is None:
+    work, speed, record = work_of(schedule, cell, task), cell.speed, cell.record
+    if speed is None:
         unknown = "the rates of this device are not known: `snakemake calibrate --configfile STUDY` measures them"
-        return replace(_with_counts(cell, schedule, work.steps, task), unknown=unknown)
-    speed = cell.speed
+        return replace(record, **_counts(cell, schedule, work.steps, task), unknown=unknown)
     if why := _beyond(work, speed) + (f"; {cell.unmodelled}" if cell.unmodelled else ""):
         speed = speed.model_copy(update={"how": speed.how + why})
         speed = speed.with_band_of(None if cell.steps.drafts else speed.of_group)  # no public run has drafts
     timed = time_schedule(schedule, work, speed.costs, task.requests, cell.users)
     fastest = time_schedule(schedule, work, cell.ceiling, task.requests, cell.users) if cell.ceiling else None
-    record = _with_counts(cell, schedule, timed.segment_s, task)
-    record = _with_times(record, speed, timed, fastest)
-    record = _with_shares(record, work, speed.costs, timed)
+    found = {name: getattr(speed, name) for name in ("band_group", "calibrated_at", "calibrated_uuid", "calibrated_of")}
+    found |= {"speed_source": speed.source, "how": speed.in_words}
+    found |= _counts(cell, schedule, timed.segment_s, task) | _times(record, speed, timed, fastest)
+    found |= _shares(work, speed.costs, timed) | _costs(cell, speed, task, timed)
     if cell.scaled and record.output_tokens:
         walls_s = [time_schedule(schedule, work, costs, task.requests).wall_s for costs in cell.scaled]
-        record = replace(record, scaled_output_tokens_per_s=record.output_tokens / geometric_mean(walls_s))
-    record = _with_costs(record, cell, speed, task, timed)
-    record = replace(record, speed_source=speed.source, band_group=speed.band_group, how=speed.in_words)
-    calibrated = {name: getattr(speed, name) for name in ("calibrated_at", "calibrated_uuid", "calibrated_of")}
-    return replace(record, **calibrated)
+        found["scaled_output_tokens_per_s"] = record.output_tokens / geometric_mean(walls_s)
+    return replace(record, **found)
 
 
 def schedule_for(cell: CellTask, task: Task, made: list[Schedule]) -> Schedule:
@@ -163,7 +160,7 @@ def step_time_of(cell: CellTask, requests: RequestLengths) -> StepTime | None:
     return seconds
 
 
-def _with_counts(cell: CellTask, schedule: Schedule, segment_s: FloatArray, task: Task) -> Prediction:
+def _counts(cell: CellTask, schedule: Schedule, segment_s: FloatArray, task: Task) -> dict[str, Any]:
     """How many sequences run at once and why not more; shares are of the time that segments take."""
     segments, settings, engines = schedule.segments, schedule.settings, cell.steps.engines
     # A request that has ended keeps its place for one step, but does nothing in it.
@@ -177,60 +174,51 @@ def _with_counts(cell: CellTask, schedule: Schedule, segment_s: FloatArray, task
         bound_by = PROMPTS
     else:
         bound_by = KV_BLOCKS if schedule.needs_blocks is None else TOKEN_BUDGET
-    graphs = cell.steps.graphs
     shares: tuple[float | None, float | None] = (None, None)
-    if graphs and graphs.sizes:
+    if (graphs := cell.steps.graphs) and graphs.sizes:
         tokens = segments.decode_seqs * (1 + (cell.steps.drafts.tokens if cell.steps.drafts else 0))
         beyond = (segments.prefill_seqs == 0) & (tokens > (graphs.decode_tokens or 0))
         of_steps, of_time = (float(each[beyond].sum() / each.sum()) for each in (segments.steps, segment_s))
         shares = of_steps, of_time if cell.speed else None
-    not_found: dict[str, Any] = {name: tokens * engines for name, tokens in schedule.not_found.items()}
-    return replace(
-        cell.record,
-        beyond_graphs_steps_share=shares[0],
-        beyond_graphs_time_share=shares[1],
-        bound_by=bound_by,
-        steps=int(segments.steps.sum()) * engines,
-        running_peak=peak * engines,
-        running_mean=float(active @ segment_s / segment_s.sum()) * engines,
-        running_while_others_wait=float(active[queued] @ segment_s[queued] / segment_s[queued].sum()) * engines
+    of_all_engines: dict[str, float | None] = {
+        **schedule.not_found,
+        "steps": int(segments.steps.sum()),
+        "running_peak": peak,
+        "running_mean": float(active @ segment_s / segment_s.sum()),
+        "running_while_others_wait": float(active[queued] @ segment_s[queued] / segment_s[queued].sum())
         if queued.any()
         else None,
-        waiting_peak=int(segments.waiting.max()) * engines,
-        full_share=float(segment_s[segments.running >= settings.max_num_seqs].sum() / segment_s.sum()),
-        blocks_peak=None if cell.steps.drafts else schedule.peak_blocks_held * engines,
-        preemptions=int(schedule.preemptions.sum()) * engines,
-        cached_tokens=int(schedule.cached_tokens.sum()) * engines,
-        recomputed_tokens=int(schedule.recomputed_tokens.sum()) * engines,
-        **not_found,
-        evicted_blocks=schedule.evicted_blocks and schedule.evicted_blocks * engines,
-    )
+        "waiting_peak": int(segments.waiting.max()),
+        "blocks_peak": None if cell.steps.drafts else schedule.peak_blocks_held,
+        "evicted_blocks": schedule.evicted_blocks,
+        **{name: int(getattr(schedule, name).sum()) for name in ("preemptions", "cached_tokens", "recomputed_tokens")},
+    }
+    return {
+        **{name: count and count * engines for name, count in of_all_engines.items()},
+        "beyond_graphs_steps_share": shares[0],
+        "beyond_graphs_time_share": shares[1],
+        "bound_by": bound_by,
+        "full_share": float(segment_s[segments.running >= settings.max_num_seqs].sum() / segment_s.sum()),
+    }
 
 
-def _with_times(record: Prediction, speed: Speed, timed: Timed, fastest: Timed | None) -> Prediction:
+def _times(record: Prediction, speed: Speed, timed: Timed, fastest: Timed | None) -> dict[str, Any]:
     """Rates and latencies with their bands; no band exceeds what the device's data sheet allows. Without a band only
     that upper limit of speed is given, if the data sheet has one."""
     error_pct = _error_pct(speed.error_pct, speed.error_s, timed.wall_s)
-    ttft_s = timed.ttft_s + speed.client_s
+    ttft_s, output = timed.ttft_s + speed.client_s, record.output_tokens or 0
     ttft_error_pct = _error_pct(speed.ttft_error_pct, speed.ttft_error_s, float(np.median(ttft_s)))
-    wall = _band(timed.wall_s, fastest.wall_s if fastest else 0.0, error_pct)
-    ttft = _bands(ttft_s, fastest.ttft_s if fastest else None, ttft_error_pct)
     tpot_error_pct = error_pct if speed.tpot_error_pct is None else speed.tpot_error_pct
-    tpot = _bands(timed.tpot_s, fastest.tpot_s if fastest else None, tpot_error_pct)
-    output = record.output_tokens or 0
-    total = output + (record.prompt_tokens or 0)
-    return replace(
-        record,
-        error_pct=error_pct,
-        ttft_error_pct=ttft_error_pct,
-        output_tokens_per_s=_rate(output, wall),
-        total_tokens_per_s=_rate(total, wall),
-        wall_s=wall,
-        ttft_s_p50=ttft[0],
-        ttft_s_p99=ttft[1],
-        tpot_s_p50=tpot[0],
-        tpot_s_p99=tpot[1],
-    )
+    wall = _band(timed.wall_s, fastest.wall_s if fastest else 0.0, error_pct)
+    return {
+        "error_pct": error_pct,
+        "ttft_error_pct": ttft_error_pct,
+        "output_tokens_per_s": _rate(output, wall),
+        "total_tokens_per_s": _rate(output + (record.prompt_tokens or 0), wall),
+        "wall_s": wall,
+        **_bands("ttft_s", ttft_s, fastest and fastest.ttft_s, ttft_error_pct),
+        **_bands("tpot_s", timed.tpot_s, fastest and fastest.tpot_s, tpot_error_pct),
+    }
 
 
 def _error_pct(share_pct: float | None, error_s: float, of_s: float) -> float | None:
@@ -243,13 +231,14 @@ def _error_pct(share_pct: float | None, error_s: float, of_s: float) -> float | 
 
 
 def _bands(
-    of_requests_s: FloatArray, fastest_s: FloatArray | None, error_pct: float | None
-) -> tuple[Band | None, Band | None]:
+    name: str, of_requests_s: FloatArray, fastest_s: FloatArray | None, error_pct: float | None
+) -> dict[str, Band]:
     if np.isnan(of_requests_s).all():
-        return None, None
-    median, high = np.nanpercentile(of_requests_s, (50, 99))
-    allowed = (0.0, 0.0) if fastest_s is None else np.nanpercentile(fastest_s, (50, 99))
-    return _band(median, allowed[0], error_pct), _band(high, allowed[1], error_pct)
+        return {}
+    shown = (50, 99)
+    allowed_s = (0.0, 0.0) if fastest_s is None else np.nanpercentile(fastest_s, shown)
+    ends = zip(shown, np.nanpercentile(of_requests_s, shown), allowed_s, strict=True)
+    return {f"{name}_p{percent}": _band(found_s, least_s, error_pct) for percent, found_s, least_s in ends}
 
 
 def _band(estimated_s: float, allowed_s: float, error_pct: float | None) -> Band:
@@ -281,11 +270,10 @@ def _beyond(work: StepWork, speed: Speed) -> str:
     return f"; beyond the calibration, so without its band: {', '.join(kinds)}" if kinds else ""
 
 
-def _with_shares(record: Prediction, work: StepWork, costs: StepCosts, timed: Timed) -> Prediction:
+def _shares(work: StepWork, costs: StepCosts, timed: Timed) -> dict[str, float]:
     """What the time goes to. Operations count beyond the reading that hides them, launches beyond the work."""
     parts = dict(zip(KINDS, segment_parts_s(work, costs).sum(axis=0).tolist(), strict=True))
     arrival_s = timed.arrival_s + parts["requests"]
-    device_s = sum(parts.values()) - parts["requests"]
     shares = {
         "weights_share": parts["weight_bytes"],
         "kv_share": parts["kv_bytes"],
@@ -294,16 +282,12 @@ def _with_shares(record: Prediction, work: StepWork, costs: StepCosts, timed: Ti
         "launch_share": max(timed.launch_s + arrival_s, 0.0),  # the difference of two sums may be -1e-16
     }
     busy_s = sum(shares.values())
-    return replace(
-        record,
-        device_s=device_s,
-        launch_s=timed.launch_s,
-        arrival_s=arrival_s,
-        **{name: seconds / busy_s for name, seconds in shares.items()},
-    )
+    of_time = {name: seconds / busy_s for name, seconds in shares.items()}
+    device_s = sum(parts.values()) - parts["requests"]
+    return {**of_time, "device_s": device_s, "launch_s": timed.launch_s, "arrival_s": arrival_s}
 
 
-def _with_costs(record: Prediction, cell: CellTask, speed: Speed, task: Task, timed: Timed) -> Prediction:
+def _costs(cell: CellTask, speed: Speed, task: Task, timed: Timed) -> dict[str, float]:
     """Seconds of the whole cell."""
     requests = len(task.requests)
     in_a_pass = pass_size(requests, task.decides.max_num_seqs, not isinstance(task.decides, StaticBatches))
@@ -317,7 +301,6 @@ def _with_costs(record: Prediction, cell: CellTask, speed: Speed, task: Task, ti
     if cell.kind != "cpu":
         allowed_s += cell.facts.weight_bytes / cell.ranks / WEIGHTS_BYTES_PER_S
     start_s, stop_s = speed.around_s or (allowed_s, STOP_S[cell.kind])
+    of_parts = {"start_s": start_s, "warmup_s": warmup_s, "stop_s": stop_s}
     cell_s = start_s + warmup_s + cell.repeats * timed.wall_s + stop_s
-    return replace(
-        record, start_s=start_s, warmup_s=warmup_s, stop_s=stop_s, gpus=cell.ranks * cell.steps.engines, cell_s=cell_s
-    )
+    return {**of_parts, "gpus": cell.ranks * cell.steps.engines, "cell_s": cell_s}
