@@ -266,8 +266,9 @@ def _sparse_attention(c: ConfigValues) -> Fields:
 
 
 def _glm4_moe(c: ConfigValues) -> Fields:
-    normed = {"norms_over": "each"} if c.flag("use_qk_norm", False) else {}
-    return _dense_first(c, attention_of(c, qkv_bias=c.flag("attention_bias", False), **normed), _routed_and_shared(c))
+    norms_over = "each" if c.flag("use_qk_norm", False) else ""
+    mixer = attention_of(c, norms_over=norms_over, qkv_bias=c.flag("attention_bias", False))
+    return _dense_first(c, mixer, _routed_and_shared(c))
 
 
 def _llama4_text(c: ConfigValues) -> Fields:

@@ -166,7 +166,6 @@ def _with_public_costs(speed: Speed, wanted: Wanted, record: CalibrationRecord |
         served=served,
         facts=wanted.facts,
         calibrated=None if record is None else read_model_facts(get_model(record.model).config, weights=False),
-        amd=kind == "rocm" and record is None,
         same_model=record is not None and record.model == wanted.model,
     )
     client_s = public_costs().server_s if served else 0.0

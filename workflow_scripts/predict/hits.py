@@ -61,13 +61,12 @@ def asked_cell(args: Namespace) -> tuple[Study, Cell]:
         raise StudyError("give --model, the model whose KV cache it is")
     workload = None
     if args.trace:
-        count = count_requests(args.trace, args.hash_block_tokens, args.max_total_tokens)
-        if not count:
+        limits = {name: value for name in ("hash_block_tokens", "max_total_tokens") if (value := getattr(args, name))}
+        if not (count := count_requests(args.trace, args.hash_block_tokens, args.max_total_tokens)):
             limit = f" and at most --max-total-tokens {args.max_total_tokens}" if args.max_total_tokens else ""
             raise StudyError(f"{args.trace}: no request has output tokens{limit}")
         workload = {"kind": "trace", "file": str(args.trace), "sha256": sha256_of(args.trace), "num_prompts": count}
-        limits = {name: getattr(args, name) for name in ("hash_block_tokens", "max_total_tokens")}
-        workload |= {name: value for name, value in limits.items() if value}
+        workload |= limits
     study = one_cell(args, workload)
     return study, next(iter(expand(study)))
 
@@ -313,11 +312,10 @@ def draw(report: dict[str, Any], out: Path) -> None:
 
     use_style()
     percent = 100 / report["prompt_tokens"]
-    rows = pd.DataFrame([{"x": p["gib"], "y": percent * p["found"]} for p in report["curve"]])
-    rows = rows.assign(series="predicted", low=np.nan, high=np.nan)
+    points = [{"x": p["gib"], "y": percent * p["found"], "series": "predicted"} for p in report["curve"]]
     here = Reference(percent * report["of_prompts"]["found"], f"here, {report['num_blocks']:,} blocks")
     plot = line(
-        rows,
+        pd.DataFrame(points).assign(low=np.nan, high=np.nan),
         {"predicted": PREDICTED_LINE},
         "Prompt tokens found in the prefix cache",
         "found prompt tokens (%)",

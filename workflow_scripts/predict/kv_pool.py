@@ -106,6 +106,10 @@ class Block:
         self.since = 0  # the step in which it was given back
 
 
+# What the prefix cache has of a request: blocks of each group; None for one that it does not need.
+Hits = Sequence[Sequence[Block | None]]
+
+
 @dataclass(slots=True)
 class Held:
     """What a request holds in a group of layers. `table`: its blocks; None for one that it does not need. Of these the
@@ -298,7 +302,7 @@ class CountedTable(Table):
         blocks = self._count(end) - self._count(start)
         return blocks + _unused(hits) if hits else blocks
 
-    def find(self, r: LiveRequest, tokens: int) -> tuple[list[list[Block | None]], int]:
+    def find(self, r: LiveRequest, tokens: int) -> tuple[Hits, int]:
         """The blocks of the longest beginning of at most `tokens` tokens that the cache has, and its tokens."""
         hits: list[Block | None] = []
         blocks = last = 0
@@ -391,7 +395,8 @@ def _unused(hits: Sequence[Block | None]) -> int:
 class BlockPool:
     """The free and the kept blocks of one device, and a table for each group of layers. Blocks that keep nothing are
     counted, and used first. `capacity`: blocks that requests can get. `caching`: whether blocks keep their content when
-    they are given back. `counted`: whether blocks are counted, where all layers keep all tokens."""
+    they are given back. `counted`: whether blocks are counted, where all layers keep all tokens. `events` collects what
+    happens to each block, and `lookups` what each admitted request finds."""
 
     def __init__(self, pool: KvPool, capacity: int, max_model_len: int, *, caching: bool, counted: bool) -> None:
         self.capacity = self.free = self._empty = capacity
@@ -401,21 +406,20 @@ class BlockPool:
         self.evicted, self.evicted_shared = False, 0  # whether any block, and how many of texts that prompts share
         # Contents that the planned step writes: no state can be taken from them yet.
         self.new: set[Content] = set()
-        # What happens to blocks, if it is traced, and the number of the planned step.
         self.events: list[BlockEvent] | None = None
-        self.step = 0
+        self.lookups: list[Lookup] | None = None
+        self.step = 0  # the number of the planned step
         self._numbers: list[int] = []  # of empty blocks that were used before
         self._used = 0
         self._kept: OrderedDict[Block, None] = OrderedDict()
         self._holders: dict[Content, dict[Block, None]] = {}
         # If lookups are explained: every content that was ever kept, and when those that were evicted were last; of
         # several blocks that are one object the first that was.
-        self.ever: dict[Content, dict[Block, None]] | None = None
+        self.ever: dict[Content, dict[Block, None]] = {}
         self.lost: dict[Content, tuple[int, int]] = {}
 
         if not caching:  # a state is overwritten, so its one block serves all tokens
-            one = {"reach": None, "stretch": max_model_len}
-            groups = (replace(group, **one) if group.reach == 0 else group for group in pool.groups)
+            groups = [replace(g, reach=None, stretch=max_model_len) if g.reach == 0 else g for g in pool.groups]
             pool = replace(pool, groups=tuple(groups))
         kinds = [CountedTable if counted else KeptStateTable if group.reach == 0 else Table for group in pool.groups]
         self.tables = [kind(number, pool, max_model_len, self) for number, kind in enumerate(kinds)]
@@ -427,7 +431,7 @@ class BlockPool:
         for group, table in zip(pool.groups, self.tables, strict=True):
             of_kind[group.reach, group.chunked].append(table)
         self._kinds = sorted(of_kind.values(), key=lambda tables: tables[0].reach is not None)
-        self._no_hits: list[list[Block | None]] = [[] for _ in self.tables]
+        self._no_hits: Hits = [()] * len(self.tables)
 
     @property
     def held(self) -> int:
@@ -451,7 +455,7 @@ class BlockPool:
             self.evicted = True
             if owner >= 0:
                 self.evicted_shared += count
-                if self.ever is not None:
+                if self.lookups is not None:
                     self.lost[group, owner + block.count, place + block.count] = block.since, self.step
             if not block.count:
                 del self._kept[block]
@@ -500,7 +504,7 @@ class BlockPool:
         if block.content is None:
             block.content = content
             self._holders.setdefault(content, {})[block] = None
-            if self.ever is not None:
+            if self.lookups is not None:
                 self.ever.setdefault(content, {block: None})
         assert block.content == content
 
@@ -518,7 +522,7 @@ class BlockPool:
                 del self._holders[block.content]
         block.content = None
 
-    def find(self, request: LiveRequest) -> tuple[list[list[Block | None]], int]:
+    def find(self, request: LiveRequest) -> tuple[Hits, int]:
         """What the prefix cache has of a request: blocks of each group, and up to which token."""
         if not self.caching:
             return self._no_hits, 0
@@ -556,7 +560,6 @@ class BlockPool:
         """A lookup that found the first `found` tokens, and what it would have found had no block lost its content."""
         if self.counting is not None:
             return Lookup(self.step, request.index, request.goal, found, *self.counting.explained(request, found))
-        assert self.ever is not None
         junction, holders = request.junction, self._holders
         self._holders = self.ever
         _, kept = self.find(request)
@@ -569,16 +572,9 @@ class BlockPool:
         lost = (self.lost[content] for content in contents if content in self.lost and self.found(content) is None)
         return Lookup(self.step, request.index, request.goal, found, kept, next(lost, None))
 
-    def admit(
-        self,
-        request: LiveRequest,
-        end: int,
-        hits: Sequence[Sequence[Block | None]],
-        start: int,
-        lookups: list[Lookup] | None,
-    ) -> bool:
+    def admit(self, request: LiveRequest, end: int, hits: Hits, start: int) -> bool:
         """Give a request that waits its `hits` in the prefix cache up to token `start`, and the blocks up to token
-        `end`; False if not all its tokens fit. Add to `lookups` what it finds."""
+        `end`; False if not all its tokens fit."""
         several = self.tables if self.counting is None else ()
         if any(table.too_new(hits[table.number]) for table in several):
             return False
@@ -587,8 +583,8 @@ class BlockPool:
         # Of windows and states those up to `end` may be more.
         if several and not self._fits(request, end, hits, start, whole=False):
             return False
-        if lookups is not None:
-            lookups.append(self.explained(request, start))
+        if self.lookups is not None:
+            self.lookups.append(self.explained(request, start))
         for table in self.tables:
             table.adopt(request, hits[table.number], start)
         request.computed = start
@@ -621,9 +617,7 @@ class BlockPool:
         for table in self.tables:
             table.free(request, known, event)
 
-    def _fits(
-        self, request: LiveRequest, end: int, hits: Sequence[Sequence[Block | None]], start: int, *, whole: bool
-    ) -> bool:
+    def _fits(self, request: LiveRequest, end: int, hits: Hits, start: int, *, whole: bool) -> bool:
         needed = 0
         for table in self.tables:
             needed += table.needed(request, end, hits[table.number], start, whole=whole)

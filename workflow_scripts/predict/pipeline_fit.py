@@ -109,27 +109,19 @@ def _parts(prompt: _Prompt, budgets: IntArray) -> Iterator[tuple[int, int, int]]
         end, step = end - taken, step - 1
 
 
-@dataclass(frozen=True)
 class _Passes:
     """Passes of equal length: shorter ones end with rows of zeros. The first index is the step, the second the pass."""
 
-    rows: FloatArray
-    seen: npt.NDArray[np.bool_]
-    last: npt.NDArray[np.bool_]
-    times_s: FloatArray
-    weights: FloatArray
-
-    @classmethod
-    def of(cls, observed: Sequence[Observed], weights: FloatArray) -> "_Passes":
-        steps = max(len(run.ends_s) for run in observed)
-        rows = np.zeros((steps, len(observed), len(KINDS)))
-        ends_s = np.full((steps, len(observed)), np.nan)
-        last = np.zeros_like(ends_s, dtype=bool)
+    def __init__(self, observed: Sequence[Observed], weights: FloatArray) -> None:
+        shape = max(len(run.ends_s) for run in observed), len(observed)
+        self.rows, ends_s = np.zeros((*shape, len(KINDS))), np.full(shape, np.nan)
+        self.last = np.zeros(shape, dtype=bool)
         for number, run in enumerate(observed):
-            rows[: len(run.ends_s), number], ends_s[: len(run.ends_s), number] = run.rows, run.ends_s
-            last[len(run.ends_s) - 1, number] = True
-        seen = ~np.isnan(ends_s)
-        return cls(rows, seen, last, _between(ends_s, seen), np.broadcast_to(weights, seen.shape)[seen])
+            self.rows[: len(run.ends_s), number], ends_s[: len(run.ends_s), number] = run.rows, run.ends_s
+            self.last[len(run.ends_s) - 1, number] = True
+        self.seen = ~np.isnan(ends_s)
+        self.times_s = _between(ends_s, self.seen)
+        self.weights = np.broadcast_to(weights, shape)[self.seen]
 
     def reported_s(self, costs: StepCosts) -> FloatArray:
         on_device_s, host = device_s(self.rows, costs), costs.launch
@@ -181,7 +173,7 @@ def fit_pipeline(
     share."""
     begin_launch = begin.launch
     assert begin_launch is not None
-    passes = _Passes.of(observed, weights)
+    passes = _Passes(observed, weights)
     amounts = passes.rows.max(axis=(0, 1))
     names = [kind for kind in DEVICE if amounts[KIND[kind]] > 0 and getattr(begin, kind)]
     host = [kind for kind in HOST if getattr(begin_launch, kind, 0.0)]

@@ -116,9 +116,8 @@ def parameters_of_a_layer(facts: ModelFacts) -> float:
 @dataclass(frozen=True)
 class Beyond:
     """In what a prediction differs from a GPU that was calibrated: the generation of vLLM, or the current one if the
-    calibration is of that version; ranks; whether times are those of a server's clients; the model
-    and the one that was calibrated, if any; whether it is an AMD GPU without a calibration; whether
-    the model itself was calibrated."""
+    calibration is of that version; ranks; whether times are those of a server's clients; the model and the one that was
+    calibrated, if any; whether the model itself was."""
 
     gpu: Gpu
     generation: str
@@ -126,8 +125,11 @@ class Beyond:
     served: bool
     facts: ModelFacts | None
     calibrated: ModelFacts | None
-    amd: bool
     same_model: bool = False
+
+    @property
+    def amd(self) -> bool:
+        return self.gpu.kind == "rocm" and self.calibrated is None
 
     def costs(self, costs: StepCosts, public: PublicCosts | None = None) -> StepCosts:
         """Costs of one GPU's steps with what comes on top, by default as in the project's file."""

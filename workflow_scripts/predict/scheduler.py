@@ -200,8 +200,7 @@ class _Scheduler:
         capacity = UNLIMITED if settings.num_blocks is None else settings.num_blocks - 1
         caching = settings.enable_prefix_caching
         self.blocks = BlockPool(pool, capacity, settings.max_model_len, caching=caching, counted=self.grouped)
-        self.blocks.events, self.lookups = events, lookups
-        self.blocks.ever = None if lookups is None else {}
+        self.blocks.events, self.blocks.lookups = events, lookups
         self.shares = caching and (requests.prefix_id is not None or requests.hashed is not None)
         runs: Sequence[Sequence[range]] = requests.shared_runs(pool.block_size) if self.shares else [()] * count
         parts = zip(range(count), requests.prompt_tokens.tolist(), requests.output_tokens.tolist(), runs, strict=True)
@@ -326,7 +325,7 @@ class _Scheduler:
             if tokens > budget and not self.settings.enable_chunked_prefill:
                 return
             tokens = self._aligned(request, start, min(tokens, budget))
-            if not tokens or not self.blocks.admit(request, start + tokens, hits, start, self.lookups):
+            if not tokens or not self.blocks.admit(request, start + tokens, hits, start):
                 return
             self.running[self.waiting.popleft()] = None
             if self.first_step[request.index] < 0:

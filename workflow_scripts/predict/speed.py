@@ -216,8 +216,8 @@ def _times(record: Prediction, speed: Speed, timed: Timed, fastest: Timed | None
         "output_tokens_per_s": _rate(output, wall),
         "total_tokens_per_s": _rate(output + (record.prompt_tokens or 0), wall),
         "wall_s": wall,
-        **_bands("ttft_s", ttft_s, fastest and fastest.ttft_s, ttft_error_pct),
-        **_bands("tpot_s", timed.tpot_s, fastest and fastest.tpot_s, tpot_error_pct),
+        **_bands("ttft_s", ttft_s, fastest.ttft_s if fastest else None, ttft_error_pct),
+        **_bands("tpot_s", timed.tpot_s, fastest.tpot_s if fastest else None, tpot_error_pct),
     }
 
 

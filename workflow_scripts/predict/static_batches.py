@@ -4,55 +4,38 @@ What its steps read and compute follows `transformers` 5.19 (`cache_utils`, `mas
 torch 2.13. docs/plan.md lists it.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
-import numpy.typing as npt
 
 from workflow_scripts.engines.steps import SchedulerSettings, StaticBatches
 from workflow_scripts.physics.model_facts import ModelFacts
-from workflow_scripts.physics.step_time import IntArray, StepWork
+from workflow_scripts.physics.step_time import StepWork
 from workflow_scripts.predict.schedule import RequestLengths, Schedule, Segments
 from workflow_scripts.predict.timing import activation_bytes_per_token, matrix_flops
 
 
-@dataclass(frozen=True)
 class _Phases:
     """Batches in the order of the requests, each in two phases: first its prompts are read, then it makes the tokens
     after the first, if there are any. One element per phase: `reads` says which it is. The `rows` prompts of the batch
     are padded to the length `prompt`, `further` is the number of its steps after the first, and `padded` whether any
     row has padding."""
 
-    reads: npt.NDArray[np.bool_]
-    rows: IntArray
-    prompt: IntArray
-    further: IntArray
-    padded: npt.NDArray[np.bool_]
-
-    @classmethod
-    def of(cls, requests: RequestLengths, batch_size: int) -> "_Phases":
+    def __init__(self, requests: RequestLengths, batch_size: int) -> None:
         starts = np.arange(0, len(requests), batch_size)
         longest = np.maximum.reduceat(requests.prompt_tokens, starts)
         further = np.maximum.reduceat(requests.output_tokens, starts) - 1
         batch = np.repeat(np.arange(len(starts)), 1 + (further > 0))
-        return cls(
-            reads=np.diff(batch, prepend=-1) > 0,
-            rows=np.minimum(batch_size, len(requests) - starts)[batch],
-            prompt=longest[batch],
-            further=further[batch],
-            padded=(np.minimum.reduceat(requests.prompt_tokens, starts) < longest)[batch],
-        )
-
-    @property
-    def steps(self) -> IntArray:
-        return np.where(self.reads, 1, self.further)
+        self.reads = np.diff(batch, prepend=-1) > 0
+        self.rows = np.minimum(batch_size, len(requests) - starts)[batch]
+        self.prompt, self.further = longest[batch], further[batch]
+        self.padded = (np.minimum.reduceat(requests.prompt_tokens, starts) < longest)[batch]
+        self.steps = np.where(self.reads, 1, self.further)
 
 
 def static_schedule(requests: RequestLengths, batch_size: int) -> Schedule:
     """Batches in the order of the requests, one after the other, each padded to its longest prompt and answer. The
     first step reads the prompts of a batch, including padding. Each further step makes a token for all its rows, even
     for those that are complete."""
-    phases = _Phases.of(requests, batch_size)
+    phases = _Phases(requests, batch_size)
     rows, prompt, none = phases.rows, phases.prompt, np.zeros_like(phases.rows)
     reading, decoding = rows * phases.reads, rows * ~phases.reads
     segments = Segments(
@@ -103,7 +86,7 @@ def static_work(
     `copies_matrices`, a product of several rows first copies its matrix into another layout, and so reads its bytes
     twice. torch on a CPU does; vLLM packs matrices when it loads them.
     """
-    phases = _Phases.of(requests, asked.batch_size)
+    phases = _Phases(requests, asked.batch_size)
     static, reads, rows, prompt = asked.cache == "static", phases.reads, phases.rows, phases.prompt
     slots, held = prompt + phases.further + 1, prompt + ~reads
     masked = phases.padded | (static & ~reads)

@@ -62,7 +62,7 @@ def test_a_server_adds_to_each_step_and_to_the_first_token(tmp_path):
 
 def test_an_amd_gpu_reaches_less_of_its_data_sheet():
     costs, public = StepCosts.of_rates(1e12, 1e14, 1e-3), public_costs()
-    more = Beyond(get_gpu("mi300x"), "v0", 1, served=False, facts=None, calibrated=None, amd=True).costs(costs)
+    more = Beyond(get_gpu("mi300x"), "v0", 1, served=False, facts=None, calibrated=None).costs(costs)
     assert more.weight_bytes == pytest.approx(public.amd.reading * 1e-12)
     assert more.matrix_flops == pytest.approx(public.amd.computing["v0"] * 1e-14)
 

@@ -25,18 +25,6 @@ def lengths(*prompt_and_output: tuple[int, int], **arrays: list[Any]) -> Request
     return RequestLengths(np.array(prompts), np.array(outputs), **more)
 
 
-def test_one_request_is_a_prefill_and_a_run_of_decode_steps():
-    schedule = make_schedule(lengths((5, 4)), SETTINGS)
-    work = {"steps": [1, 3], "decode_seqs": [0, 1], "decode_kv_tokens": [0, 6], "prefill_seqs": [1, 0]}
-    work |= {"prefill_tokens": [5, 0], "prefill_kv_tokens": [5, 0], "prefill_attended_tokens": [1 + 2 + 3 + 4 + 5, 0]}
-    work |= {"generation_tokens": [1, 1], "running": [1, 1], "waiting": [0, 0], "blocks_held": [2, 2]}
-    np.testing.assert_equal(asdict(schedule.segments), work | {"idle_s": [0.0, 0.0], "near": {}})
-    assert schedule.segments.first_step.tolist() == [0, 1]
-    assert (schedule.first_step[0], schedule.first_token_step[0], schedule.last_token_step[0]) == (0, 0, 3)
-    assert schedule.peak_blocks_held == 2  # 8 tokens: the last that is generated is not computed
-    assert schedule.needs_blocks == 3  # and the one that the engine keeps back
-
-
 def test_segments_do_not_grow_with_the_tokens_and_no_requests_have_none():
     settings = replace(SETTINGS, max_model_len=10**9)
     assert make_schedule(lengths((1, 10**8), (1, 10**7)), settings).segments.steps.tolist() == [1, 10**7 - 1, 9 * 10**7]

@@ -202,13 +202,6 @@ def test_an_encoder_of_pictures_is_part_of_the_weights():
         assert both - alone == 2 * 10**9 / ranks
 
 
-def test_engines_side_by_side_have_a_cache_each_and_the_total_is_predicted():
-    one, two = terms_of(), terms_of(data_parallel_size=2)
-    for name in ("num_blocks", "kv_cache_tokens", "max_concurrency"):
-        assert two.pop(name).value == 2 * one.pop(name).value, name
-    assert two == one
-
-
 def test_pipeline_ranks_split_layers_and_the_last_one_samples():
     assert [rank.layers for rank in split_layers(32, 3)] == [11, 11, 10]
     terms = terms_of(pipeline_parallel_size=3, vllm_version="0.19.0")
@@ -220,13 +213,6 @@ def test_pipeline_ranks_split_layers_and_the_last_one_samples():
     terms = terms_of(small, pipeline_parallel_size=2, vllm_version="0.19.0")
     assert terms["pipeline_rank"].value == 1
     assert "logits" in terms["activation"].how
-
-
-def test_a_cpu_has_the_cache_that_it_is_given():
-    tiny = read_model_facts(get_model("tiny-llama-57m").config)
-    terms = terms_of(tiny, "cpu-1core", block_size=32, max_model_len=1024, kv_cache_memory_bytes=2**30)
-    assert terms["num_blocks"].value == 2**30 // (32 * 16384)
-    assert "weights" not in terms
 
 
 REFUSED = {"28 attention heads": {"tensor_parallel_size": 3}, "4 KV heads": {"tensor_parallel_size": 7}}
