@@ -130,11 +130,6 @@ def _gemma(c: ConfigValues, kinds: Sequence[str], **changes: Any) -> Fields:
     return by_kind(c, kinds, mlp_of(c), norms=4, tied=True, head_dim=256, **biases(c), **changes)
 
 
-def _gemma3_text(c: ConfigValues) -> Fields:
-    """Most layers with a window, every sixth without."""
-    return _gemma(c, every_full(c, c.size("sliding_window_pattern", 6), layers=26), norms_over="each")
-
-
 def _smollm3(c: ConfigValues) -> Fields:
     if c.flag("use_sliding_window", False):
         raise c.fault("use_sliding_window is not supported")
@@ -405,7 +400,9 @@ READERS: dict[str, Reader] = {
     "phi3": _phi3,
     "gemma": lambda c: _llama(c, tied=True, head_dim=256),
     "gemma2": lambda c: _gemma(c, every_full(c, 2)),
-    "gemma3_text": _gemma3_text,
+    "gemma3_text": lambda c: _gemma(
+        c, every_full(c, c.size("sliding_window_pattern", 6), layers=26), norms_over="each"
+    ),
     "granite": _llama,
     "olmo2": lambda c: equal_layers(c, attention_of(c, norms_over="all", **biases(c)), mlp_of(c)),
     "olmo3": lambda c: by_kind(c, every_full(c, 4), mlp_of(c), window=4096, norms_over="all", **biases(c)),

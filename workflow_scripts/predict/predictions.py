@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus, load_models
+from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.common.command import option
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.engines.capacity import Capacity
-from workflow_scripts.engines.description import EngineDescription, UnpredictableError
+from workflow_scripts.engines.description import UnpredictableError
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import capacity_of, get_engine, steps_of
 from workflow_scripts.engines.steps import Drafts, EngineSteps, StaticBatches
@@ -175,7 +175,10 @@ class _Inputs:
                 "kv_error_pct": kv_error_pct,
             }
             workload = self.study.workloads[cell.workload]
-            if capacity.infeasible or not _known_without_draft(capacity, *asked):
+            if capacity.unknown and knobs.drafts:  # perhaps only for what a draft model or layers that draft take
+                plain = knobs.model_copy(update={"num_speculative_tokens": 0})
+                capacity = capacity_of(asked[0], plain, *asked[2:]) or capacity
+            if found["infeasible"] or capacity.infeasible or capacity.unknown:
                 return Prediction(*names, **found)
             found["unknown"] = None
             if load.find:
@@ -220,17 +223,6 @@ class _Inputs:
             repeats=self.study.repeats,
         )
         return requests[:: steps.engines], task
-
-
-def _known_without_draft(
-    capacity: Capacity, engine: EngineDescription, knobs: Knobs, gpu: Gpu, facts: ModelFacts, environment: str
-) -> bool:
-    """Whether the capacity is known, or only what a draft model or layers that draft take is not."""
-    if not (capacity.unknown and knobs.drafts):
-        return not capacity.unknown
-    plain = knobs.model_copy(update={"num_speculative_tokens": 0})
-    without = capacity_of(engine, plain, gpu, facts, environment)
-    return without is not None and not (without.unknown or without.infeasible)
 
 
 def _right_about_itself(knobs: Knobs, model: str) -> Knobs:

@@ -93,16 +93,6 @@ def is_explained(requests: RequestLengths, settings: SchedulerSettings) -> bool:
     return settings.enable_prefix_caching and shares and blocks <= MOST_BLOCKS
 
 
-def explained_schedule(
-    requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None = None
-) -> Schedule:
-    """The schedule, with what becomes of the prompt tokens that are not found; arguments and errors as there."""
-    hits = prefix_hits(requests, settings, step_time)
-    return replace(
-        hits.schedule, not_found={f"{name}_tokens": hits.total(name) for name in OF_PROMPT if name != "found"}
-    )
-
-
 def seen_tokens(requests: RequestLengths, order: Sequence[int]) -> IntArray:
     """For each request, how many tokens its prompt begins with that the prompt of one before it in `order` begins with.
 

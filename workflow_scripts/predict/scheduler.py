@@ -276,7 +276,10 @@ class _Scheduler:
             tokens = self._aligned(request, request.computed, tokens)
             if not tokens:
                 continue
-            while not self._allocate(request, tokens):
+            end, in_flight = request.computed + tokens, self.in_flight.get(request, 0)
+            # The token of the step that is still running is not known yet.
+            known = end - (request.computed >= request.goal and in_flight > 0)
+            while not self.blocks.allocate(request, end, known, in_flight):
                 victim = order.pop()
                 self._preempt(victim)
                 preempted.append(victim)
@@ -286,12 +289,6 @@ class _Scheduler:
                 scheduled[request] = tokens
             budget -= tokens
         return scheduled, preempted
-
-    def _allocate(self, request: LiveRequest, tokens: int) -> bool:
-        end, in_flight = request.computed + tokens, self.in_flight.get(request, 0)
-        # The token of the step that is still running is not known yet.
-        known = end - (request.computed >= request.goal and in_flight > 0)
-        return self.blocks.allocate(request, end, known, in_flight)
 
     def _preempt(self, request: LiveRequest) -> None:
         in_flight = self.settings.async_scheduling if self.grouped else request in self.in_flight

@@ -22,7 +22,7 @@ from workflow_scripts.physics.step_time import (
 )
 from workflow_scripts.predict.calibrated import Speed
 from workflow_scripts.predict.prediction_record import KV_BLOCKS, PROMPTS, SEQUENCES, TOKEN_BUDGET, Band, Prediction
-from workflow_scripts.predict.prefix_hits import explained_schedule, is_explained
+from workflow_scripts.predict.prefix_hits import OF_PROMPT, is_explained, prefix_hits
 from workflow_scripts.predict.schedule import RequestLengths, Schedule, ScheduleError, Segments, StepTime
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import static_schedule, static_work
@@ -132,7 +132,12 @@ def schedule_for(cell: CellTask, task: Task, made: list[Schedule]) -> Schedule:
     else:
         settings = replace(task.decides, num_blocks=blocks)
         asked = task.requests, settings, step_time_of(cell, task.requests)
-        schedule = explained_schedule(*asked) if is_explained(*asked[:2]) else make_schedule(*asked)
+        if is_explained(*asked[:2]):
+            hits = prefix_hits(*asked)
+            not_found = {f"{name}_tokens": hits.total(name) for name in OF_PROMPT if name != "found"}
+            schedule = replace(hits.schedule, not_found=not_found)
+        else:
+            schedule = make_schedule(*asked)
     made.append(schedule)
     return schedule
 

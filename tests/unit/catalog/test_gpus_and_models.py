@@ -44,12 +44,6 @@ def test_an_ambiguous_name_resolves_to_all_candidates(published, names):
     assert {gpu.name for gpu in resolve(published)} == names
 
 
-@pytest.mark.parametrize("ask", [lambda: resolve("H300"), lambda: get_gpu("H200"), lambda: get_model("gpt-5")])
-def test_unknown_names_list_the_allowed_ones(ask):
-    with pytest.raises(CatalogError, match=r"allowed: .*(h200|opt-125m)"):
-        ask()
-
-
 PRODUCTS = {
     **{"NVIDIA H200": "h200", "NVIDIA B200": "b200", "NVIDIA H100 NVL": "h100-nvl", "NVIDIA H100 PCIe": "h100-pcie"},
     **{"NVIDIA H100 80GB HBM3": "h100-sxm", "NVIDIA A100 80GB PCIe": "a100-pcie-80gb", "NVIDIA L4": "l4"},

@@ -27,32 +27,28 @@ def kv_of(found):
     return (of_kinds(found.first, ["kv_bytes"]) / TOKEN).tolist()
 
 
-def test_a_padded_batch_with_a_cache_that_grows():
-    found = work([3, 5], [2, 3], "dynamic")
+@pytest.mark.parametrize(
+    ("cache", "kv", "kv_grows", "looked_at", "looks_further"),
+    [
+        # Two rows of 5 slots, then of 6: each is copied to a new tensor (read and written) and, under the mask, read,
+        # written for three query heads and read from there. A step later each row has a slot more.
+        ("dynamic", [2 * 5 * (2 + 7), 2 * 6 * (2 + 7)], 2 * 9, (5 * 5, 6), 2),
+        # Two rows of 5 + 3 slots: made (written), 5 tokens put in (read and written), 8 slots spread out and read; then
+        # a token put in, and the same 8 slots in every step.
+        ("static", [2 * (8 + 2 * 5 + 7 * 8), 2 * (2 + 7 * 8)], 0, (5 * 8, 8), 0),
+    ],
+)
+def test_a_padded_batch(cache, kv, kv_grows, looked_at, looks_further):
+    found = work([3, 5], [2, 3], cache)
     assert found.steps.tolist() == [1, 2]
-    # Two rows of 5 slots, then of 6: each is copied to a new tensor (read and written) and, under the mask, read,
-    # written for three query heads and read from there. A step later each row has a slot more.
-    assert kv_of(found) == [2 * 5 * (2 + 7), 2 * 6 * (2 + 7)]
-    assert of_kinds(found.growth, READING).tolist() == [0, 2 * 9 * TOKEN]
-    # All 10 tokens pass the layers, two the output matrix, and under a mask each of 5 looks at all 5.
+    assert kv_of(found) == kv
+    assert of_kinds(found.growth, READING).tolist() == [0, kv_grows * TOKEN]
+    # All 10 tokens pass the layers and two the output matrix; under a mask each of 5 looks at all slots.
     assert of_kinds(found.first, COMPUTING).tolist() == [
-        2 * LAYER_PARAMETERS * 10 + 2 * LM_HEAD_PARAMETERS * 2 + 4 * WIDTH * 2 * 25,
-        2 * (LAYER_PARAMETERS + LM_HEAD_PARAMETERS) * 2 + 4 * WIDTH * 2 * 6,
+        2 * LAYER_PARAMETERS * 10 + 2 * LM_HEAD_PARAMETERS * 2 + 4 * WIDTH * 2 * looked_at[0],
+        2 * (LAYER_PARAMETERS + LM_HEAD_PARAMETERS) * 2 + 4 * WIDTH * 2 * looked_at[1],
     ]
-    assert of_kinds(found.growth, COMPUTING).tolist() == [0, 4 * WIDTH * 2]
-
-
-def test_a_padded_batch_with_a_cache_of_full_length():
-    found = work([3, 5], [2, 3], "static")
-    # Two rows of 5 + 3 slots: made (written), 5 tokens put in (read and written), 8 slots spread out and read; then a
-    # token put in, and the same 8 slots in every step.
-    assert kv_of(found) == [2 * (8 + 2 * 5 + 7 * 8), 2 * (2 + 7 * 8)]
-    assert of_kinds(found.growth, READING).tolist() == [0, 0]
-    assert of_kinds(found.first, COMPUTING).tolist() == [
-        2 * LAYER_PARAMETERS * 10 + 2 * LM_HEAD_PARAMETERS * 2 + 4 * WIDTH * 2 * 5 * 8,
-        2 * (LAYER_PARAMETERS + LM_HEAD_PARAMETERS) * 2 + 4 * WIDTH * 2 * 8,
-    ]
-    assert of_kinds(found.growth, COMPUTING).tolist() == [0, 0]
+    assert of_kinds(found.growth, COMPUTING).tolist() == [0, 4 * WIDTH * looks_further]
 
 
 @pytest.mark.parametrize(("cache", "kv"), [("dynamic", [4 * 3, 5 * 3]), ("static", [6 + 2 * 4 + 4, 2 + 7 * 6])])
