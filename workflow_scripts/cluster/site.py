@@ -338,14 +338,11 @@ def _lines(study: Study, site: Site, cells: Sequence[Cell], cells_per_job: int) 
 )
 def main(args: Namespace) -> None:
     study, site = load_study(args.study), load_site(args.site)
-    together = cells_per_job(site, study, args.cells_per_job or _of_profile())
-    print("\n".join(_lines(study, site, expand(study), together)))
-
-
-def _of_profile() -> int:
-    """The most cells of a job by the profile `slurm`: half as many more than it says (rules/batches.smk)."""
     settings = read_yaml(own_or_of_checkout("slurm/config.yaml"), InputError)["set-scatter"]
-    return 3 * int(next(of.partition("=")[2] for of in settings if of.startswith("cells_per_job="))) // 2
+    # The largest job has half as many more cells than the profile says (rules/batches.smk).
+    of_profile = 3 * int(next(of.partition("=")[2] for of in settings if of.startswith("cells_per_job="))) // 2
+    together = cells_per_job(site, study, args.cells_per_job or of_profile)
+    print("\n".join(_lines(study, site, expand(study), together)))
 
 
 def note_wrong_node(folder: Path, reason: str) -> None:

@@ -75,13 +75,9 @@ _SAMPLED = (
 TRACE_COLUMNS = ROW | dict.fromkeys(_SAMPLED, "Float64") | {"throttle_reasons": "string"}
 
 
-def repeat_columns() -> dict[str, str]:
-    """Columns of a repeat: its times, the growth of the energy counter, and what the engines count."""
-    times = ("wall_s", "start_unix_s", "counted_j", CLIENT_CPU_S)
-    return dict.fromkeys((*times, *metrics_of_columns()), "Float64")
-
-
 def table_columns() -> dict[str, dict[str, str]]:
     """The columns and types of each table; an engine may add some to `repeats`."""
+    # Its times, the growth of the energy counter, and what the engines count.
+    of_repeat = ("wall_s", "start_unix_s", "counted_j", CLIENT_CPU_S, *metrics_of_columns())
     sampled = {"requests": REQUEST_COLUMNS, "steps": STEP_COLUMNS, "trace": TRACE_COLUMNS}
-    return {"starts": _START | START_COLUMNS, "repeats": ROW | repeat_columns(), **sampled}
+    return {"starts": _START | START_COLUMNS, "repeats": ROW | dict.fromkeys(of_repeat, "Float64"), **sampled}

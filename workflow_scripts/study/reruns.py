@@ -19,7 +19,7 @@ from workflow_scripts.common.files import sha256_of
 from workflow_scripts.engines.installation import installed_versions, lock_of, lock_sha256, missing_packages
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.study.grid import Cell
-from workflow_scripts.study.outcome import FAILED, Outcome, outcome_in
+from workflow_scripts.study.outcome import FAILED, outcome_in
 from workflow_scripts.study.paths import ATTEMPT_FOLDER, MEASURE_LOG, OUTCOME, RAW, StudyPaths
 from workflow_scripts.study.rounds import CellStart, EndedStarts
 
@@ -46,13 +46,6 @@ def _installation(engine: str, environment: str, kind: str) -> Mapping[str, obje
     return known | {"versions": installed_versions(), "lock_sha256": lock_sha256(lock_of(engine))}
 
 
-def _measured(record: Outcome, installation: Mapping[str, object]) -> bool:
-    """Whether a record is of this installation; one without a driver may be of any."""
-    driver = record.device.get("driver_version") or installation.get("driver_version")
-    told = {**record.provenance, "driver_version": driver}
-    return all(told.get(name) == value for name, value in installation.items())
-
-
 def attempts(folder: Path) -> list[Path]:
     """The records of earlier attempts of the start in `folder`, in their order."""
     found = (path for path in folder.glob(f"{ATTEMPT_FOLDER}*/{OUTCOME}"))
@@ -61,8 +54,12 @@ def attempts(folder: Path) -> list[Path]:
 
 def is_tried_again(folder: Path, cell: Cell, tries: int) -> bool:
     """Whether the failed start in `folder` has had fewer than `tries` attempts with the present installation."""
-    records = [record for path in (folder / OUTCOME, *attempts(folder)) if (record := outcome_in(path))]
-    return sum(_measured(record, installation_of(cell)) for record in records) < tries
+    here, before = installation_of(cell), 0
+    for record in filter(None, map(outcome_in, (folder / OUTCOME, *attempts(folder)))):
+        # One without a driver may be of any.
+        driver = record.device.get("driver_version") or here.get("driver_version")
+        before += here.items() <= {**record.provenance, "driver_version": driver}.items()
+    return before < tries
 
 
 def chosen(cells: Iterable[Cell], rerun: str) -> list[Cell]:

@@ -1,6 +1,7 @@
 """Settings in words for readers: no names of options, no short codes."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -70,7 +71,9 @@ def setting_phrase(knob: str, value: Any) -> str:
     ('90 % of the memory', 'no compiled graphs')
     """
     if isinstance(value, str):
-        value = _SWITCHED.get(value, _number_in(value))
+        value = _SWITCHED.get(value, value)
+        with suppress(ValueError, AttributeError):  # it is no number
+            value = float(value.replace(",", ""))
     described = every_knob().get(knob.removeprefix("knob_"))
     words = described.wording if described else None
     if described is None or words is None or isinstance(value, str) or pd.isna(value):
@@ -108,13 +111,6 @@ def shortly(knob: str, value: Any, beside: Any) -> str:
     while len(words) > 1 and len(others) > 1 and words[-1].rstrip("s") == others[-1].rstrip("s") != "%":
         words, others = words[:-1], others[:-1]
     return " ".join(words)
-
-
-def _number_in(text: str) -> float | str:
-    try:
-        return float(text.replace(",", ""))
-    except ValueError:
-        return text
 
 
 def knobs_that_differ(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:

@@ -69,9 +69,9 @@ def store_configs(study: Study, paths: StudyPaths) -> None:
 def study_file(config: Mapping[str, Any], configfiles: Sequence[str | Path]) -> Path:
     """The study of a snakemake call: the last `--configfile` that is one, or the file that the key `study` names."""
     # A file with any key of a study counts, so that misspelt `sweeps` are reported instead of another study being run.
-    studies = [path for path in map(Path, configfiles) if Study.model_fields.keys() & _keys(path)]
-    if studies:
-        return studies[-1]
+    for path in map(Path, reversed(configfiles)):
+        if isinstance(content := read_yaml(path, StudyError), dict) and Study.model_fields.keys() & content.keys():
+            return path
     if "study" not in config:
         raise StudyError("config/config.yaml: the key `study` must name a study file, e.g. config/studies/demo.yaml")
     return own_or_of_checkout(config["study"])
@@ -81,11 +81,6 @@ def check_config(config: Mapping[str, Any], known: Collection[str]) -> None:
     """Raise StudyError for the first key of a snakemake call that is neither a key of a study nor known."""
     if unknown := [key for key in config if key not in Study.model_fields and key not in known]:
         raise StudyError(f"--config {unknown[0]}=: there is no such key; {allowed_names(unknown[0], known)}")
-
-
-def _keys(path: Path) -> set[str]:
-    content = read_yaml(path, StudyError)
-    return set(content) if isinstance(content, dict) else set()
 
 
 def without_tokenizer(study: Study) -> list[str]:
