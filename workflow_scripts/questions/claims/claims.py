@@ -4,8 +4,6 @@ Evidence comes from formulas, from the published numbers themselves and from the
 the verdicts, docs/tables.md documents every column.
 """
 
-from collections.abc import Iterable, Sequence
-
 import pandas as pd
 
 from workflow_scripts.catalog.published import CLAIMS, Claim, Published, PublishedError
@@ -56,8 +54,15 @@ def _row(claim: Claim, tables: StudyTables) -> dict[str, str | None]:
         found = [] if claim.unstated else [each for each in CHECKS[claim.id](claim, tables) if each is not None]
     except (LookupError, TypeError, ValueError) as e:
         raise PublishedError(f"{CLAIMS}: {claim.id}: {e}") from None
-    claim_verdict, kinds = verdict(found), _kinds(found)
-    ids = (name for kind in kinds for each in kind[:MOST_WRITTEN] for name in each.ids)
+    claim_verdict, texts, ids = verdict(found), list[str](), list[str]()
+    # By source and by what it says; what decides comes first.
+    kinds: dict[tuple[str, str | None], list[Evidence]] = {}
+    for each in sorted(found, key=lambda each: each.says is None):
+        kinds.setdefault((each.label, each.says), []).append(each)
+    for (label, _), kind in kinds.items():
+        texts += [f"[{label}] {each.text}" for each in kind[:MOST_WRITTEN]]
+        texts += [f"[{label}] {len(kind) - MOST_WRITTEN} more."] * (len(kind) > MOST_WRITTEN)
+        ids += [name for each in kind[:MOST_WRITTEN] for name in each.ids]
     return {
         "claim_id": claim.id,
         "section": claim.section,
@@ -65,29 +70,11 @@ def _row(claim: Claim, tables: StudyTables) -> dict[str, str | None]:
         "published_by": claim.source,
         "published_value": "; ".join(quantity.text() for quantity in claim.quantities),
         "verdict": claim_verdict,
-        "evidence": _written(kinds),
+        "evidence": " ".join(texts) or None,
         "would_test": claim.would_test if claim_verdict == NOT_TESTABLE else None,
         "evidence_ids": "; ".join(dict.fromkeys(ids)) or None,
         "source": "published",
     }
-
-
-def _kinds(evidence: Sequence[Evidence]) -> list[list[Evidence]]:
-    """Evidence grouped by what it says and by source; what decides comes first."""
-    kinds: dict[tuple[str, str | None], list[Evidence]] = {}
-    for each in sorted(evidence, key=lambda each: each.says is None):
-        kinds.setdefault((each.label, each.says), []).append(each)
-    return list(kinds.values())
-
-
-def _written(kinds: Iterable[Sequence[Evidence]]) -> str | None:
-    """Evidence in words, each after the label of its source, and how much more there is of each kind."""
-    texts = []
-    for kind in kinds:
-        texts += [f"[{each.label}] {each.text}" for each in kind[:MOST_WRITTEN]]
-        if len(kind) > MOST_WRITTEN:
-            texts.append(f"[{kind[0].label}] {len(kind) - MOST_WRITTEN} more.")
-    return " ".join(texts) or None
 
 
 @makes(SCHEMA, needed=lambda inputs: bool(inputs.study.claims))
