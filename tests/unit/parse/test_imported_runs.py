@@ -68,13 +68,6 @@ def test_rates_of_the_mapping_and_of_a_script_are_kept(tmp_path):
     assert cells.loc[2, "total_tokens_per_s"] == 900
 
 
-@pytest.mark.parametrize(("engines", "outcome"), [(1, "invalid"), (2, "ok")])
-def test_the_rate_of_several_engines_is_not_judged_by_one_device(engines, outcome, tmp_path):
-    knobs = {"max_num_seqs": 1, "data_parallel_size": engines}
-    run = RUN | {"knobs": knobs, "tokens_per_request": [220, 190], "results": "flat.txt"}
-    assert imported_cells(read_runs(write_runs(tmp_path, run)), "try")["outcome"].tolist() == [outcome]
-
-
 def test_runs_are_rows_of_the_cells_table_beside_measured_ones(tmp_path):
     rows = imported_cells(read_runs(write_runs(tmp_path, *RUNS)), "try")
     place = "imported/h100-sxm/vllm/llama-3.1-8b-instruct"
@@ -99,10 +92,11 @@ def test_runs_are_rows_of_the_cells_table_beside_measured_ones(tmp_path):
 
 def test_a_rate_is_checked_against_the_ceiling_of_one_device(tmp_path):
     flat = RUN | {"tokens_per_request": [220, 190], "results": "flat.txt"}
-    several = ({"tensor_parallel_size": 4}, {"pipeline_parallel_size": 2}, {"num_speculative_tokens": 3})
+    several = [{f"{kind}_parallel_size": 2} for kind in ("tensor", "pipeline", "data")]
+    several.append({"num_speculative_tokens": 3})
     runs = [flat | {"knobs": {"max_num_seqs": 1, **knobs}} for knobs in ({"tensor_parallel_size": 1}, *several)]
     rows = imported_cells(read_runs(write_runs(tmp_path, *runs)), "try")
-    assert rows["outcome"].tolist() == ["invalid", "ok", "ok", "ok"]
+    assert rows["outcome"].tolist() == ["invalid", "ok", "ok", "ok", "ok"]
     # A smaller type of the cache raises the ceiling, and a model that does not fit is above any.
     run = RUN | {"tokens_per_request": [4000, 4000], "results": "flat.txt"}
     runs = [run | {"knobs": {"max_num_seqs": 256, **knobs}} for knobs in ({}, {"kv_cache_dtype": "fp8"})]
