@@ -280,16 +280,8 @@ _WORTH_A_LOOK = re.compile(
 # A line with nothing else continues a number at the end of the line before.
 _REST_OF_A_NUMBER = re.compile(r"[,.]?\d[\d,.]*\s*")
 
+# GB, MB and so on are read as GiB, MiB: vLLM divides by powers of 1024.
 _GIB_PER_UNIT = {"B": 2.0**-30, "K": 2.0**-20, "M": 2.0**-10, "G": 1.0, "T": 2.0**10}
-
-
-def gib(number: float, unit: str) -> float:
-    """Convert a size as vLLM prints it to GiB. GB, MB and so on are read as GiB, MiB: vLLM divides by powers of 1024.
-
-    >>> gib(14.2, "GB"), gib(512, "MiB"), gib(2**30, "bytes")
-    (14.2, 0.5, 1.0)
-    """
-    return number * _GIB_PER_UNIT[unit[0].upper()]
 
 
 def find_readings(lines: Sequence[Line]) -> ReadingsByRow:
@@ -335,5 +327,5 @@ def _value(fact: str, match: re.Match[str]) -> FactValue:
         return text.startswith("Directly")
     number = text.replace(",", "")
     if (unit := match.groupdict().get(f"{fact}__unit")) is not None:
-        return gib(float(number), unit or "bytes")
+        return float(number) * _GIB_PER_UNIT[(unit or "B")[0].upper()]
     return int(number) if fact.endswith(_WHOLE) else float(number)
