@@ -21,37 +21,26 @@ from workflow_scripts.engines.capacity import KvPool
 Content = tuple[int, int, int]
 
 
+@dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request while it is served. `prompt`, `last`: tokens of its prompt, and with its answer. `goal`: tokens to
-    compute before it decodes: its prompt, and what it had generated when it was preempted. `computed`: so many are;
-    while it is in the group of decoding requests, which its `birth` shows, the group knows it. `junction`: tokens of
-    its prompt that some groups of layers found, if all found fewer; else 0. `runs`: of blocks that prompts share;
-    `listed`: block by block too."""
+    """A request while it is served. `prompt`, `last`: tokens of its prompt, and with its answer. `runs`: of blocks that
+    prompts share; `shared_blocks`: block by block, if these are listed. `goal`: tokens to compute before it decodes:
+    its prompt, and what it had generated when it was preempted. `computed`: so many are; while it is in the group of
+    decoding requests, which its `birth` shows, the group knows it. `junction`: tokens of its prompt that some groups of
+    layers found, if all found fewer; else 0. `lost`: how often it lost its blocks with no other running, and `lost_at`
+    its goal then."""
 
-    __slots__ = (
-        "birth",
-        "computed",
-        "goal",
-        "index",
-        "junction",
-        "last",
-        "lost",
-        "lost_at",
-        "prompt",
-        "runs",
-        "shared_blocks",
-    )
-
-    def __init__(self, index: int, prompt: int, output: int, runs: Sequence[range], *, listed: bool = False) -> None:
-        self.index = index
-        self.prompt = self.goal = prompt
-        self.last = prompt + output
-        self.runs = runs
-        self.shared_blocks = [number for run in runs for number in run] if listed else []
-        self.computed = self.junction = 0
-        self.birth: int | None = None
-        # How often it lost its blocks with no other running, and its goal then.
-        self.lost = self.lost_at = 0
+    index: int
+    prompt: int
+    last: int
+    runs: Sequence[range]
+    shared_blocks: Sequence[int]
+    goal: int
+    computed: int = 0
+    junction: int = 0
+    birth: int | None = None
+    lost: int = 0
+    lost_at: int = 0
 
     def owner(self, block: int) -> int:
         """Whose tokens a block of its text holds: a number for shared ones, or its own."""
@@ -92,18 +81,17 @@ class Lookup(NamedTuple):
     lost: tuple[int, int] | None
 
 
+@dataclass(slots=True, eq=False)
 class Block:
     """A block that requests hold, or that keeps its content until it is needed. `count` blocks of one request that
-    follow each other are one object if they are only counted; the last of them is used again first."""
+    follow each other are one object if they are only counted; the last of them is used again first. `since`: the step
+    in which it was given back."""
 
-    __slots__ = ("content", "count", "number", "since", "users")
-
-    def __init__(self, number: int = 0, count: int = 1) -> None:
-        self.content: Content | None = None
-        self.number = number
-        self.count = count
-        self.users = 1
-        self.since = 0  # the step in which it was given back
+    number: int = 0
+    count: int = 1
+    content: Content | None = None
+    users: int = 1
+    since: int = 0
 
 
 # What the prefix cache has of a request: blocks of each group; None for one that it does not need.
@@ -152,10 +140,6 @@ class Table:
         held, skipped = len(self.held[r.index].table), self.skipped(start)
         new = max(0, required - max(skipped, len(hits) + held))
         return new + _unused(hits[max(0, skipped - held) :])
-
-    def too_new(self, hits: Sequence[Block | None]) -> bool:
-        """Whether the found blocks are only written in this step, so that it cannot use them yet."""
-        return False
 
     def drop_behind(self, r: LiveRequest, processed: int) -> None:
         """Give back the blocks that no token after the first `processed` tokens attends to."""
@@ -250,6 +234,7 @@ class KeptStateTable(Table):
         return min(required - len(hits) - len(held.table), 1 + leaves) + _unused(hits)
 
     def too_new(self, hits: Sequence[Block | None]) -> bool:
+        """Whether the found blocks are only written in this step, so that it cannot use them yet."""
         return bool(hits) and hits[-1] is not None and hits[-1].content in self.blocks.new
 
     def drop_behind(self, r: LiveRequest, processed: int) -> None:
@@ -424,8 +409,7 @@ class BlockPool:
         kinds = [CountedTable if counted else KeptStateTable if group.reach == 0 else Table for group in pool.groups]
         self.tables = [kind(number, pool, max_model_len, self) for number, kind in enumerate(kinds)]
         self.counting = self.tables[0] if isinstance(self.tables[0], CountedTable) else None
-        states = [table for table in self.tables if isinstance(table, KeptStateTable)]
-        self.keeps_states, self.leaves_states = bool(states), bool(states) and states[0].checkpoints
+        self.states = [table for table in self.tables if isinstance(table, KeptStateTable)]
         # Groups of one kind are looked up together, those that keep all tokens first.
         of_kind: defaultdict[tuple[int | None, bool], list[Table]] = defaultdict(list)
         for group, table in zip(pool.groups, self.tables, strict=True):
@@ -575,13 +559,12 @@ class BlockPool:
     def admit(self, request: LiveRequest, end: int, hits: Hits, start: int) -> bool:
         """Give a request that waits its `hits` in the prefix cache up to token `start`, and the blocks up to token
         `end`; False if not all its tokens fit."""
-        several = self.tables if self.counting is None else ()
-        if any(table.too_new(hits[table.number]) for table in several):
+        if any(table.too_new(hits[table.number]) for table in self.states):
             return False
         if not self._fits(request, request.goal, hits, start, whole=True):
             return False
         # Of windows and states those up to `end` may be more.
-        if several and not self._fits(request, end, hits, start, whole=False):
+        if self.counting is None and not self._fits(request, end, hits, start, whole=False):
             return False
         if self.lookups is not None:
             self.lookups.append(self.explained(request, start))

@@ -103,8 +103,7 @@ class DecodeGroup:
 
     >>> group = DecodeGroup(block_size=4)
     >>> for computed, last in ((4, 8), (6, 11)):
-    ...     request = LiveRequest(0, 1, last - 1, ())
-    ...     request.computed = computed
+    ...     request = LiveRequest(0, 1, last, (), (), 1, computed)
     ...     _ = group.join(request, step=0)
     >>> group.kv_tokens(step=0), [group.blocks(step, 1) for step in range(6)]
     (12, [1, 0, 1, 0, 1, 0])
@@ -203,8 +202,11 @@ class _Scheduler:
         self.blocks.events, self.blocks.lookups = events, lookups
         self.shares = caching and (requests.prefix_id is not None or requests.hashed is not None)
         runs: Sequence[Sequence[range]] = requests.shared_runs(pool.block_size) if self.shares else [()] * count
-        parts = zip(range(count), requests.prompt_tokens.tolist(), requests.output_tokens.tolist(), runs, strict=True)
-        self.coming = deque(LiveRequest(*part, listed=not self.grouped) for part in parts)
+        prompts, outputs = requests.prompt_tokens.tolist(), requests.output_tokens.tolist()
+        self.coming: deque[LiveRequest] = deque()
+        for index, (prompt, output, of_prompt) in enumerate(zip(prompts, outputs, runs, strict=True)):
+            shared = () if self.grouped else [number for run in of_prompt for number in run]
+            self.coming.append(LiveRequest(index, prompt, prompt + output, of_prompt, shared, goal=prompt))
         self.arrivals: list[float] = [0.0] * count if requests.arrival_s is None else requests.arrival_s.tolist()
         self.waiting: deque[LiveRequest] = deque()
         # In the order of admission; a dict, because requests leave from anywhere.
@@ -336,11 +338,11 @@ class _Scheduler:
     def _aligned(self, request: LiveRequest, start: int, tokens: int) -> int:
         """Tokens of a chunk, cut where a state is to be kept (`_mamba_block_aligned_split` in vLLM's scheduler)."""
         prefill_end = max(request.prompt, request.goal - 1)
-        if not self.blocks.keeps_states or start >= prefill_end:
+        if not self.blocks.states or start >= prefill_end:
             return tokens
         size, end = self.blocks.block_size, start + tokens
         # Where a chunk leaves its state behind, it need not stop.
-        leaves = self.blocks.leaves_states and end >= prefill_end and leaves_a_state(start, prefill_end, size)
+        leaves = self.blocks.states[0].checkpoints and end >= prefill_end and leaves_a_state(start, prefill_end, size)
         if end < prefill_end and (end // size * size > start or size <= self.settings.max_num_batched_tokens):
             end = end // size * size
         stops = [0 if leaves else (request.goal - 1) // size * size]
