@@ -15,11 +15,11 @@ Exit codes: 0: nothing changed; 1: a cell changed or has another outcome;
 2: bad input, or no cell can be compared; 3: a fault of the infrastructure.
 """
 
-import re
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import rich.table
 
@@ -29,7 +29,6 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.common.wording import listed, number, plural
-from workflow_scripts.page.blocks import Table
 from workflow_scripts.questions.compare.comparison import Comparison, comparison, in_order, in_words, ratio_text
 from workflow_scripts.questions.compare.digest import Digest, read_digest
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
@@ -52,7 +51,14 @@ ENVIRONMENT = {
 }
 # Maximum number of rows of a table in the terminal; JSON has all.
 MOST_ROWS = 40
-_NUMBER = re.compile(r"(-?[\d.,]+(e[+-]?\d+)?)?")
+
+
+class Table(NamedTuple):
+    """A table of the comparison, as the terminal and the page show it."""
+
+    caption: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 def summary(result: Comparison) -> Iterator[str]:
@@ -102,9 +108,9 @@ def tables(result: Comparison) -> dict[str, list[Table]]:
     outcomes = [(all_names[o.cell], o.a, o.b, o.reason or "") for o in result.outcomes]
     refused = [(all_names[r.cell], "; ".join(r.why)) for r in result.refused]
     found = {
-        DIFFERENT: [_table("What differs between A and B", ("What", "A", "B", "Cells", "Other pairs"), differing)],
+        DIFFERENT: [Table("What differs between A and B", ("What", "A", "B", "Cells", "Other pairs"), differing)],
         CELLS: [
-            _table(
+            Table(
                 f"{column(measure).axis}, the largest change first",
                 ("Cell", "B/A (95 % interval)", "Verdict", "A", "B"),
                 rows,
@@ -112,19 +118,14 @@ def tables(result: Comparison) -> dict[str, list[Table]]:
             for measure, rows in of_measures.items()
         ],
         NOT_COMPARED: [
-            _table("Other outcomes", ("Cell", "A", "B", "Reason"), outcomes),
-            _table("Not compared", ("Cell", "Why"), refused),
-            _table("Only in A", ("Cell",), [(all_names[cell],) for cell in result.only_a]),
-            _table("Only in B", ("Cell",), [(all_names[cell],) for cell in result.only_b]),
+            Table("Other outcomes", ("Cell", "A", "B", "Reason"), outcomes),
+            Table("Not compared", ("Cell", "Why"), refused),
+            Table("Only in A", ("Cell",), [(all_names[cell],) for cell in result.only_a]),
+            Table("Only in B", ("Cell",), [(all_names[cell],) for cell in result.only_b]),
         ],
     }
     kept = {part: [table for table in of_part if table.rows] for part, of_part in found.items()}
     return {part: of_part for part, of_part in kept.items() if of_part}
-
-
-def _table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    numeric = [all(map(_NUMBER.fullmatch, texts)) for texts in zip(*rows, strict=True)]
-    return Table(caption, headings, rows, numeric)
 
 
 def _in_words(what: str) -> str:
@@ -151,14 +152,14 @@ def print_comparison(result: Comparison, guard: bool = False) -> None:
     if guard:
         rows = [(w.cell, w.measure, w.a, w.b, w.ratio) for w in result.worse]
         headings = ("Cell", "Measure", "Earlier", "Now", "Now / earlier (95 % interval)")
-        shown = [_table("Worse", headings, rows)] * bool(rows) + found.get(CELLS, []) + found.get(DIFFERENT, [])
+        shown = [Table("Worse", headings, rows)] * bool(rows) + found.get(CELLS, []) + found.get(DIFFERENT, [])
     terminal.print(*(guarded if guard else summary)(result), sep="\n")
     for table in shown:
         of_table = rich.table.Table(
             *table.headings, title=table.caption, title_justify="left", box=None, pad_edge=False
         )
         for row in table.rows[:MOST_ROWS]:
-            of_table.add_row(*map(str, row))
+            of_table.add_row(*row)
         terminal.print()
         terminal.print(of_table)
         if len(table.rows) > MOST_ROWS:
@@ -213,7 +214,7 @@ def main(args: Namespace) -> int:
     if args.html:
         from workflow_scripts.present.comparison_page import page  # the libraries that draw take long to import
 
-        write_text(args.html, page(result, list(summary(result)), tables(result)))
+        write_text(args.html, page(result))
     print_comparison(result, args.fail_if_worse)
     if not failed and not result.cells and not result.outcomes:
         raise InputError(f"{', '.join(map(str, earlier))}: no cell can be compared; allowed: runs with cells in common")

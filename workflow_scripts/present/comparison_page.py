@@ -5,7 +5,7 @@ All numbers, verdicts and sentences are those that `compare` prints.
 
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from workflow_scripts.page.kit import Plot, ratio, use_style
 from workflow_scripts.page.plot import write_plot
 from workflow_scripts.page.report import caption_of, figure_in
 from workflow_scripts.page.style import INK
+from workflow_scripts.present import compare
 from workflow_scripts.present.first_screen import PICTURES, rows_of
 from workflow_scripts.present.page import page_of
 from workflow_scripts.questions.compare.comparison import Comparison, in_words
@@ -27,6 +28,7 @@ from workflow_scripts.tables.results import records
 
 # Measures with an answer.
 MOST_MEASURES = 4
+_NUMBER = re.compile(r"(-?[\d.,]+(e[+-]?\d+)?)?")
 
 
 def _rows(result: Comparison, measure: str) -> pd.DataFrame:
@@ -78,9 +80,14 @@ def _section(title: str, **blocks: Sequence[Block]) -> dict[str, Any]:
     return {**shown, "why": [], "tables": [], "absent": "", "is_empty": False, **blocks}
 
 
-def page(result: Comparison, summary: Sequence[str], tables: Mapping[str, Sequence[Table]]) -> str:
-    """The page with the sentences of a comparison, the first of which names the runs, and its tables by their part."""
-    which, *sentences = summary
+def _table(of: compare.Table) -> Table:
+    numeric = [all(map(_NUMBER.fullmatch, texts)) for texts in zip(*of.rows, strict=True)]
+    return Table(*of, numeric)
+
+
+def page(result: Comparison) -> str:
+    """The page of a comparison, with the sentences and tables that the terminal shows."""
+    which, *sentences = compare.summary(result)
     measures = list(dict.fromkeys(c.measure for c in result.cells))
     changed = sum(c.verdict == CHANGES for c in result.cells)
     title = f"{result.study_b} over {result.study_a}: {changed} of {plural(len(result.cells), 'measure')} changed"
@@ -92,7 +99,7 @@ def page(result: Comparison, summary: Sequence[str], tables: Mapping[str, Sequen
         first={"title": title, "sub": which, **rows, "pictures": pictures, "fastest": [], "without_rate": None},
         sections=[
             _section("Result", why=list(map(Text, sentences))),
-            *(_section(part, tables=of_part) for part, of_part in tables.items()),
+            *(_section(part, tables=list(map(_table, of))) for part, of in compare.tables(result).items()),
         ],
         appendix=[],
         data=None,
