@@ -27,22 +27,19 @@ def installed_versions() -> dict[str, str]:
 
 
 def lock_of(engine: str, lock: Path | None = None) -> Path | None:
-    """The lock that this environment has been installed from, or `lock` if it was; None if no lock describes it."""
+    """The lock that this environment has been installed from, or `lock` if it was: the packages that decide what is
+    measured have its versions. None if no lock describes it."""
     locks = (
         CHECKOUT / "envs" / name for package, name in get_engine(engine).locks.items() if installed_version(package)
     )
     lock = lock or next(locks, None)
-    return lock if lock is not None and is_installed_from(lock) else None
-
-
-def is_installed_from(lock: Path) -> bool:
-    """Whether the packages that decide what is measured have the versions in this lock."""
-    if not lock.exists():
-        return False
+    if lock is None or not lock.exists():
+        return None
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(encoding="utf-8"), flags=re.MULTILINE))
     # Builds of one version for different hardware differ in their local version, as in 2.13.0+cpu.
     installed = installed_versions().items()
-    return all(version.split("+")[0] == pins.get(name, version).split("+")[0] for name, version in installed)
+    same = all(version.split("+")[0] == pins.get(name, version).split("+")[0] for name, version in installed)
+    return lock if same else None
 
 
 def lock_sha256(lock: Path | None) -> str:

@@ -214,12 +214,6 @@ def _read_log(path: Path) -> dict[str, Any]:
     return log
 
 
-def _possible_by(log: Mapping[str, Any]) -> dict[str, int]:
-    """The length that an engine names as possible, where it refuses a longer one."""
-    length = re.search(r"estimated maximum model length is (\d{1,9})", str(log.get("error")))
-    return {"max_model_len": int(length[1])} if length else {}
-
-
 @command(
     "capacity",
     option("--model", required=True, help=ANY_MODEL),
@@ -272,7 +266,11 @@ def main(args: Namespace) -> None:
         return
     devices = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
     title = f"{args.model} on {devices} x {gpu.name}, vLLM {settings.vllm_version}, predicted"
-    fits = {} if terms["feasible"].value else fitting_settings(facts, gpu, settings) if not log else _possible_by(log)
+    fits = {}
+    if not (terms["feasible"].value or log):
+        fits = fitting_settings(facts, gpu, settings)
+    elif named := re.search(r"estimated maximum model length is (\d{1,9})", str(log.get("error"))):
+        fits = {"max_model_len": int(named[1])}
     _print(title, terms, settings, batch, fits)
 
 
@@ -296,7 +294,7 @@ def _print(
     for name in (name for name in _ROWS if name in terms):
         table.add_row(_ROWS[name], _size(terms[name]), terms[name].how)
     terminal = Terminal()
-    for part in (title, "", table, "", *_what_fits(terms, batch), *_what_would_fit(terms, fits)):
+    for part in (title, "", table, "", *_what_fits(terms, batch, fits)):
         terminal.print(part)
 
 
@@ -311,23 +309,21 @@ def _size(term: Term) -> str:
     return f"{term.value / GIB:,.2f} GiB" if abs(term.value) >= GIB / 10 else f"{term.value / MIB:.3g} MiB"
 
 
-def _what_fits(terms: Mapping[str, Term], batch: BatchLimits) -> Iterator[str]:
+def _what_fits(terms: Mapping[str, Term], batch: BatchLimits, fits: Mapping[str, int]) -> Iterator[str]:
+    """What fits, and settings with which all would."""
     blocks, tokens, of_block = (terms[name].value for name in ("num_blocks", "kv_cache_tokens", "tokens_per_block"))
     yield f"KV cache: {blocks:,.0f} blocks of {of_block:,.0f} tokens, {tokens:,.0f} tokens in all."
     length, concurrency = f"{batch.max_model_len:,} tokens", terms["max_concurrency"].value
     if terms["feasible"].value:
         yield f"{math.floor(concurrency):,} requests of {length} fit at once (maximum concurrency {concurrency:.2f})."
-    elif (left := terms["available_kv_cache"]).value < 0:
+        return
+    if (left := terms["available_kv_cache"]).value < 0:
         yield f"It does not fit: each device lacks {_size(replace(left, value=-left.value))} for all but the KV cache."
     elif concurrency > 1:
         yield f"vLLM refuses to start: {terms['feasible'].how}."
     else:
         yield f"It does not fit: a request of {length} needs more blocks (maximum concurrency {concurrency:.2f})."
-
-
-def _what_would_fit(terms: Mapping[str, Term], fits: Mapping[str, int]) -> Iterator[str]:
-    options = [f"--{name.replace('_', '-')} {value}" for name, value in fits.items()]
-    if options:
+    if options := [f"--{name.replace('_', '-')} {value}" for name, value in fits.items()]:
         yield f"It would fit with {listed(options, 'or')}."
-    elif not terms["feasible"].value and "log: " not in terms["available_kv_cache"].how:
+    elif "log: " not in left.how:
         yield "No number of such devices makes it fit."
