@@ -32,13 +32,9 @@ def statistics(counts: Sequence[int]) -> dict[str, float]:
     >>> statistics([1, 2, 3, 10])
     {'min': 1, 'median': 2.5, 'mean': 4.0, 'p95': 8.95, 'max': 10}
     """
-    return {
-        "min": min(counts),
-        "median": float(np.median(counts)),
-        "mean": float(np.mean(counts)),
-        "p95": round(float(np.percentile(counts, 95)), 2),
-        "max": max(counts),
-    }
+    median, p95 = map(float, np.percentile(counts, [50, 95]))
+    mean = float(np.mean(counts))
+    return {"min": min(counts), "median": median, "mean": mean, "p95": round(p95, 2), "max": max(counts)}
 
 
 @command(
