@@ -121,7 +121,7 @@ def locked(file: Path, told: Callable[[str], object], mode: int = 0o600) -> Iter
                 break
             except BlockingIOError:
                 lock.seek(0)
-                told(printable(lock.read(200)) or "a process")
+                told(printable(lock.read(200)) or "another process")
                 time.sleep(AGAIN_S)
         lock.truncate(0)
         lock.seek(0)
