@@ -29,7 +29,7 @@ from workflow_scripts.common.wording import plural
 from workflow_scripts.engines.vllm.knobs import SERVE_COMMAND
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.study.definition import resolved_models
-from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.grid import Cell, find_cell
 from workflow_scripts.study.promise import Promise, PromiseError
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
@@ -167,13 +167,9 @@ class Deployment:
 
 
 def deployment_of(promise: Promise, study: Study, site: Site) -> Deployment:
-    """The promise with what its cell needs. Raises PromiseError if the study has no such cell, or loads its model from
-    elsewhere."""
-    cell = next((cell for cell in expand(study) if cell.id == promise.cell_id), None)
-    if cell is None:
-        raise PromiseError(
-            f"study {study.name} has no cell {promise.cell_id}; `snakemake export` writes the promise anew"
-        )
+    """The promise with what its cell needs. Raises StudyError if the study has no such cell, and PromiseError if it
+    loads its model from elsewhere."""
+    cell = find_cell(study, promise.cell_id)
     model, said = resolved_models(study)[cell.model], promise.serve.arguments
     if int(said.get("data-parallel-size") or 1) > 1:
         raise PromiseError(

@@ -11,6 +11,7 @@ from kubernetes_validate import validate
 from tests.unit.deploy.promises import IMAGE, REVISION, compose, deployment, on_cpu, promise
 from workflow_scripts.deploy.export import Deployment, written
 from workflow_scripts.study.promise import PromiseError, ServeSettings
+from workflow_scripts.study.study import StudyError
 
 KUBERNETES = "1.33"
 SECRETS = {"VLLM_API_KEY", "HF_TOKEN"}
@@ -110,7 +111,7 @@ def test_the_slurm_job_serves_with_the_file_and_needs_a_key(cpu, tmp_path):
 
 
 def test_a_promise_of_another_grid_or_model_is_refused(tmp_path):
-    with pytest.raises(PromiseError, match="study promised has no cell h200/vllm/other; `snakemake export`"):
+    with pytest.raises(StudyError, match="study 'promised' has no cell 'h200/vllm/other'"):
         deployment(tmp_path, promise(cell_id="h200/vllm/other"))
     for arguments in ({"revision": "0" * 40}, {"revision": REVISION, "trust-remote-code": True}):
         serve = ServeSettings("meta-llama/Llama-3.1-8B-Instruct", arguments, {})
