@@ -75,6 +75,7 @@ class FactRow:
     facts: tuple[str, ...]
     key: str
     pick: Pick
+    word: str  # that every text of the pattern has, empty for none: lines without it need no search
 
     @property
     def of_a_result(self) -> bool:
@@ -107,7 +108,19 @@ def _row(pick: Pick, pattern: str, *, key: str | None = None) -> FactRow:
     spaced = pattern.replace(" $", r"\s*$").replace(" ", _SPACE)
     compiled = re.compile(re.sub(r"\{(\w+):(\w+)\}", group, spaced))
     facts = tuple(name for name in compiled.groupindex if "__" not in name)
-    return FactRow(compiled, facts, key or facts[0], pick)
+    return FactRow(compiled, facts, key or facts[0], pick, _word(pattern))
+
+
+def _word(pattern: str) -> str:
+    """The longest word that is in every text of a pattern.
+
+    >>> _word(r"(?:Setting|Forcing) the block_sizes? to {block_size:count}"), _word("(?:one|two)")
+    ('block_size', '')
+    """
+    bare = re.sub(r"\\.|\[(?:\\.|[^\]])*\]|\{[^{}]*\}|\w[?*]", " ", pattern)
+    while (outer := re.sub(r"\([^()]*\)", " ", bare)) != bare:
+        bare = outer
+    return max(re.findall(r"\w+", bare), key=len, default="")
 
 
 # A log names many backends. The name of an attention backend contains an _ATTENTION_WORD and no word excluded by _WORD.
@@ -263,20 +276,6 @@ ROWS: tuple[FactRow, ...] = (
 # More is no count of anything, and no table holds it.
 _MOST_COUNT = 2**53
 
-# A line without any of these words holds no fact. This check avoids trying every row on every line of a long log.
-_WORTH_A_LOOK = re.compile(
-    (
-        r"blocks: |blocks is: |_blocks"
-        r"|block[-_ ]size|kv_cache_(?:size|memory)|KV [Cc]ache (?:size|memory|is|as|on|layout|\()"
-        r"|(?i:kv) cache m|for (?:usable )?KV cache|oncurrency for|loading took|weights? (?:took|take|memory|on)"
-        r"|cache engine"
-        r"|Available memory|Memory statistics|cache_config"
-        r"|for weights?|activation|peak memory|raph (?:capturing|pool|memory)|CUDAGraph|backend"
-        r"|hit rate|reempt|hroughput|TTFT|TPOT|ITL|E2E|Failed req|per_second|_ms\"|LLM engine|ersion|^vllm|\] vllm=="
-        r"|ompil|Directly load|max_total_num_tokens=|weight end\."
-    ).replace(" ", r"\s*")
-)
-
 # A line with nothing else continues a number at the end of the line before.
 _REST_OF_A_NUMBER = re.compile(r"[,.]?\d[\d,.]*\s*")
 
@@ -289,13 +288,13 @@ def find_readings(lines: Sequence[Line]) -> ReadingsByRow:
     by_row: ReadingsByRow = [(row, []) for row in ROWS]
     for index, line in enumerate(lines):
         rest = what_may_follow(lines, index)
-        if _WORTH_A_LOOK.search(line.text + "".join(rest)):
-            for row, readings in by_row:
-                for match in _matches(row, line.text, rest):
-                    values = {fact: _value(fact, match) for fact in row.facts}
-                    if all(isinstance(value, str) or abs(value) < _MOST_COUNT for value in values.values()):
-                        at = line.number_at(match.start(row.facts[0]))
-                        readings.append(Reading(values, line.rank, at, _engine_of(match, line)))
+        whole = line.text + "".join(rest)
+        for row, readings in by_row:
+            for match in _matches(row, line.text, rest) if row.word in whole else ():
+                values = {fact: _value(fact, match) for fact in row.facts}
+                if all(isinstance(value, str) or abs(value) < _MOST_COUNT for value in values.values()):
+                    at = line.number_at(match.start(row.facts[0]))
+                    readings.append(Reading(values, line.rank, at, _engine_of(match, line)))
     return [(row, readings) for row, readings in by_row if readings]
 
 
