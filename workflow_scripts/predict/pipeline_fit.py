@@ -9,14 +9,14 @@ two reports holds the work of one step and the launch of another. Each pass is p
 squares finds the costs with which the times between reports are met best, as factors.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from workflow_scripts.physics.step_time import KIND, KINDS, LAUNCHED, FloatArray, IntArray, StepCosts, device_s
+from workflow_scripts.physics.step_time import KIND, KINDS, LAUNCHED, FloatArray, StepCosts, device_s
 from workflow_scripts.predict.schedule import Segments
 from workflow_scripts.study.calibrations import Pass
 
@@ -76,11 +76,16 @@ def segments_of(run: Pass, budget: int) -> Segments | None:
         decode_kv[further] += prompt.tokens + np.arange(1, prompt.outputs)
     budgets = budget - decode_seqs if run.step_tokens is None else np.array(run.step_tokens) - decode_seqs
     for prompt in sorted(prompts, key=lambda prompt: -prompt.first):
-        for step, begin, end in _parts(prompt, budgets):
-            seqs[step] += 1
-            tokens[step] += end - begin
-            kv[step] += end
-            attended[step] += (end * (end + 1) - begin * (begin + 1)) // 2
+        step, end = prompt.first, prompt.tokens
+        while end > 0:  # from the last part of a prompt to its first
+            begin = 0 if step == 0 else max(0, end - max(0, int(budgets[step])))
+            if begin < end:
+                budgets[step] -= end - begin
+                seqs[step] += 1
+                tokens[step] += end - begin
+                kv[step] += end
+                attended[step] += (end * (end + 1) - begin * (begin + 1)) // 2
+            end, step = begin, step - 1
     none = np.zeros_like(seqs)
     return Segments(
         steps=none + 1,
@@ -96,17 +101,6 @@ def segments_of(run: Pass, budget: int) -> Segments | None:
         blocks_held=none,
         idle_s=none.astype(float),
     )
-
-
-def _parts(prompt: _Prompt, budgets: IntArray) -> Iterator[tuple[int, int, int]]:
-    """Steps that compute a prompt, last first, with its first and last token; takes them from `budgets`."""
-    step, end = prompt.first, prompt.tokens
-    while end > 0:
-        taken = end if step == 0 else min(end, max(0, int(budgets[step])))
-        if taken:
-            budgets[step] -= taken
-            yield step, end - taken, end
-        end, step = end - taken, step - 1
 
 
 class _Passes:

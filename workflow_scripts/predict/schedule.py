@@ -205,20 +205,6 @@ StepTime = Callable[[Segments], FloatArray]
 
 
 @dataclass(frozen=True)
-class StepRun:
-    """A run of equal steps with its requests by index, for detailed checks. `running`: in the engine's order, after the
-    step was planned. `scheduled_tokens`: of each request that computes something, in one step. `blocks_held`: in each
-    step of the run."""
-
-    steps: int
-    running: list[int]
-    waiting: list[int]
-    scheduled_tokens: dict[int, int]
-    preempted: list[int]
-    blocks_held: list[int]
-
-
-@dataclass(frozen=True)
 class Schedule:
     """What runs when. Steps are numbered from 0; steps without any work are not counted.
 
@@ -257,6 +243,3 @@ class Schedule:
         return num_blocks == self.settings.num_blocks or (
             self.needs_blocks is not None and num_blocks >= self.needs_blocks
         )
-
-
-Observe = Callable[[StepRun], None]

@@ -20,17 +20,7 @@ from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.physics.formulas import attended_tokens
 from workflow_scripts.physics.step_time import IntArray
 from workflow_scripts.predict.kv_pool import BlockEvent, BlockPool, LiveRequest, Lookup, leaves_a_state
-from workflow_scripts.predict.schedule import (
-    WORK,
-    Observe,
-    RequestLengths,
-    Schedule,
-    ScheduleError,
-    Segments,
-    StepRun,
-    StepTime,
-    Within,
-)
+from workflow_scripts.predict.schedule import WORK, RequestLengths, Schedule, ScheduleError, Segments, StepTime, Within
 
 # More blocks than anything takes, if no number is given.
 UNLIMITED = 1 << 48
@@ -44,22 +34,21 @@ def make_schedule(
     requests: RequestLengths,
     settings: SchedulerSettings,
     step_time: StepTime | None = None,
-    observe: Observe | None = None,
     events: list[BlockEvent] | None = None,
     lookups: list[Lookup] | None = None,
 ) -> Schedule:
     """What runs when, until all requests have ended. `requests` are in order of arrival. `step_time` is needed if they
-    arrive over time, because what waits at a step depends on how long steps take. `observe` is called with each run of
-    steps, in order. `events` collects what happens to each block, and `lookups` what each admitted request finds in the
-    prefix cache. With drafts each sequence gets the mean of tokens in each step. Raises ScheduleError if a request can
-    never run with these settings, there are arrivals but no step times, or drafts and too few blocks for all."""
+    arrive over time, because what waits at a step depends on how long steps take. `events` collects what happens to
+    each block, and `lookups` what each admitted request finds in the prefix cache. With drafts each sequence gets the
+    mean of tokens in each step. Raises ScheduleError if a request can never run with these settings, there are arrivals
+    but no step times, or drafts and too few blocks for all."""
     _check(requests, settings, step_time)
     if settings.tokens_per_step == 1:
-        return _Scheduler(requests, settings, step_time, observe, events, lookups).run()
+        return Scheduler(requests, settings, step_time, events, lookups).run()
     needed = _blocks_of_all(requests, settings)
     further = np.ceil((requests.output_tokens - 1) / settings.tokens_per_step).astype(np.int64)
     fewer, plain = replace(requests, output_tokens=1 + further), replace(settings, tokens_per_step=1.0)
-    schedule = make_schedule(fewer, plain, step_time, observe, events, lookups)
+    schedule = make_schedule(fewer, plain, step_time, events, lookups)
     return replace(schedule, settings=settings, needs_blocks=needed)
 
 
@@ -180,7 +169,7 @@ class DecodeGroup:
         return steps
 
 
-class _Scheduler:
+class Scheduler:
     """The engine's state before step `self.step`; arguments as in `make_schedule`."""
 
     def __init__(
@@ -188,12 +177,11 @@ class _Scheduler:
         requests: RequestLengths,
         settings: SchedulerSettings,
         step_time: StepTime | None,
-        observe: Observe | None,
         events: list[BlockEvent] | None,
         lookups: list[Lookup] | None,
     ) -> None:
         self.requests, count = requests, len(requests)
-        self.settings, self.step_time, self.observe = settings, step_time, observe
+        self.settings, self.step_time = settings, step_time
         pool = settings.pool or KvPool((KvGroup("attention", (0,), 1, None),), 1, settings.block_size, 1, 0)
         self.grouped = pool.keeps_all and events is None
         capacity = UNLIMITED if settings.num_blocks is None else settings.num_blocks - 1
@@ -383,8 +371,6 @@ class _Scheduler:
             steps, idle_s = self._pass_time(row, steps)
         elif self.now_s > self.free_s:  # for the last request; from here on nothing depends on time
             idle_s, self.free_s = self.now_s - self.free_s, self.now_s
-        if self.observe is not None:
-            self.observe(self._look(steps, scheduled, preempted))
         self.columns.extend((steps, *row))
         self.idle_s.append(idle_s)
         if steps > 1:
@@ -415,17 +401,6 @@ class _Scheduler:
         steps = 1 + int(np.searchsorted(put_together_s[: steps - 1], self.arrivals[self.coming[0].index]))
         self.now_s, self.free_s = float(put_together_s[steps - 1]), float(ends_s[steps - 1])
         return steps, idle_s
-
-    def _look(self, steps: int, scheduled: dict[LiveRequest, int], preempted: list[LiveRequest]) -> StepRun:
-        in_group = {request: 1 for request in self.running if request.birth is not None}
-        return StepRun(
-            steps,
-            [request.index for request in self.running],
-            [request.index for request in self.waiting],
-            {request.index: tokens for request, tokens in (in_group | scheduled).items()},
-            [request.index for request in preempted],
-            [self.blocks.held + self.decoding.blocks(self.step + 1, further) for further in range(steps)],
-        )
 
     def _computed(self, scheduled: dict[LiveRequest, int]) -> list[LiveRequest]:
         """These tokens were computed in the step that just passed; return the requests that have all of theirs, but

@@ -4,6 +4,7 @@ vLLM's classes are called as its engine core calls them (vllm/v1/engine/core.py,
 with a clock instead of a device.
 """
 
+import copy
 import itertools
 import os
 import random
@@ -19,9 +20,10 @@ import pytest
 from workflow_scripts.engines.capacity import KvGroup, KvPool
 from workflow_scripts.engines.engine import CacheHeldError, forget_prefixes
 from workflow_scripts.engines.steps import SchedulerSettings
+from workflow_scripts.predict.kv_pool import LiveRequest
 from workflow_scripts.predict.prefix_hits import OF_PREEMPTED, OF_PROMPT, prefix_hits
-from workflow_scripts.predict.schedule import WORK, FloatArray, RequestLengths, Schedule, Segments, StepRun, StepTime
-from workflow_scripts.predict.scheduler import make_schedule
+from workflow_scripts.predict.schedule import WORK, FloatArray, RequestLengths, Segments, StepTime
+from workflow_scripts.predict.scheduler import Scheduler
 from workflow_scripts.workloads.request import HashedBlocks
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -221,26 +223,28 @@ class Engine:
         return Step(running, waiting, scheduled, preempted, held, work)
 
 
-def our_steps(
-    requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None
-) -> tuple[Schedule, list[Step]]:
-    """Our schedule, and its steps one by one."""
-    runs: list[StepRun] = []
-    schedule = make_schedule(requests, settings, step_time, runs.append)
-    steps = []
-    for index, run in enumerate(runs):
-        work = {name: getattr(schedule.segments, name)[index].item() for name in OF_STEP}
-        assert schedule.segments.steps[index] == run.steps
-        for further in range(run.steps):
-            held = run.blocks_held[further]
-            changed = {
-                "decode_kv_tokens": work["decode_kv_tokens"] + further * work["decode_seqs"],
-                "blocks_held": held,
-            }
-            idle = {"idle_s": 0 if further else work["idle_s"]}
-            preempted = sorted(run.preempted)
-            steps.append(Step(run.running, run.waiting, run.scheduled_tokens, preempted, held, work | changed | idle))
-    return schedule, steps
+class Watched(Scheduler):
+    """Our scheduler, which notes its steps one by one."""
+
+    def __init__(self, *case: Any) -> None:
+        super().__init__(*case, events=None, lookups=None)
+        self.steps: list[Step] = []
+
+    def _pass(self, scheduled: dict[LiveRequest, int], preempted: list[LiveRequest]) -> None:
+        running, waiting = ([request.index for request in some] for some in (self.running, self.waiting))
+        tokens = {request.index: 1 for request in self.running if request.birth is not None}
+        tokens |= {request.index: count for request, count in scheduled.items()}
+        first, held, decoding = self.step, self.blocks.held, copy.copy(self.decoding)
+        decoding._by_remainder = decoding._by_remainder.copy()
+        super()._pass(scheduled, preempted)
+        work: dict[str, float] = dict(zip(("steps", *WORK), self.columns[-1 - len(WORK) :], strict=True))
+        assert work.pop("steps") == self.step - first
+        for further in range(self.step - first):
+            changed = {"decode_kv_tokens": work["decode_kv_tokens"] + further * work["decode_seqs"]}
+            changed["blocks_held"] = held + decoding.blocks(first + 1, further)
+            changed["idle_s"] = 0 if further else self.idle_s[-1]
+            lost = sorted(request.index for request in preempted)
+            self.steps.append(Step(running, waiting, tokens, lost, int(changed["blocks_held"]), work | changed))
 
 
 def _segment(work: dict[str, float]) -> Segments:
@@ -381,7 +385,8 @@ def compare(engine_config: Any, cases: Iterable[Case]) -> Counter[str]:
     for seed, (requests, settings, timing) in enumerate(cases):
         engine = Engine(engine_config, requests, settings, timing)
         theirs = list(engine.run())
-        schedule, ours = our_steps(requests, settings, timing)
+        watched = Watched(requests, settings, timing)
+        schedule, ours = watched.run(), watched.steps
         for number, (expected, got) in enumerate(zip(theirs, ours, strict=False)):
             assert got == expected, f"seed {seed}, step {number} of {len(theirs)}: {settings}"
         assert len(ours) == len(theirs), f"seed {seed}"

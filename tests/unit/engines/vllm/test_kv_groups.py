@@ -63,11 +63,8 @@ MINIMAX_M3 = COMMON | shape("minimax_m3_text", layers=60, hidden=6144, heads=64,
 MINIMAX_M3 |= {"num_local_experts": 128, "num_experts_per_tok": 4, "dense_intermediate_size": 64}
 MINIMAX_M3 |= {"moe_layer_freq": [0] * 3 + [1] * 57}
 MINIMAX_M3["sparse_attention_config"] = {"sparse_attention_freq": [0] * 3 + [1] * 57, "sparse_block_size": 128}
-MINIMAX_M3["sparse_attention_config"] |= {
-    "sparse_index_dim": 128,
-    "sparse_num_index_heads": 4,
-    "sparse_topk_blocks": 16,
-}
+MINIMAX_M3["sparse_attention_config"] |= {"sparse_index_dim": 128, "sparse_num_index_heads": 4}
+MINIMAX_M3["sparse_attention_config"] |= {"sparse_topk_blocks": 16}
 DEEPSEEK_V4 = DEEPSEEK | shape("deepseek_v4", layers=43, heads=64, head_dim=512, vocab=1000)
 DEEPSEEK_V4 |= {"q_lora_rank": 1024, "o_lora_rank": 1024, "o_groups": 8, "hc_mult": 4, "sliding_window": 128}
 DEEPSEEK_V4 |= {"index_n_heads": 64, "index_head_dim": 128, "max_position_embeddings": 2**20}
