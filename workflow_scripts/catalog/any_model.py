@@ -109,10 +109,9 @@ def find_model(asked: str) -> Model:
             f"unknown model {asked!r}; allowed: a folder with config.json, ORG/REPO[@REVISION] of the hub, or one of "
             + allowed_names(asked, load_models()).removeprefix("allowed: ")
         )
-    namesake = load_models().get(model.name)
-    if namesake is not None and namesake.config.resolve() == model.config.resolve():
-        return namesake
-    if namesake is not None:
+    if (namesake := load_models().get(model.name)) is not None:
+        if namesake.config.resolve() == model.config.resolve():
+            return namesake
         model = model.model_copy(update={"name": f"{model.name}-as-given"})
     study_models[model.name] = model
     return model

@@ -79,15 +79,13 @@ class Endpoint(Record):
             raise ValueError("stop_command, environment and port belong to a command")
         if self.base_url is None and self.api_key_env:
             raise ValueError("api_key_env belongs to a base_url; a command gets a key of this run as {api_key}")
-        if any("{api_key}" in word for word in (*(self.command or ()), *(self.stop_command or ()))):
+        words = (*(self.command or ()), *(self.stop_command or ()))
+        if any("{api_key}" in word for word in words):
             raise ValueError("a key on a command line is visible to everybody on the machine; give it in environment")
-        for text in (*(self.command or ()), *(self.stop_command or ()), *self.environment.values()):
-            for name in re.findall(r"\{(\w*)\}", text):
-                if name not in PLACEHOLDERS:
-                    raise ValueError(f"{{{name}}} is unknown; placeholders: {', '.join(PLACEHOLDERS)}")
-        for name in re.findall(r"\{(\w*)\}", self.served_model):
-            if name != "model_dir":
-                raise ValueError(f"served_model: {{{name}}} is not filled in there; placeholder: model_dir")
+        filled_in = dict.fromkeys((*words, *self.environment.values()), PLACEHOLDERS)
+        for text, allowed in (filled_in | {self.served_model: ("model_dir",)}).items():
+            if unknown := sorted(set(re.findall(r"\{(\w*)\}", text)) - set(allowed)):
+                raise ValueError(f"{{{unknown[0]}}} is not filled in; placeholders there: {', '.join(allowed)}")
         return self
 
 

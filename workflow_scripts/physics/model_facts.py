@@ -331,13 +331,11 @@ class ModelFacts:
         """
         (reach,) = self.uniform().reaches
         head, further = self.vocab * self.hidden, output_tokens - 1
-        kv_tokens = further * (prompt_tokens + (further + 1) / 2)
-        # Four operations for each element of width and pair of tokens.
-        prompt, decode = (flops * attention_cost / 4 for flops in (reach.prefill_pair_flops, reach.decode_pair_flops))
-        pairs = formulas.attended_tokens(prompt_tokens)
-        return formulas.forward_flops(
-            self.layer_matmul_parameters, head, prompt, prompt_tokens, 1, pairs
-        ) + formulas.forward_flops(self.layer_matmul_parameters, head, decode, further, further, kv_tokens)
+        attention = reach.prefill_pair_flops * formulas.attended_tokens(prompt_tokens)
+        attention += reach.decode_pair_flops * further * (prompt_tokens + (further + 1) / 2)
+        tokens = prompt_tokens + further
+        matrices = formulas.forward_flops(self.layer_matmul_parameters, head, 0, tokens, output_tokens, 0)
+        return matrices + attention_cost * attention
 
 
 def read_model_facts(
