@@ -13,6 +13,7 @@ import math
 from argparse import Namespace
 from bisect import bisect_left
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,23 +128,19 @@ def changes(study: Study, case: Case, points: list[tuple[int, int]], prepared: P
         added = np.where(parts, -requests.prefix_tokens % unit, 0)
         if added.any():
             lengths = {name: getattr(requests, name) + added for name in ("prompt_tokens", "prefix_tokens")}
-            try:
+            with suppress(StudyError):  # too long for the context
                 # The added tokens are found too, but nobody asked for them before.
                 found = case.hits(replace(requests, **lengths)).total("found") - int(added.sum())
                 add = int(added.max())
                 how = f"up to {add} more tokens in the shared beginning, so that it is a multiple of {unit}"
                 yield {"change": "shared_prefix_tokens", "add": add, "how": how, "found": found}
-            except StudyError:  # too long for the context
-                pass
     for block_size in BLOCK_SIZES:
         if block_size < settings.block_size and hasattr(case.cell.knobs, "block_size"):
             knobs = case.cell.knobs.model_copy(update={"block_size": block_size})
-            try:
+            with suppress(StudyError):  # this engine or device has no such blocks
                 other = Case(study, replace(case.cell, knobs=knobs), prepared)
                 how, found = f"a block size of {block_size}", other.hits().total("found")
                 yield {"change": "block_size", "to": block_size, "how": how, "found": found}
-            except StudyError:  # this engine or device has no such blocks
-                continue
     if (blocks := knee(points)) > (settings.num_blocks or blocks):
         found, gib, more_gib = dict(points)[blocks], case.gib(blocks), case.gib(blocks - (settings.num_blocks or 0))
         memory_bytes, weight_bytes = load_gpus()[case.cell.gpu].memory_bytes, case.of_cell.facts.weight_bytes

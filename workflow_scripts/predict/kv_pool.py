@@ -169,10 +169,7 @@ class Table:
         held.kept = len(held.table)
 
     def extend(self, r: LiveRequest, start: int, end: int) -> None:
-        """Take blocks for the tokens up to `end`."""
-        self._take(r, end)
-
-    def _take(self, r: LiveRequest, end: int) -> None:
+        """Take blocks for the tokens from `start` up to `end`."""
         table = self.held[r.index].table
         for index in range(len(table), -(-end // self.block_size)):
             table.append(block := self.blocks.take_one())
@@ -250,7 +247,7 @@ class KeptStateTable(Table):
             if held.table:
                 held.former = len(held.table) - 1
             held.table.extend([None] * (required - 1 - leaves - len(held.table)))
-            self._take(r, end)
+            super().extend(r, start, end)
 
     def keep(self, r: LiveRequest, tokens: int) -> None:
         held = self.held[r.index]

@@ -4,6 +4,7 @@ Each prompt token is counted once, in the first of these that holds; docs/hits.m
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -137,13 +138,8 @@ def curve(
     sizes = {int(size) for size in np.geomspace(min(least, most), most, SIZES)}
     points = {most: int(endless.cached_tokens.sum())}
     for blocks in sizes | ({settings.num_blocks} if settings.num_blocks else set()):
-        if blocks >= most:
-            points[blocks] = points[most]
-            continue
-        try:
-            points[blocks] = int(found(blocks).cached_tokens.sum())
-        except ScheduleError:  # too few for the longest request
-            continue
+        with suppress(ScheduleError):  # too few for the longest request
+            points[blocks] = points[most] if blocks >= most else int(found(blocks).cached_tokens.sum())
     return sorted(points.items())
 
 
