@@ -12,11 +12,11 @@ from workflow_scripts.page import kit
 from workflow_scripts.page.comparisons import every_knob_compared
 from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.kit import Plot
-from workflow_scripts.page.series import device_looks, device_names, groups_varying, one_line
+from workflow_scripts.page.series import device_looks, device_names, environments_in_words, telling
 from workflow_scripts.page.style import Look
 from workflow_scripts.study.grid import COORDINATES
-from workflow_scripts.study.setting_words import knob_axis
-from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables, records, require
+from workflow_scripts.study.setting_words import knob_axis, knob_name
+from workflow_scripts.tables.results import RAN_IN, RATE, STEADY, MissingError, Tables, records, require
 
 OF_ARRIVALS = ("request_rate_per_s", "burstiness", "users")
 WORK = ("num_requests", "prompt_tokens", "output_tokens")
@@ -42,23 +42,31 @@ def rate_words(measure: str) -> str:
 
 @cache
 def main_line(tables: Tables) -> MainLine:
-    """The lines with the most cells along the setting that matters most.
+    """The lines with the most cells along the setting that matters most. Measured cells of several environments are on
+    several lines.
 
     Raises:
         MissingError: no two measured cells differ in one number alone.
     """
     measured = tables.measured
     knob = _knob(tables, measured)
-    group = groups_varying(measured, f"knob_{knob}", tables.knobs, COORDINATES[1:])[0]
-    one = one_line(group)
-    if one.rows["gpu"].nunique() > 1:
-        rows = one.rows.assign(series=one.rows["gpu"].map(device_names(tables)))
-        colours = device_looks(tables)
-        named = {name: colours[gpu] for gpu, name in device_names(tables).items()}
+    others = [name for name in tables.knobs if name != f"knob_{knob}"]
+    rows = measured.assign(x=measured[f"knob_{knob}"]).dropna(subset="x")
+    values = rows.groupby([*COORDINATES, *others, RAN_IN], dropna=False, sort=False)["x"].transform("nunique")
+    rows = require(rows[values >= 2], f"no two measured cells differ only in {knob_name(knob)}")
+    places = rows.groupby(COORDINATES[1:], sort=False)
+    rows = places.get_group(places["cell_id"].nunique().idxmax())
+    rows = rows.assign(series=telling(rows, others) + environments_in_words(rows))
+    # One line of each device: that with the most values. So nothing but the setting differs along it.
+    longest = rows.groupby(["gpu", "series"], sort=False)["x"].nunique().groupby(level="gpu", sort=False).idxmax()
+    one = rows[pd.MultiIndex.from_frame(rows[["gpu", "series"]]).isin(longest)]
+    looks, names = device_looks(tables), device_names(tables)
+    if one["gpu"].nunique() > 1:
+        rows = one.assign(series=one["gpu"].map(names))
+        named = {name: looks[gpu] for gpu, name in names.items()}
     else:
-        rows = group.rows[group.rows["gpu"] == one.rows["gpu"].iloc[0]]
-        device = device_looks(tables)[rows["gpu"].iloc[0]]
-        named = dict.fromkeys(rows["series"], device)
+        rows = rows[rows["gpu"] == one["gpu"].iloc[0]]
+        named = dict.fromkeys(rows["series"], looks[rows["gpu"].iloc[0]])
     differ = (rows.groupby("series")[list(WORK)].nunique() > 1).any(axis=None)
     rate = STEADY if differ and rows[STEADY].notna().all() else RATE
     return MainLine(knob, rate, rows, named)

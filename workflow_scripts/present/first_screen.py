@@ -20,7 +20,7 @@ from workflow_scripts.page.series import PLACES, device_looks, device_names
 from workflow_scripts.page.style import NAMED, Look
 from workflow_scripts.questions.cells.section import SUBJECT as CELLS
 from workflow_scripts.questions.sections import SECTIONS
-from workflow_scripts.questions.trust.where_measured import host_load
+from workflow_scripts.questions.trust.section import host_load, is_noisy
 from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.setting_words import setting_phrase
 from workflow_scripts.tables.results import RATE, STEADY, MissingError, records, under_load
@@ -169,12 +169,10 @@ def _sub(report: Report) -> Iterator[str]:
     if len(started := cells["started_at"].dropna().astype(str)):
         yield started.max()[:10]
     failed = int((~outcomes.isin(["ok", "infeasible", "missing"])).sum())
-    with suppress(MissingError):
-        load, noisy = host_load(cells)
-        if len(noisy):
-            yield f"others used over {NOISY_PCT:g} % of the CPU in {len(noisy)} of {len(load)}"
-            return
-    if failed:
+    load = host_load(cells)
+    if noisy := int(is_noisy(load).sum()):
+        yield f"others used over {NOISY_PCT:g} % of the CPU in {noisy} of {len(load)}"
+    elif failed:
         yield f"{failed} failed"
 
 

@@ -18,8 +18,8 @@ from workflow_scripts.questions.predictions import section as predicted_and_meas
 from workflow_scripts.questions.recommendations import section as settings_to_serve
 from workflow_scripts.questions.serving import section as servers_under_load
 from workflow_scripts.questions.table_docs import schemas
+from workflow_scripts.questions.trust import appendix
 from workflow_scripts.questions.trust import section as how_sure
-from workflow_scripts.questions.trust import take_away, what_ran, where_measured
 
 schemas()  # imports every module that makes a table, so that each table is checked when a section reads it
 
@@ -29,7 +29,9 @@ _SECTIONS = (
     *(energy, vllm_against_hf, prefix_caching, kv_block_size, memory_pressure, other_settings, speculation),
     *(predicted_and_measured, how_sure),
 )
-_APPENDIX = (every_cell, settings_to_serve, workload_requests, what_ran, where_measured, take_away)
 SECTIONS: Sequence[Subject] = [module.SUBJECT for module in _SECTIONS]
-APPENDIX: Sequence[Subject] = [*(module.SUBJECT for module in _APPENDIX), take_away.GLOSSARY]
+APPENDIX: Sequence[Subject] = [
+    *(module.SUBJECT for module in (every_cell, settings_to_serve, workload_requests)),
+    *appendix.SUBJECTS,
+]
 SUBJECTS: Sequence[Subject] = (*SECTIONS, *APPENDIX)

@@ -12,7 +12,7 @@ from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.kit import MOST_SERIES, Plot, line
 from workflow_scripts.page.parts import in_words
 from workflow_scripts.page.report import PLACE_HEADINGS, Report, Subject, TablePart
-from workflow_scripts.page.series import PLACES, device_looks, series_labels
+from workflow_scripts.page.series import PLACES, device_looks, telling
 from workflow_scripts.page.style import Look
 from workflow_scripts.study.setting_words import setting
 from workflow_scripts.study.study import WITHIN_SHARE
@@ -127,7 +127,9 @@ def _series(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
     server = rows["engine"].where(rows["endpoint"].isna(), rows["endpoint"])
     others = [name for name in knobs if name not in _NO_SETTINGS]
     # Each server has its own knobs, so settings are compared only within one server.
-    settings = pd.concat([series_labels(of_server, others) for _, of_server in rows.groupby(server)])[rows.index]
+    settings = pd.Series("", index=rows.index)
+    for _, of_server in rows.groupby(server):
+        settings[of_server.index] = telling(of_server, others)
     # If the load is a rate, the number of users is a cap, and therefore a setting.
     capped = (rows["axis"] != "users") & rows["users"].notna()
     cap = rows["users"].map(lambda users: setting("knob_users", users)).where(capped, "")

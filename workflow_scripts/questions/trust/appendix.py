@@ -1,0 +1,141 @@
+"""What was run, where, with which versions; how to cite a study, its files, and a glossary."""
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.records import read_yaml
+from workflow_scripts.common.wording import plural
+from workflow_scripts.page.blocks import (
+    UNKNOWN,
+    Absent,
+    Block,
+    Definitions,
+    Fold,
+    Link,
+    Table,
+    Text,
+    outcome_words,
+    shown,
+    table_of,
+)
+from workflow_scripts.page.report import PLACE_HEADINGS, REPORT, Report, Subject
+from workflow_scripts.study.definition import study_sha256
+from workflow_scripts.tables.results import RAN_IN
+
+# Digits of a commit, lock or UUID.
+SHORT_HASH = 12
+
+
+def counts(report: Report) -> Iterator[Block]:
+    grid, study = report.grid, report.study
+    became = ", ".join(f"{count} {outcome_words(of)}" for of, count in grid["outcome"].value_counts().items())
+    yield Text(
+        f"{len(grid)} cells: {became}. A cell is one combination of device, engine, model, workload and engine "
+        f"settings. The study asks for {plural(study.repeats, 'timed repeat')} of each, after a warm-up."
+    )
+    axes = {f"{heading}s": dict.fromkeys(grid[of]) for of, heading in PLACE_HEADINGS.items()}
+    axes |= {of.removeprefix("knob_"): sorted(grid[of].dropna().unique()) for of in report.tables.knobs}
+    rows = [[axis, ", ".join(shown(value).replace(",", "") for value in values)] for axis, values in axes.items()]
+    yield Table("What the study combines", ["Axis", "Values"], rows, [False, False])
+
+
+def devices(report: Report) -> Iterator[Block]:
+    catalogue = load_gpus()
+    reported = report.tables.rows.dropna(subset="device_name").groupby("gpu")["device_name"].unique().map(sorted)
+    rows = [
+        {
+            "Device": gpu,
+            "memory_bandwidth_bytes_per_s": of.memory_bandwidth_bytes_per_s,
+            "dense_flop_per_s": (of.dense_flop_per_s or {}).get("bf16"),
+            "memory_bytes": of.usable_memory_bytes or of.memory_bytes,
+            "tdp_w": of.tdp_w,
+            "Reported name": ", ".join(reported.get(gpu, [])) or None,
+            "Sources": "; ".join(dict.fromkeys(of.sources.values())) or "no data sheet",
+        }
+        for gpu in dict.fromkeys(report.grid["gpu"])
+        if (of := catalogue.get(gpu))
+    ]
+    headings = {
+        "Device": "",
+        "memory_bandwidth_bytes_per_s": "Memory bandwidth",
+        "dense_flop_per_s": "Dense matrix rate (BF16)",
+        "memory_bytes": "Memory for programs",
+        "tdp_w": "Power limit",
+        "Reported name": "",
+        "Sources": "",
+    }
+    yield table_of(pd.DataFrame(rows), headings, "Devices, with data-sheet numbers")
+
+
+def provenance(report: Report) -> Iterator[Block]:
+    """Cells by device, host, engine, environment and lock, which shows what was merged or measured again; and what is
+    recorded besides numbers."""
+    cells = report.tables.rows
+    several = {RAN_IN: "Environment"} if cells.groupby(["gpu", "engine"])[RAN_IN].nunique().max() > 1 else {}
+    places = {
+        "gpu": "Device",
+        "device_uuid": "UUID",
+        "host": "Host",
+        "processor": "Processor",
+        "engine_version": "Engine",
+        **several,
+        "protocol": "Protocol version",
+        "git_commit": "Commit of the pipeline",
+        "lock_sha256": "Lock (SHA-256)",
+        "source": "Source of the numbers",
+    }
+    measured = cells[cells["outcome"].eq("ok")]
+    shortened = {name: measured[name].str[:SHORT_HASH] for name in ("device_uuid", "git_commit", "lock_sha256")}
+    groups = measured.assign(**shortened).groupby(list(places), dropna=False, sort=False)
+    note = "Cells with different locks, processors of CPU devices or protocol versions are not compared."
+    if len(started := cells["started_at"].dropna()):
+        note += f" The first and the last repeat started at {started.min()} and {started.max()}."
+    rows = groups["cell_id"].nunique().reset_index(name="cells")
+    yield table_of(rows, {**places, "cells": "Cells"}, "Cells by where they were measured", note)
+    known = report.tables.get("provenance", "cell_id", "kind", "what", "value")
+    recorded = known[known["kind"] == "record"]
+    if recorded.empty:
+        yield Absent("no cell has a record of versions")
+    for cell, of_cell in recorded.groupby("cell_id", sort=False):
+        facts = of_cell[["what", "value"]].to_numpy(dtype=object).tolist()
+        title = f"Versions and settings recorded in {report.names.get(str(cell), str(cell))}"
+        yield Fold(title, [Table("Provenance", ["What", "Value"], facts, [False, False])])
+
+
+def citation(report: Report) -> Iterator[Block]:
+    software, cells = read_yaml(CHECKOUT / "CITATION.cff", InputError), report.tables.rows
+    commits = ", ".join(commit[:SHORT_HASH] for commit in cells["git_commit"].dropna().unique())
+    last = cells["started_at"].dropna().astype(str).max()
+    measured = (
+        f"measured until {last[:10]} by commit {commits or UNKNOWN}" if isinstance(last, str) else "not measured yet"
+    )
+    yield Text(
+        f"Cite as: {software['title']} {software['version']}, study {report.study.name}, definition "
+        f"sha256:{study_sha256(report.study)}, {measured}."
+    )
+
+
+def files(report: Report) -> Iterator[Block]:
+    rows: list[list[str | Link]] = [
+        [path.stem, *(report.link(path.with_suffix(f".{kind}"), kind) or UNKNOWN for kind in ("csv", "parquet"))]
+        for path in sorted(report.tables.folder.glob("*.parquet"))
+    ]
+    note = "These links work only if the page lies beside its tables."
+    table = Table("Tables", ["Table", "CSV", "Parquet"], rows, [False] * 3, note)
+    yield Fold(f"All tables with all digits, beside this page: {len(rows)}", [table])
+
+
+def glossary(report: Report) -> Iterator[Block]:
+    yield Definitions(list(read_yaml(REPORT / "glossary.yaml", InputError).items()))
+
+
+SUBJECTS = (
+    Subject(id="runs", title="What was run", tables=[counts, devices]),
+    Subject(id="provenance", title="Provenance", tables=[provenance]),
+    Subject(id="take-away", title="Citation and data", tables=[citation, files]),
+    Subject(id="glossary", title="Glossary", tables=[glossary]),
+)
