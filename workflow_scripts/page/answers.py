@@ -10,7 +10,7 @@ from workflow_scripts.common.wording import shortened
 from workflow_scripts.page.comparisons import CHANGES, FLAT, LIKELY
 from workflow_scripts.page.digits import agreeing, rounded
 from workflow_scripts.page.series import device_names
-from workflow_scripts.study.setting_words import setting_phrase
+from workflow_scripts.study.setting_words import shortly
 from workflow_scripts.tables.results import STEADY, Tables, records
 
 YES, NO, PARTLY, LIKELY_YES, OPEN = "Yes", "No", "Partly", "Likely", "Open"
@@ -119,7 +119,8 @@ def setting_answer(tables: Tables, rows: pd.DataFrame, question: str, what: str,
     elif {"true", "false"} & set(map(str, values)):
         said = fitting(f"{factor(tables, row)} on {{}}", row["workload"])
     else:
-        said = fitting(f"{times(row)}, {{}} over {{}}", *(briefly(row["name"], value) for value in values))
+        pair = (shortly(row["name"], value, other) for value, other in (values, values[::-1]))
+        said = fitting(f"{times(row)}, {{}} over {{}}", *pair)
     asked = question_on(question, row["metric"])
     yield Answer(verdict_on(row, helps=helps), asked, said, bars_of(tables, told), f"{what} {times(row)}")
 
@@ -154,16 +155,3 @@ def upwards(rows: pd.DataFrame) -> pd.DataFrame:
         low=rows["low"].where(~down, 1 / rows["high"]),
         high=rows["high"].where(~down, 1 / rows["low"]),
     )
-
-
-def briefly(knob: str, value: Any) -> str:
-    """A value of a setting without the setting's name.
-
-    >>> briefly("block_size", "16"), briefly("max_num_seqs", "256"), briefly("gpu_memory_utilization", 0.5)
-    ('16', '256', '50 %')
-    """
-    phrase = setting_phrase(knob, value).split()
-    numbers = [i for i, word in enumerate(phrase) if word[0].isdigit()]
-    if not numbers:
-        return str(value)
-    return " ".join(phrase[numbers[0] : numbers[0] + 1 + (phrase[numbers[0] + 1 : numbers[0] + 2] == ["%"])])

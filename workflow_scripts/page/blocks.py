@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,8 @@ DIGITS = 4
 LONG = 20
 # Columns of a single row that stand side by side.
 MOST_ACROSS = 5
-# Names of a row that a narrow window shows above its numbers, and the one that it always shows.
-MOST_NAMES, MODEL = 3, "Model"
+# Names of a row that a narrow window shows above its numbers.
+MOST_NAMES = 3
 
 
 @dataclass(frozen=True)
@@ -78,38 +77,23 @@ class Table:
 
     @property
     def classes(self) -> list[str]:
-        """The classes of each column: `number`; `long` if a text in it is; `name` if a narrow window shows it first.
-
-        Names are the columns that tell the most rows apart: those before the first number if they are few, else one or
-        two of texts. If one of these links to cells, the column before it with the most values is a name as well, and
-        so is the model.
+        """The classes of each column: `number`; `long` if a text in it is; `name` if a narrow window shows it first, as
+        it does with those few columns before the first number that tell the most rows apart.
 
         >>> Table("", ["Device", "Rate", "Settings"], [["a", "1", "x"], ["a", "2", "y"]], [False, True, False]).classes
-        ['', 'number', 'name']
-        >>> Table("", [], [], []).classes
-        []
+        ['name', 'number', '']
         """
-        if not self.headings:
-            return []
-        columns: list[list[str]] = [[] for _ in self.headings]
-        for row in self.rows:
-            for column, item in zip(columns, row, strict=True):
-                column.append(item.text if isinstance(item, Link) else item)
-        texts = [i for i, is_number in enumerate(self.numeric) if not is_number] or [0]
-        leading = tuple(range([*self.numeric, True].index(True)))
-        choices = [*((i,) for i in texts), *combinations(texts, 2)]
-        if len(leading) <= min(MOST_NAMES, len(self.numeric) - 1):
-            choices.insert(0, leading)
-        names = max(choices, key=lambda of: len(set(zip(*(columns[i] for i in of), strict=True))))
-        if names != leading and (linked := [i for i in names if any(isinstance(row[i], Link) for row in self.rows)]):
-            names += tuple(sorted((i for i in texts if i < linked[0]), key=lambda i: -len(set(columns[i])))[:1])
-        names += tuple(i for i in texts if self.headings[i] == MODEL)
-        kinds = ["number" if is_number else "" for is_number in self.numeric]
-        for i, column in enumerate(columns):
-            kinds[i] += " long" * (not self.numeric[i] and max(map(len, column), default=0) > LONG) + " name" * (
-                i in names
-            )
-        return [kind.strip() for kind in kinds]
+        columns = [
+            [item.text if isinstance(item, Link) else item for item in column]
+            for column in zip(*self.rows, strict=True)
+        ]
+        leading = range([*self.numeric, True].index(True)) or [0]
+        names = sorted(leading, key=lambda i: -len(set(columns[i])))[:MOST_NAMES]
+        kinds = []
+        for i, (is_number, column) in enumerate(zip(self.numeric, columns, strict=True)):
+            is_long = not is_number and max(map(len, column)) > LONG
+            kinds.append(" ".join(["number"] * is_number + ["long"] * is_long + ["name"] * (i in names)))
+        return kinds
 
 
 @dataclass(frozen=True)

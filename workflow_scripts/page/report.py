@@ -17,7 +17,7 @@ from workflow_scripts.common.columns import COLUMNS, column, unit_of
 from workflow_scripts.common.files import read_json
 from workflow_scripts.common.wording import listed, number, plural
 from workflow_scripts.page.answers import Answer
-from workflow_scripts.page.blocks import MODEL, Absent, Block, Figure, Fold, Link, table_of
+from workflow_scripts.page.blocks import Absent, Block, Figure, Fold, Link, table_of
 from workflow_scripts.page.kit import SIZES, Plot
 from workflow_scripts.page.plot import inline, size_px
 from workflow_scripts.study.grid import COORDINATES
@@ -134,7 +134,7 @@ def blocks_of(part: Part, report: Report) -> Iterator[Block]:
 
 MOST_ROWS = 100
 # Columns that most tables share: where a cell was measured, and how.
-PLACE_HEADINGS: Mapping[str, str] = {"gpu": "Device", "engine": "Engine", "model": MODEL, "workload": "Workload"}
+PLACE_HEADINGS: Mapping[str, str] = {"gpu": "Device", "engine": "Engine", "model": "Model", "workload": "Workload"}
 CELL: Mapping[str, str] = {**PLACE_HEADINGS, "knobs": "Settings"}
 REPEAT_COLUMNS: Mapping[str, str] = {"start": "Start", "repeat": "Repeat"}
 
@@ -211,15 +211,6 @@ def of_cells(measures: Sequence[str], caption: str, needs: str = "") -> TablePar
         return tables.cells[["cell_id", *CELL]].merge(values, on="cell_id")
 
     return TablePart("intervals", {**CELL, **dict.fromkeys(measures, "")}, caption, rows=rows)
-
-
-def several_starts(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows, without the column `start` if all are of the same one.
-
-    >>> list(several_starts(pd.DataFrame({"start": [1, 1], "repeat": [0, 1]})))
-    ['repeat']
-    """
-    return rows if rows["start"].nunique() > 1 else rows.drop(columns="start")
 
 
 @dataclass(frozen=True)

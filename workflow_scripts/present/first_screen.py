@@ -13,25 +13,23 @@ from workflow_scripts.common.wording import plural, shortened
 from workflow_scripts.device.device_record import NOISY_PCT
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.page.answers import NO, PARTLY, YES, Answer, Bar
-from workflow_scripts.page.blocks import Figure, Table, outcome_words
+from workflow_scripts.page.blocks import Figure, Table
 from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.report import Report, Subject, figure_of
 from workflow_scripts.page.series import PLACES, device_looks, device_names
 from workflow_scripts.page.style import NAMED, Look
 from workflow_scripts.questions.cells.section import SUBJECT as CELLS
+from workflow_scripts.questions.cells.section import reasons
 from workflow_scripts.questions.sections import SECTIONS
 from workflow_scripts.questions.trust.section import host_load, is_noisy
 from workflow_scripts.study.definition import resolved_models
-from workflow_scripts.study.setting_words import setting_phrase
 from workflow_scripts.tables.results import RATE, STEADY, MissingError, records, under_load
 
 LEAST_ANSWERS, MOST_ANSWERS, PICTURES, MOST_FASTEST, MOST_DEVICES = 3, 7, 2, 5, 3
-# The settings that the number of sequences follows from.
-SEQUENCES = ("knob_max_num_seqs", "knob_batch_size")
 # What stands beside the rate of the fastest settings.
 BESIDE = {"tpot_s_p50": "TPOT, ms", "ttft_s_p50": "TTFT, ms", "energy_j_per_output_token": "J/token"}
-# Words of a composed title, letters of a name in it, of work and of a reason.
-MOST_WORDS, MOST_NAME, MOST_WORK, MOST_REASON = 8, 28, 60, 80
+# Words of a composed title, letters of a name in it, of work and of its settings.
+MOST_WORDS, MOST_NAME, MOST_WORK, MOST_SETTINGS = 8, 28, 60, 45
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 _FINE_TICKS = (1, 1.1, 1.2, 1.5, 2, 3, 5, 0.9, 0.8, 0.7, 0.5)
 KEY = "Bars: 95 % intervals. Hollow: undecided."
@@ -60,13 +58,11 @@ def rows_of(answers: Sequence[tuple[str, Answer]], looks: Mapping[str, Look], ke
     return {"rows": rows, "ticks": ticks, "key": key if ticks else ""}
 
 
-def _without_rate(report: Report) -> Table:
+def _without_rate(report: Report) -> Table | None:
     """How cells ended, if none has a rate."""
-    rows = report.grid.assign(reason=report.grid["reason"].fillna("").map(lambda of: shortened(str(of), MOST_REASON)))
-    counts = rows.groupby(["outcome", "reason"], sort=False).size().sort_values(ascending=False).head(MOST_FASTEST)
-    found = records(counts.reset_index(name="cells"))
-    body = [[f"{row['cells']:,}", outcome_words(row["outcome"]), row["reason"]] for row in found]
-    return Table("Cells", ["Cells", "Outcome", "Reason"], body, [True, False, False])
+    for table in reasons(report):
+        return replace(table, rows=table.rows[:MOST_FASTEST])
+    return None
 
 
 def _answers(report: Report) -> list[tuple[str, Answer]]:
@@ -199,57 +195,50 @@ def _pictures(report: Report) -> list[tuple[str, Figure]]:
 def _fastest(report: Report) -> dict[str, Any]:
     """The fastest cell of each model, workload, device and engine, the one with the highest rate first, with links that
     open the cells; and the headings."""
-    best = sorted(_best(report), key=lambda row: -row["value"])[:MOST_FASTEST]
-    if not best:
-        return {"headings": [], "fastest": []}
-    tables, ids = report.tables, [row["cell_id"] for row in best]
-    beside = [name for name in BESIDE if tables.value(name).reindex(ids).notna().any()]
-    most = max(float(end) for row in best for end in (row["value"], row["high"]) if math.isfinite(end))
+    tables, best = report.tables, _best(report)
+    values = best[["cell_id"]].join(tables.values.reindex(columns=list(BESIDE)), on="cell_id")
+    beside = [name for name in BESIDE if values[name].notna().any()]
+    most = float(best[["value", "high"]].max().max())
     names, looks = device_names(tables), device_looks(tables)
     fastest = []
-    for row in best:
+    for row, of_cell in zip(records(best), records(values), strict=True):
         bars = [Bar(row["value"], row["low"], row["high"], gpu=row["gpu"])]
-        others = [column(name).scaled(tables.value(name).get(row["cell_id"], math.nan)) for name in beside]
         fastest.append(
             {
                 "href": report.cell_link(row["cell_id"]).href,
                 "device": names[row["gpu"]],
                 "work": _work(report, row),
                 "rate": rounded(row["value"], row["low"], row["high"]),
-                "bar": _bars(looks, bars, lambda value: round(90 * value / most, 2))[0],
-                "others": [rounded(float(value)) for value in others],
+                "bar": _bars(looks, bars, lambda value: round(float(90 * value / most), 2))[0],
+                "others": [rounded(float(column(name).scaled(of_cell[name]))) for name in beside],
             }
         )
     return {"headings": ["Work", "tokens/s", "", *(BESIDE[name] for name in beside)], "fastest": fastest}
 
 
-def _best(report: Report) -> Iterator[dict[str, Any]]:
-    """For each model, workload, device and engine the recommended cell, or the one with the highest rate."""
-    tables = report.tables
-    rates = {measure: tables.intervals_of(measure) for measure in (STEADY, RATE)}
-    recommended = tables.get("recommendations", "cell_id", "metric", "role")
-    recommended = recommended[recommended["role"].eq("best_throughput")]
-    metrics = dict(zip(recommended["cell_id"], recommended["metric"], strict=True))
+def _best(report: Report) -> pd.DataFrame:
+    """For each model, workload, device and engine the recommended cell, or the one with the highest rate, with its
+    `value` and the `metric` that it is of."""
+    tables, place = report.tables, [*PLACES, "engine"]
+    found = tables.get("recommendations", "cell_id", "metric", "role")
+    recommended = found[found["role"].eq("best_throughput")].drop_duplicates("cell_id").set_index("cell_id")["metric"]
     cells = report.grid[(report.grid["outcome"] == "ok") & report.grid["comparable"].eq(True)]
-    for _, of_place in cells[~under_load(cells)].groupby([*PLACES, "engine"], sort=False):
-        of_cell = {str(row["cell_id"]): row for row in records(of_place)}
-        chosen = [cell for cell in of_cell if cell in metrics]  # one in each environment
-        measure = metrics[chosen[0]] if chosen else RATE
-        known = {row["cell_id"]: row for row in records(rates[measure].reset_index()) if row["cell_id"] in of_cell}
-        if known:
-            cell = max([of for of in chosen if of in known] or known, key=lambda of: known[of]["value"])
-            varied = [of for of in tables.knobs if of not in SEQUENCES and of_place[of].nunique(dropna=False) > 1]
-            settings = [setting_phrase(of, of_cell[cell][of]) for of in varied if pd.notna(of_cell[cell][of])]
-            yield {**of_cell[cell], **known[cell], "full": measure == STEADY, "settings": settings}
+    cells = cells[~under_load(cells)].join(recommended, on="cell_id")
+    metric = cells.groupby(place)["metric"].transform("first").fillna(RATE).astype(object)
+    cells = cells.assign(chosen=cells["metric"].notna(), metric=metric)
+    known = pd.concat({of: tables.intervals_of(of) for of in (STEADY, RATE)}, names=["metric"])
+    cells = cells.join(known, on=["metric", "cell_id"]).dropna(subset="value")
+    cells = cells.sort_values(["chosen", "value"], ascending=False, kind="stable").drop_duplicates(place)
+    return cells.sort_values("value", ascending=False, kind="stable").head(MOST_FASTEST)
 
 
 def _work(report: Report, row: dict[str, Any]) -> str:
     parts = [row["workload"]]
-    if pd.notna(row["max_concurrency_allowed"]):
-        parts.append(plural(int(row["max_concurrency_allowed"]), "sequence"))
     if row["engine"] != VLLM.name:
         parts.append("HuggingFace" if str(row["engine"]).startswith("hf") else row["engine"])
     if row["model"] != report.grid["model"].value_counts().index[0]:
         parts.append(row["model"])
-    parts += row["settings"]
-    return f"{shortened(', '.join(map(str, parts)), MOST_WORK)}, {'while full' if row['full'] else 'whole runs'}"
+    settings = report.labels[row["cell_id"]]
+    few = len(settings) <= MOST_SETTINGS or pd.isna(row["max_concurrency_allowed"])
+    parts.append(settings if few else plural(int(row["max_concurrency_allowed"]), "sequence"))
+    return f"{shortened(', '.join(parts), MOST_WORK)}, {'while full' if row['metric'] == STEADY else 'whole runs'}"

@@ -8,7 +8,6 @@ import pandas as pd
 
 from workflow_scripts.common.columns import column
 from workflow_scripts.page.answers import NO, OPEN, PARTLY, YES, Answer, Bar, times, verdict_on
-from workflow_scripts.page.blocks import MODEL
 from workflow_scripts.page.comparisons import FLAT, comparisons
 from workflow_scripts.page.kit import Plot, Reference, line
 from workflow_scripts.page.parts import claims_on, compared, in_words
@@ -151,7 +150,7 @@ SUBJECT = Subject(
                 "b": "Second",
                 "gpu": "Device",
                 "engine": "Engine",
-                "model": MODEL,
+                "model": "Model",
                 "bandwidth_ratio": "Memory bandwidth",
                 "range": "Predicted, lowest to highest",
                 "published": "Published",

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from workflow_scripts.page.answers import LIKELY_YES, NO, YES, Answer, bars_of, briefly, factor, question_on, verdict_on
+from workflow_scripts.page.answers import LIKELY_YES, NO, YES, Answer, bars_of, factor, question_on, verdict_on
 from workflow_scripts.page.comparisons import FLAT, comparisons
 from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.kit import Plot
@@ -13,7 +13,7 @@ from workflow_scripts.page.parts import claims_on, compared, four_metrics
 from workflow_scripts.page.report import Report, Subject
 from workflow_scripts.page.series import device_names
 from workflow_scripts.page.style import PUBLISHED_LINE
-from workflow_scripts.study.setting_words import knob_name
+from workflow_scripts.study.setting_words import knob_name, shortly
 from workflow_scripts.tables.results import RATE, STEADY, Tables, records
 
 SEQUENCES = "max_num_seqs"
@@ -67,7 +67,8 @@ def answers(report: Report) -> Iterator[Answer]:
     verdict = verdict_on(row)
     question = (GROWS_QUESTION if verdict == LIKELY_YES else FLAT_QUESTION).format(knob_name(knob))
     verdict = {YES: NO, NO: YES}.get(verdict, verdict)
-    ends = f"{briefly(knob, row['value_a'])} to {briefly(knob, row['value_b'])}"
+    pair = row["value_a"], row["value_b"]
+    ends = " to ".join(shortly(knob, value, other) for value, other in (pair, pair[::-1]))
     unit = " sequences" * (knob == SEQUENCES)
     size = f"within {row['margin_pct']:g} %" if row["verdict"] == FLAT else factor(tables, row)
     named = rows["gpu"].nunique() > 1 and row["verdict"] != FLAT

@@ -6,7 +6,7 @@ from workflow_scripts.page.answers import Answer, setting_answer
 from workflow_scripts.page.comparisons import comparisons
 from workflow_scripts.page.kit import Plot
 from workflow_scripts.page.parts import compared
-from workflow_scripts.page.report import CELL, REPEAT_COLUMNS, Report, Subject, TablePart, several_starts
+from workflow_scripts.page.report import CELL, REPEAT_COLUMNS, Report, Subject, TablePart
 from workflow_scripts.questions.knobs.section import ratio_rows
 from workflow_scripts.tables.results import Tables, require
 
@@ -50,7 +50,7 @@ SUBJECT = Subject(
                 "output_tokens_per_s": "",
             },
             "How many drafted tokens were accepted in each repeat",
-            lambda cells: several_starts(cells[cells["draft_tokens"] > 0]),
+            lambda cells: cells[cells["draft_tokens"] > 0],
         ),
     ],
 )

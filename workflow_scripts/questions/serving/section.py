@@ -127,9 +127,8 @@ def _series(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
     server = rows["engine"].where(rows["endpoint"].isna(), rows["endpoint"])
     others = [name for name in knobs if name not in _NO_SETTINGS]
     # Each server has its own knobs, so settings are compared only within one server.
-    settings = pd.Series("", index=rows.index)
-    for _, of_server in rows.groupby(server):
-        settings[of_server.index] = telling(of_server, others)
+    parts = [pd.Series(telling(of_one, others), index=of_one.index) for _, of_one in rows.groupby(server)]
+    settings = pd.concat(parts)[rows.index]
     # If the load is a rate, the number of users is a cap, and therefore a setting.
     capped = (rows["axis"] != "users") & rows["users"].notna()
     cap = rows["users"].map(lambda users: setting("knob_users", users)).where(capped, "")

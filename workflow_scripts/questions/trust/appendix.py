@@ -37,7 +37,7 @@ def counts(report: Report) -> Iterator[Block]:
         f"{len(grid)} cells: {became}. A cell is one combination of device, engine, model, workload and engine "
         f"settings. The study asks for {plural(study.repeats, 'timed repeat')} of each, after a warm-up."
     )
-    axes = {f"{heading}s": dict.fromkeys(grid[of]) for of, heading in PLACE_HEADINGS.items()}
+    axes = {f"{heading}s": list(dict.fromkeys(grid[of])) for of, heading in PLACE_HEADINGS.items()}
     axes |= {of.removeprefix("knob_"): sorted(grid[of].dropna().unique()) for of in report.tables.knobs}
     rows = [[axis, ", ".join(shown(value).replace(",", "") for value in values)] for axis, values in axes.items()]
     yield Table("What the study combines", ["Axis", "Values"], rows, [False, False])

@@ -102,10 +102,8 @@ def is_noisy(load: pd.DataFrame) -> "pd.Series[bool]":
 
 def disturbed(cells: pd.DataFrame) -> pd.DataFrame:
     """One row per cell with what disturbed any of its repeats."""
-    is_slowed = [not set(FAULTS).isdisjoint(named) for named in cells["throttle_reasons"].fillna("").str.split(",")]
-    told = cells.assign(
-        slowed=cells["throttle_reasons"].where(is_slowed), steady=cells["steady"].where(cells["steady"].eq(False))
-    )
+    slowed = cells["throttle_reasons"].where(cells["throttle_reasons"].str.contains("|".join(FAULTS)).eq(True))
+    told = cells.assign(slowed=slowed, steady=cells["steady"].where(cells["steady"].eq(False)))
     rows = told.groupby("cell_id", sort=False)[["slowed", "steady"]].first()
     load = host_load(cells)
     return rows.join(load[is_noisy(load)]).dropna(how="all").reset_index()
