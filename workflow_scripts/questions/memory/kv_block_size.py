@@ -1,6 +1,7 @@
 """Throughput and KV memory by the size of a KV block: capacity as predicted and as the engines had it, and waste."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import suppress
 
 import pandas as pd
 
@@ -13,22 +14,15 @@ from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.kit import Plot, bar, beside, ratio
 from workflow_scripts.page.main_line import rate_words
 from workflow_scripts.page.parts import claims_on, compared, four_metrics
-from workflow_scripts.page.report import CELL, Report, Subject, TablePart
+from workflow_scripts.page.report import CELL, Report, Subject, TablePart, of_cells
 from workflow_scripts.page.series import PLACES, coloured
 from workflow_scripts.study.setting_words import setting_phrase
 from workflow_scripts.tables.results import MissingError, Tables, medians_by_cell, records, require
 from workflow_scripts.tables.summary import RAN
 
-KNOB = "block_size"
+KNOB, SIZE = "block_size", "knob_block_size"
 # A smaller error of a KV cache prediction may come from other data in the device's memory.
 WITHIN_PCT = 1.0
-LAYOUTS: Mapping[str, str] = {
-    "contiguous_max_model_len": "contiguous, max-model-len",
-    "contiguous_request_length": "contiguous, own length",
-    "padded_batch": "padded static batch",
-    "hf_dynamic_cache": "HF dynamic cache",
-    "hf_static_cache": "HF static cache",
-}
 
 
 def block_size(tables: Tables) -> Plot:
@@ -38,17 +32,13 @@ def block_size(tables: Tables) -> Plot:
     sizes = coloured(tables, _sizes(tables))
     if (waste := sizes.dropna(subset="value")).size:
         panels.append(bar(waste, "Empty slots", "empty slots in held KV memory", unit=" %"))
-    try:
+    with suppress(MissingError):
         rows = comparisons(tables, "knob", KNOB)
-        rows = rows[rows["b"].isin(sizes["cell_id"])].assign(value=rows["ratio"], cell_id=rows["b"])
-        rows = rows.assign(
-            name=rows["b"].map(sizes.set_index("cell_id")["name"]), hollow=[is_hollow(row) for row in records(rows)]
-        )
-        order = {name: i for i, name in enumerate(sizes["name"])}
-        rows = coloured(tables, rows).sort_values("name", key=lambda names: names.map(order))
-    except MissingError:
-        rows = pd.DataFrame()
-    if len(rows):
+        named = sizes.set_index("cell_id")[["name", "colour"]]
+        rows = rows[["a", "b", "value_a", "metric", "verdict", "ratio", "low", "high"]].join(named, on="b", how="inner")
+        require(rows, "no rates of these sizes are compared")
+        rows = rows.assign(value=rows["ratio"], cell_id=rows["b"], hollow=[is_hollow(row) for row in records(rows)])
+        rows = rows.sort_values("b", key=lambda of: of.map(list(named.index).index), kind="stable")
         base = setting_phrase(KNOB, rows["value_a"].iloc[0]).removeprefix("block size ")
         label = f"{rate_words(rows['metric'].iloc[0])}, over {base}"
         panels.append(ratio(rows, "Rate", label, measure="ratio"))
@@ -58,17 +48,15 @@ def block_size(tables: Tables) -> Plot:
 def _sizes(tables: Tables) -> pd.DataFrame:
     """The measured cells with several block sizes of the first device, model and workload that has the most: `name`,
     and the share of empty slots as `value`."""
-    knob = f"knob_{KNOB}"
-    rows = tables.measured.drop_duplicates("cell_id")
-    rows = rows[rows[knob].notna()] if knob in rows else rows.head(0)
-    require(rows, "no cell sets the block size")
-    others = [name for name in tables.knobs if name != knob]
-    alike = rows.groupby([*PLACES, "engine", *others], dropna=False, sort=False)
-    most = rows[alike.ngroup() == alike[knob].transform("nunique").groupby(alike.ngroup()).first().idxmax()]
-    most = require(
-        most if most[knob].nunique() > 1 else most.head(0), "no two measured cells differ only in block size"
-    )
-    named = most.sort_values(knob).assign(name=most[knob].map("{:g} tokens".format))
+    if SIZE not in tables.knobs:
+        raise MissingError("no cell sets the block size")
+    rows = tables.measured.drop_duplicates("cell_id").dropna(subset=SIZE)
+    others = [name for name in tables.knobs if name != SIZE]
+    alike = (of for _, of in rows.groupby([*PLACES, "engine", *others], dropna=False, sort=False))
+    most = max(alike, key=lambda of: of[SIZE].nunique(), default=rows)
+    if most[SIZE].nunique() < 2:
+        raise MissingError("no two measured cells differ only in block size")
+    named = most.sort_values(SIZE).assign(name=most[SIZE].map("{:g} tokens".format))
     return named.join(tables.intervals_of("waste_pct"), on="cell_id")
 
 
@@ -129,26 +117,12 @@ MEMORY = [f"kv_bytes_{of}" for of in ("reserved_peak", "reserved_mean", "used_me
 MEMORY += ["torch_memory_bytes_max", "process_memory_growth_bytes_max"]
 
 
-def reserved_and_used(tables: Tables) -> pd.DataFrame:
-    """Bytes that engines reserved for keys and values in each cell, and those that they used."""
-    values = tables.values.reindex(columns=MEMORY).dropna(subset="kv_bytes_reserved_peak")
-    require(values, "no cell recorded how many bytes its KV cache reserved")
-    values["used_pct"] = 100 * values["kv_bytes_used_mean"] / values["kv_bytes_reserved_mean"]
-    return tables.cells[["cell_id", *CELL]].merge(values, on="cell_id")
-
-
-RESERVED = TablePart(
-    "intervals",
-    {**CELL, **dict.fromkeys(MEMORY, ""), "used_pct": "Used share of reserved, of means"},
-    "KV memory reserved and used",
-    rows=reserved_and_used,
-)
-
-
 def actual_layouts(tables: Tables) -> pd.DataFrame:
     waste = tables.need("fragmentation")
-    rows = medians_by_cell(waste[waste["source"] == "measured"], "layout").replace(LAYOUTS)
-    return rows.assign(waste_pct=rows["cell_id"].map(tables.value("waste_pct")))
+    rows = medians_by_cell(waste[waste["source"] == "measured"], "layout")
+    return rows.assign(
+        layout=rows["layout"].str.replace("_", " "), waste_pct=rows["cell_id"].map(tables.value("waste_pct"))
+    )
 
 
 SUBJECT = Subject(
@@ -177,7 +151,7 @@ SUBJECT = Subject(
             rows=actual_layouts,
         ),
         CAPACITY,
-        RESERVED,
+        of_cells(MEMORY, "KV memory reserved and used", "kv_bytes_reserved_peak"),
         claims_on("block-size"),
     ],
 )

@@ -10,13 +10,13 @@ from workflow_scripts.page.answers import NO, OPEN, PARTLY, YES, Answer
 from workflow_scripts.page.blocks import Block, Fold, Table, Text, shown
 from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.kit import MOST_SERIES, Plot, line
-from workflow_scripts.page.parts import in_words
+from workflow_scripts.page.parts import compared
 from workflow_scripts.page.report import PLACE_HEADINGS, Report, Subject, TablePart
 from workflow_scripts.page.series import PLACES, device_looks, telling
 from workflow_scripts.page.style import Look
 from workflow_scripts.study.setting_words import setting
 from workflow_scripts.study.study import WITHIN_SHARE
-from workflow_scripts.tables.results import RATE, Tables, records, require
+from workflow_scripts.tables.results import Tables, records, require
 
 # The column that sets the load, in the order of the search -> its name.
 LOADS: Mapping[str, str] = {"request_rate_per_s": "requests/s", "users": "users"}
@@ -64,16 +64,23 @@ def _by_load(tables: Tables, measure: str, title: str) -> Plot:
     return line(drawn, named_looks, title, shown_as.axis, x_label, measure=measure, note=few)
 
 
-def _sustained(tables: Tables) -> tuple[float | None, float | None, str]:
-    """The highest load that a server kept up with, the lowest that was too high, and their unit."""
+def _sustained(tables: Tables) -> Answer:
+    """Whether servers kept up with the loads that their clients could send."""
     rows = _with_load(tables.need("serving_summary"))
     rows = rows[~rows["limited_by"].astype(str).str.contains("client|users")]
     require(rows, "no server was measured at a load that the client could send")
-    over = rows.loc[rows["saturated"].eq(True), "x"]
-    kept = rows.loc[rows["saturated"].eq(False), "x"]
-    high = float(over.min()) if len(over) else None
-    low = float(kept[kept < high].max() if high is not None else kept.max()) if len(kept) else None
-    return (None if pd.isna(low) else low), high, LOADS[rows["axis"].iloc[0]]
+    unit, asked = LOADS[rows["axis"].iloc[0]], "Keeps up with the load?"
+    over = rows.loc[rows["saturated"].eq(True), "x"].min()
+    kept = rows.loc[rows["saturated"].eq(False) & ~(rows["x"] >= over), "x"].max()
+    if pd.isna(kept):
+        return (
+            Answer(OPEN, asked, "runs are too short to say")
+            if pd.isna(over)
+            else Answer(NO, asked, f"not with {over:g} {unit}")
+        )
+    if pd.isna(over):
+        return Answer(YES, asked, f"up to {kept:g} {unit}")
+    return Answer(PARTLY, asked, f"with {kept:g}, not {over:g} {unit}")
 
 
 def answers(report: Report) -> Iterator[Answer]:
@@ -87,15 +94,7 @@ def answers(report: Report) -> Iterator[Answer]:
         else:
             short = ", in passes too short to show a queue" if row["too_short"] is True else ""
             yield Answer(YES, "Keeps the limits?", f"up to {rounded(load, low, high)} requests/s{short}")
-    low, high, unit = _sustained(report.tables)
-    if low is None and high is None:
-        yield Answer(OPEN, "Keeps up with the load?", "runs are too short to say")
-    elif high is None:
-        yield Answer(YES, "Keeps up with the load?", f"up to {low:g} {unit}")
-    elif low is None:
-        yield Answer(NO, "Keeps up with the load?", f"not with {high:g} {unit}")
-    else:
-        yield Answer(PARTLY, "Keeps up with the load?", f"with {low:g}, not {high:g} {unit}")
+    yield _sustained(report.tables)
 
 
 def sentence(report: Report) -> str:
@@ -172,13 +171,6 @@ def slow_clients(report: Report) -> Iterator[Block]:
         yield Text(f"A load keeps the limits if {share} of its requests do: {', '.join(found['slo'].unique())}.")
 
 
-def _servers(tables: Tables) -> pd.DataFrame:
-    rows = tables.need("comparisons")
-    rows = rows[rows["kind"].eq("server") & rows["metric"].eq(RATE)]
-    users = tables.cells.set_index("cell_id").reindex(columns=["knob_users"])["knob_users"]
-    return in_words(rows).assign(users=rows["b"].map(users))
-
-
 SUBJECT = Subject(
     id="serving",
     title="Serving",
@@ -198,37 +190,15 @@ SUBJECT = Subject(
                 "ttfa_s_p50": "",
                 **dict.fromkeys(("itl_s_p50", "tpot_s_p50", "e2e_s_p99", "goodput_requests_per_s"), ""),
                 "slo": "SLO",
-            },
-            "Servers side by side, one row per load",
-        ),
-        TablePart(
-            "serving_summary",
-            {
-                **OF_SERVER,
                 "running_peak": "",
                 "in_flight_peak": "Maximum requests at once (client)",
                 "memory_utilization": "Device memory in use",
                 **dict.fromkeys(("kv_cache_usage_peak", "preemptions"), ""),
             },
-            "Requests at once and memory of the servers, one row per load",
+            "Servers, one row per load",
         ),
         side_by_side,
-        TablePart(
-            "comparisons",
-            {
-                **PLACE_HEADINGS,
-                "users": "Users",
-                "value_a": "Other server",
-                "mean_b": "vLLM, output tokens/s",
-                "mean_a": "Other, output tokens/s",
-                "ratio": "Improvement ratio (95 % interval)",
-                "verdict": "Verdict",
-                "scope": "Interval covers",
-            },
-            "vLLM's server over others with as many users",
-            rows=_servers,
-            optional=True,
-        ),
+        compared("server", caption="vLLM's server over others with as many users"),
         TablePart(
             "searches",
             {
