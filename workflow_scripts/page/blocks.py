@@ -83,15 +83,13 @@ class Table:
         >>> Table("", ["Device", "Rate", "Settings"], [["a", "1", "x"], ["a", "2", "y"]], [False, True, False]).classes
         ['name', 'number', '']
         """
-        columns = [
-            [item.text if isinstance(item, Link) else item for item in column]
-            for column in zip(*self.rows, strict=True)
-        ]
-        leading = range([*self.numeric, True].index(True)) or [0]
-        names = sorted(leading, key=lambda i: -len(set(columns[i])))[:MOST_NAMES]
+        count = range(len(self.numeric))
+        columns = [[str(getattr(row[i], "text", row[i])) for row in self.rows] for i in count]
+        leading = count[: max(1, [*self.numeric, True].index(True))]
+        names = sorted(leading, key=lambda i: -len({*columns[i]}))[:MOST_NAMES]
         kinds = []
         for i, (is_number, column) in enumerate(zip(self.numeric, columns, strict=True)):
-            is_long = not is_number and max(map(len, column)) > LONG
+            is_long = not is_number and max(map(len, column), default=0) > LONG
             kinds.append(" ".join(["number"] * is_number + ["long"] * is_long + ["name"] * (i in names)))
         return kinds
 

@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from workflow_scripts.common.wording import shortened
 from workflow_scripts.page.digits import rounded
-from workflow_scripts.page.style import GRID, INK, MUTED, PAPER, Look
+from workflow_scripts.page.style import COLOURS, GRID, INK, MUTED, PAPER, Look
 from workflow_scripts.tables.results import records
 
 # More series or rows than these are not told apart: the series are drawn in several panels, the rows left out.
@@ -47,6 +47,7 @@ class Reference:
 @dataclass(frozen=True)
 class Panel:
     """Rows of one kind on one axis: columns `name`, `value`, `low`, `high`, and perhaps `hollow`, `colour`, `cell_id`.
+    `sources` are the kinds of its numbers; `note` says what was left out.
 
     `dots` are single repeats, with `name` and `value`. Values have `unit` after their digits. `band_low` and
     `band_high` are the ends of a band that is drawn behind the interval.
@@ -58,6 +59,8 @@ class Panel:
     unit: str = ""
     measure: str = ""
     dots: pd.DataFrame | None = None
+    sources: Sequence[str] = ("measured",)
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,8 @@ class Lines:
     references: Sequence[Reference] = ()
     x_is_setting: bool = True
     is_share: bool = False  # in per cent, on a linear axis
+    sources: Sequence[str] = ("measured",)
+    note: str = ""
 
     def mark_of(self, name: str) -> str:
         """What a label says of the marks of its line, if some lines have hollow ones."""
@@ -84,18 +89,24 @@ class Lines:
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure: what it shows in words, and its panels. `alt` is for a reader who cannot see it; `sources` are the
-    kinds of its numbers; `note` says what was left out."""
+    """A figure: what it shows in words, and its panels. `alt` is for a reader who cannot see it."""
 
     title: str
     alt: str
     shown: Lines | Sequence[Panel]
-    sources: Sequence[str] = ("measured",)
-    note: str = ""
     marks: list[tuple[str, str, list[float], float, float]] = field(default_factory=list, compare=False)
 
+    @property
+    def parts(self) -> Sequence[Any]:
+        return [self.shown] if isinstance(self.shown, Lines) else self.shown
+
+    @property
+    def note(self) -> str:
+        return str(self.parts[0].note)
+
     def describe(self) -> dict[str, Any]:
-        return {"title": self.title, "alt": self.alt, "sources": list(self.sources), "note": self.note}
+        sources = dict.fromkeys(source for part in self.parts for source in part.sources)
+        return {"title": self.title, "alt": self.alt, "sources": list(sources), "note": self.note}
 
     def size_px(self, kind: str) -> tuple[int, int]:
         """Width and height of the figure at one of the `SIZES`; what has rows is as high as these need."""
@@ -115,15 +126,12 @@ class Plot:
 
 def line(rows: pd.DataFrame, looks: Mapping[str, Look], title: str, label: str, x_label: str, **more: Any) -> Plot:
     """Lines by a setting or against another quantity, with the interval of each value."""
-    about = {name: more.pop(name) for name in ("sources", "note") if name in more}
     lines = Lines(rows, looks, label, x_label, **more)
-    ends = []
+    told = []
     for series, part in list(rows.groupby("series", sort=False))[:8]:
-        first, last = (records(part)[end] for end in (0, -1))
-        ends.append(f"{series}: {_told(first, lines.unit, 'y')} at {first['x']:g}")
-        if len(part) > 1:
-            ends[-1] += f", {_told(last, lines.unit, 'y')} at {last['x']:g}"
-    return Plot(title, f"{title}; {label} by {x_label}. {'. '.join(ends)}.", lines, **about)
+        ends = records(part.iloc[[0, -1]].drop_duplicates("x"))
+        told.append(f"{series}: " + ", ".join(f"{_told(of, lines.unit, 'y')} at {of['x']:g}" for of in ends))
+    return Plot(title, f"{title}; {label} by {x_label}. {'. '.join(told)}.", lines)
 
 
 def ratio(rows: pd.DataFrame, title: str, label: str, **more: Any) -> Plot:
@@ -143,20 +151,17 @@ def strip(rows: pd.DataFrame, dots: pd.DataFrame, title: str, label: str, **more
 
 def beside(title: str, *plots: Plot) -> Plot:
     """Plots of the same names side by side."""
-    panels = [panel for plot in plots for panel in plot.shown]  # type: ignore[union-attr]
-    sources = dict.fromkeys(source for plot in plots for source in plot.sources)
-    return Plot(title, " ".join(plot.alt for plot in plots), panels, tuple(sources), plots[0].note)
+    return Plot(title, " ".join(plot.alt for plot in plots), [panel for plot in plots for panel in plot.parts])
 
 
 def _of_rows(kind: str, rows: pd.DataFrame, title: str, label: str, **more: Any) -> Plot:
-    about = {name: more.pop(name) for name in ("sources", "note") if name in more}
-    names = list(dict.fromkeys(rows["name"]))
+    names = rows["name"].unique()
     if len(names) > MOST_ROWS:
-        about["note"] = f"{MOST_ROWS} of {len(names)} are drawn; the table has all."
+        more["note"] = f"{MOST_ROWS} of {len(names)} are drawn; the table has all."
         rows = rows[rows["name"].isin(names[:MOST_ROWS])]
     panel = Panel(kind, rows, label, **more)
     told = [f"{row['name']}: {_told(row, panel.unit)}" for row in records(rows.head(8))]
-    return Plot(title, f"{title}; {label}. {'; '.join(told)}.", [panel], **about)
+    return Plot(title, f"{title}; {label}. {'; '.join(told)}.", [panel])
 
 
 def _told(row: Mapping[str, Any], unit: str, of: str = "value") -> str:
@@ -170,17 +175,17 @@ def _wrapped(text: str, width: float, text_px: float) -> str:
     return "\n".join(textwrap.wrap(text, max(8, int(width / _LETTER / text_px))))
 
 
-def _in_rows(text: str, letters: int, most: int = 2) -> str:
-    """A text in at most so many lines of so many letters, shortened if it is longer.
+def _in_rows(name: str, letters: int, end: str = "", most: int = 2) -> str:
+    """A name and its end in at most so many lines of so many letters; of a longer one the name is shortened.
 
-    >>> _in_rows("batches of 16 instead of 1", 16), _in_rows("batches of 16 instead of 1", 8)
-    ('batches of 16\\ninstead of 1', 'batches\\n…ad of 1')
+    >>> _in_rows("batches of 16 instead of 1", 16), _in_rows("batches of 16 instead of 1", 8, " 5 %")
+    ('batches of 16\\ninstead of 1', 'batc… of\\n1 5 %')
     """
-    for room in (len(text), *range(most * letters, letters, -1)):
-        rows = textwrap.wrap(shortened(text, room), letters)
+    for room in range(len(name), 2, -1):
+        rows = textwrap.wrap(f"{shortened(name, room)}{end}", letters)
         if len(rows) <= most:
-            return "\n".join(rows)
-    return shortened(text, letters)
+            break
+    return "\n".join(rows)
 
 
 def use_style() -> None:
@@ -278,17 +283,18 @@ def _draw_lines(page: _Page, lines: Lines) -> None:
     x_ends = lines.rows.reindex(columns=["x", "x_low", "x_high"]).to_numpy(dtype=float)
     ticks = [f"{tick:,.10g}{lines.unit}" for tick in _ticks(low, high, 6)]
     left = page.width_of(ticks) + 10
-    named = _end_labels(page, lines)
+    labels = {of: _end_label(page, lines, str(of), part) for of, part in lines.rows.groupby("series", sort=False)}
+    named = [*labels.values(), *(of.label for of in lines.references)]
     if "label" in lines.rows:
-        named = [f"{shortened(str(name), page.letters)}    " for name in lines.rows["series"].unique()]
+        named = [f"{shortened(str(name), page.letters)}    " for name in labels]
     right = min(1.2 * page.width_of(named) + 16, page.width / 2.6)  # these are bold
-    wide, label = page.width / columns, _wrapped(lines.label, page.width, page.text_px)
-    further = LINE_PX * label.count("\n")
+    wide, title = page.width / columns, _wrapped(lines.label, page.width, page.text_px)
+    further = LINE_PX * title.count("\n")
     for place, names in enumerate(panels):
         x0, y0 = wide * (place % columns), tall * (place // columns)
         ax = page.axes(x0 + left, y0 + 34 + further, x0 + wide - right, y0 + tall - 46)
         if place == 0:
-            page.write(2, 12 + further / 2, label)
+            page.write(2, 12 + further / 2, title)
         page.write((2 * x0 + left + wide - right) / 2, y0 + tall - 9, lines.x_label, ha="center")
         if lines.is_share:
             ax.set_ylim(0, 100)
@@ -298,85 +304,84 @@ def _draw_lines(page: _Page, lines: Lines) -> None:
         ax.yaxis.grid(visible=True, color=GRID, linewidth=0.8)
         ax.spines["bottom"].set_visible(False)
         _x_axis(ax, lines, x_ends)
-        _draw_series(page, ax, lines, lines.rows[lines.rows["series"].isin(names)])
+        _draw_series(page, ax, lines, {name: labels[name] for name in names})
 
 
 def _x_axis(ax: Axes, lines: Lines, ends: Any) -> None:
-    values = sorted(set(lines.rows["x"].dropna()))
-    if lines.x_is_setting and values[0] > 0:
-        ax.set_xscale("log")
-        few = values if len(values) <= 7 else values[:: math.ceil(len(values) / 6)]
-        _set_ticks(ax.xaxis, few, "")
-        ax.set_xlim(values[0] / max(1.12, (values[-1] / values[0]) ** (2 * ROOM_PX / ax.bbox.width)), values[-1] * 1.12)
-    elif lines.x_is_setting:
-        _set_ticks(ax.xaxis, values[:: math.ceil(len(values) / 7)], "")
-    else:
+    room = 2 * ROOM_PX / ax.bbox.width
+    if not lines.x_is_setting:
         low, high = _range(ends[ends > 0])
-        _log_axis(ax, ax.xaxis, low / (high / low) ** (2 * ROOM_PX / ax.bbox.width), high, "", 5)
+        return _log_axis(ax, ax.xaxis, low / (high / low) ** room, high, "", 5)
+    values = sorted(set(lines.rows["x"].dropna()))
+    if values[0] > 0:
+        ax.set_xscale("log")
+        ax.set_xlim(values[0] / max(1.12, (values[-1] / values[0]) ** room), values[-1] * 1.12)
+    return _set_ticks(ax.xaxis, values if len(values) <= 7 else values[:: math.ceil(len(values) / 6)], "")
 
 
-def _draw_series(page: _Page, ax: Axes, lines: Lines, rows: pd.DataFrame) -> None:
+def _draw_series(page: _Page, ax: Axes, lines: Lines, ends: Mapping[str, str]) -> None:
+    """Draw the lines of a panel, with what is written at their ends."""
     import seaborn as sns
 
     for reference in lines.references:
         ax.axhline(reference.at, color=MUTED, linewidth=1)
-    labels, named = [], []
-    for number, (name, part) in enumerate(rows.groupby("series", sort=False)):
-        look = lines.looks[str(name)]
+    series = [(name, lines.rows[lines.rows["series"] == name].dropna(subset="y"), lines.looks[name]) for name in ends]
+    for _, part, look in series:
         style: dict[str, Any] = {"linestyle": (0, look.dashes), "linewidth": 1.4} if look.dashes else {}
-        joined = part[part["y"].notna()]
         sns.lineplot(
-            x=joined["x"], y=joined["y"], ax=ax, color=look.colour, sort=False, estimator=None, legend=False, **style
+            x=part["x"], y=part["y"], ax=ax, color=look.colour, sort=False, estimator=None, legend=False, **style
         )
         if not look.dashes:
             _intervals(ax, part["x"], part["low"], part["high"], look.colour)
             if "x_low" in part:
                 _intervals(ax, part["y"], part["x_low"], part["x_high"], look.colour, across=True)
-            for row in records(joined):
+            for row in records(part):
                 _dot(ax, row["x"], row["y"], look.colour, look.marker, bool(row.get("hollow", False)))
                 page.mark(ax, row, row["x"], row["y"], lines.measure, row["y"])
-        if "label" in joined:
-            for i, row in enumerate(records(joined)):
-                # Lines of labelled points may meet at their end, so the first label has the name.
-                named.append((i, number, row, "" if i else str(name), look.colour))
-        else:
-            labels.append((joined.iloc[-1], _end_label(page, lines, str(name), joined), look))
     ax.set(xlabel="", ylabel="")
-    for _, number, row, name, colour in sorted(named, key=lambda label: label[:2]):
-        # Labels of two lines that run side by side are on their two sides; a name is cut if it is free nowhere.
-        sides = LABEL_PLACES[::-1] if number % 2 else LABEL_PLACES
-        for text in dict.fromkeys((name, shortened(name, page.letters))):
-            if _where_free(page, ax, row["x"], row["y"], f"{row['label']}  {text}".strip(), colour, sides):
-                break
-    right = [(last["x"], last["y"], text, look.colour, not look.dashes) for last, text, look in labels]
-    right += [(ax.get_xlim()[1], of.at, of.label, MUTED, False) for of in lines.references]
+    right = [(ax.get_xlim()[1], of.at, of.label, MUTED, False) for of in lines.references]
+    if "label" in lines.rows:
+        _label_points(page, ax, series)
+    else:
+        last = [(*part.iloc[-1][["x", "y"]], ends[of], look.colour, not look.dashes) for of, part, look in series]
+        right = last + right
+        _label_firsts(page, ax, lines, [of for of in series if not of[2].dashes])
     _write_ends(page, ax, right)
-    parts = [(part, lines.looks[str(name)]) for name, part in rows.groupby("series", sort=False)]
-    parts = sorted((of for of in parts if not of[1].dashes), key=lambda of: -of[0]["y"].iloc[0])
-    if "label" not in rows and len(parts) <= 2 < len(rows):
-        for place, (part, look) in enumerate(parts):
-            first, falls = part.iloc[0], part["y"].iloc[-1] < part["y"].iloc[0]
-            text = f"{rounded(first['y'], first['low'], first['high'])}{lines.unit}"
-            # Beyond the interval, on the side of the line where nothing else is; to the right if the line leaves it.
-            above = not place if len(parts) == 2 else falls and not any(of.at > first["y"] for of in lines.references)
-            end = first["high" if above else "low"]
-            at = end if math.isfinite(end) else first["y"]
-            _beside(page, ax, first["x"], at, text, look.colour, (3 * (above == falls), 13 if above else -13))
+
+
+def _label_points(page: _Page, ax: Axes, series: Sequence[tuple[str, pd.DataFrame, Look]]) -> None:
+    """Write the label of each point beside it. Lines of labelled points may meet at their end, so the first label has
+    the name of its line."""
+    points = [(i, of, row) for of, (_, part, _) in enumerate(series) for i, row in enumerate(records(part))]
+    for i, of, row in sorted(points, key=lambda point: point[:2]):
+        # Labels of two lines that run side by side are on their two sides; a name is cut if it is free nowhere.
+        sides, name = LABEL_PLACES[::-1] if of % 2 else LABEL_PLACES, "" if i else series[of][0]
+        for text in dict.fromkeys((name, shortened(name, page.letters))):
+            if _where_free(
+                page, ax, row["x"], row["y"], f"{row['label']}  {text}".strip(), series[of][2].colour, sides
+            ):
+                break
+
+
+def _label_firsts(page: _Page, ax: Axes, lines: Lines, series: Sequence[tuple[str, pd.DataFrame, Look]]) -> None:
+    """Write the first value of one or two lines, beyond its interval and on the side of the line where nothing else is;
+    to the right if the line leaves it."""
+    if len(series) > 2 or len(lines.rows) <= 2:
+        return
+    for place, (_, part, look) in enumerate(sorted(series, key=lambda of: -of[1]["y"].iloc[0])):
+        first, falls = part.iloc[0], part["y"].iloc[-1] < part["y"].iloc[0]
+        above = not place if len(series) == 2 else falls and not any(of.at > first["y"] for of in lines.references)
+        end = first["high" if above else "low"]
+        at = end if math.isfinite(end) else first["y"]
+        text = f"{rounded(first['y'], first['low'], first['high'])}{lines.unit}"
+        _beside(page, ax, first["x"], at, text, look.colour, (3 * (above == falls), 13 if above else -13))
 
 
 def _end_label(page: _Page, lines: Lines, name: str, rows: pd.DataFrame) -> str:
-    """The name of a line, with the value at its end if it was measured; a name that is too long for two rows of text is
-    shortened, not the value."""
-    last = rows.iloc[-1]
+    """The name of a line, with the value at its end if it was measured."""
+    last = rows.dropna(subset="y").iloc[-1]
     value = "" if lines.looks[name].dashes else f" {rounded(last['y'], last['low'], last['high'])}{lines.unit}"
-    name = f"{lines.mark_of(name)}{name}"
-    text = _in_rows(f"{name}{value}", page.letters)
-    return text if text.endswith(value.strip()) else f"{shortened(name, page.letters - len(value))}{value}".strip()
-
-
-def _end_labels(page: _Page, lines: Lines) -> list[str]:
-    series = lines.rows.dropna(subset="y").groupby("series", sort=False)
-    return [_end_label(page, lines, str(name), part) for name, part in series] + [of.label for of in lines.references]
+    return _in_rows(f"{lines.mark_of(name)}{name}", page.letters, value)
 
 
 def _write_ends(page: _Page, ax: Axes, labels: Sequence[tuple[float, float, str, str, bool]]) -> None:
@@ -469,7 +474,7 @@ def _draw_panels(page: _Page, panels: Sequence[Panel]) -> None:
                 ax.texts[-1].set_fontsize(page.points)
             elif place == 0:
                 most = int((left - 10) / _LETTER / page.text_px)
-                words = _in_rows(name, most, max(1, int(row_px / LINE_PX)))
+                words = _in_rows(name, most, most=max(1, int(row_px / LINE_PX)))
                 page.write(2, begin + (i + 0.5) * row_px, words, color=INK)
         top += above + height + AXIS_PX if page.narrow else 0
 
@@ -503,7 +508,7 @@ def _draw_rows(page: _Page, ax: Axes, panel: Panel, names: Sequence[str]) -> Non
     if panel.dots is not None:
         places = panel.dots["name"].map(at)
         sns.scatterplot(x=panel.dots["value"], y=places + 0.26, ax=ax, color=MUTED, s=12, linewidth=0, legend=False)
-    colours = rows.get("colour", pd.Series(COLOUR, index=rows.index))
+    colours = rows.get("colour", pd.Series(COLOURS[0], index=rows.index))
     if is_bar:
         ax.barh(rows["name"].map(at), rows["value"], 0.5, color=list(colours), linewidth=0)
     for row, colour in zip(records(rows), colours, strict=True):
@@ -523,9 +528,6 @@ def _draw_rows(page: _Page, ax: Axes, panel: Panel, names: Sequence[str]) -> Non
             _beside(page, ax, end, y, text, colour, (9, 0))
     ax.set(xlabel="", ylabel="")
     ax.set_ylim(len(names) - 0.5, -0.5)
-
-
-COLOUR = "#0b62c4"
 
 
 def _range(values: Iterable[float]) -> tuple[float, float]:

@@ -26,9 +26,8 @@ COMPARED = {
     "scope": "Interval covers",
 }
 # The metrics that sources print for each device and value of a knob, in their words.
-METRICS = {RATE: "tok/s (output)", "num_gpu_blocks": "GPU blocks", "waste_pct": "Memory waste"}
+METRICS = {RATE: "Output", "num_gpu_blocks": "GPU blocks", "waste_pct": "Memory waste"}
 METRICS |= {"memory_used_bytes_max": "GPU memory"}
-TOK = "tok"  # the rate, whose heading has its unit already
 
 
 def claims_on(section: str) -> Part:
@@ -77,27 +76,20 @@ def four_metrics(knob: str) -> TablePart:
             return cells.head(0)
         others = [*COORDINATES, *(name for name in tables.knobs if name != of_knob)]
         varied = cells[cells.groupby(others, dropna=False, sort=False)[of_knob].transform("nunique") > 1]
-        known = tables.values.reindex(columns=list(METRICS))
-        intervals = tables.intervals_of(RATE)[["low", "high"]].add_prefix(f"{RATE}_")
-        shown_rows = varied.join(known, on="cell_id").join(intervals, on="cell_id")
-        became = shown_rows["outcome"].map(outcome_words).where(shown_rows["outcome"] != "ok")
-        named = {f"{RATE}{end}": f"{TOK}{end}" for end in ("", "_low", "_high")}
-        return shown_rows.rename(columns=named).assign(became=became).sort_values(["gpu", of_knob], kind="stable")
+        known = tables.values.reindex(columns=list(METRICS)).join(tables.intervals_of(RATE)[["low", "high"]])
+        known = known.rename(columns={"low": f"{RATE}_low", "high": f"{RATE}_high"})
+        became = varied["outcome"].map(outcome_words).where(varied["outcome"] != "ok")
+        return varied.assign(became=became).join(known, on="cell_id").sort_values(["gpu", of_knob], kind="stable")
 
-    metrics = {TOK if name == RATE else name: words for name, words in METRICS.items()}
-    columns = {**CELL, f"knob_{knob}": knob_name(knob), **metrics, "became": "Outcome"}
+    columns = {**CELL, f"knob_{knob}": knob_name(knob), **METRICS, "became": "Outcome"}
     caption = f"tok/s, GPU blocks, memory waste, GPU memory by {knob_name(knob)}"
     return TablePart("cells", columns, caption, rows=rows, optional=True)
 
 
 def in_words(rows: pd.DataFrame) -> pd.DataFrame:
     """Comparisons with their settings in words."""
-    return rows.assign(
-        name=rows["name"].map(knob_name),
-        held=rows["held"].fillna("").map(held_in_words),
-        ratio_low=rows["low"],
-        ratio_high=rows["high"],
-    )
+    held = rows["held"].fillna("").map(held_in_words)
+    return rows.assign(name=rows["name"].map(knob_name), held=held, ratio_low=rows["low"], ratio_high=rows["high"])
 
 
 def held_in_words(held: str) -> str:

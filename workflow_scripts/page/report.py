@@ -23,7 +23,7 @@ from workflow_scripts.page.plot import inline, size_px
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import labels
 from workflow_scripts.study.study import Study
-from workflow_scripts.tables.results import MissingError, Tables, records, require
+from workflow_scripts.tables.results import MissingError, Tables, require
 
 REPORT = CHECKOUT / "report"
 
@@ -72,16 +72,6 @@ class Report:
         return dict(zip(self.grid["cell_id"], labels(self.grid, self.tables.knobs), strict=True))
 
     @cached_property
-    def settings(self) -> dict[tuple[str, str, str], str]:
-        """For each model, workload and slug of settings the settings in words."""
-        slugs = self.grid[["model", "workload", "knobs"]].itertuples(index=False, name=None)
-        return dict(zip(slugs, self.labels.values(), strict=True))
-
-    def setting_of(self, row: Mapping[str, Any], slug: str) -> str:
-        """A slug of settings in words; `row` has its model and workload."""
-        return self.settings.get((row["model"], row["workload"], slug), slug)
-
-    @cached_property
     def names(self) -> dict[str, str]:
         """For each cell, by its id, what distinguishes it from others: device, engine, model, workload and settings."""
         differing = [name for name in COORDINATES if self.grid[name].nunique() > 1]
@@ -92,8 +82,6 @@ class Report:
     def named(self, rows: pd.DataFrame) -> pd.DataFrame:
         """The rows, with cells and settings in words; the words for a cell of the study are a link to it."""
         rows = rows.copy()
-        if "knobs" in rows:
-            rows["knobs"] = [self.setting_of(row, row["knobs"]) for row in records(rows)]
         for name, words in (("knobs", self.labels), ("cell_id", self.names)):
             if name in rows and "cell_id" in rows:
                 each = zip(rows["cell_id"], rows[name], strict=True)

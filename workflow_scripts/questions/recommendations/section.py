@@ -56,12 +56,15 @@ def _why(report: Report, row: Mapping[str, Any]) -> str:
     rate = interval_text(row["rate"], row["rate_low"], row["rate_high"], f" output tokens/s{full}", row["scope"])
     if row["compared"] == 1:
         return f"{rate}, the only setting that was measured."
-    words = f"{sentence(report.setting_of(row, row['knobs']))}: {rate}, of {row['compared']:g} measured settings"
+    settings = sentence(report.labels.get(row["cell_id"], row["knobs"]))
+    words = f"{settings}: {rate}, of {row['compared']:g} measured settings"
     words += "" if row["equal_work"] else " (their requests differ)"
     if row["role"] == "smallest_within_margin":
         return f"{words} the smallest shown to be within {row['margin_pct']:g} % of the fastest."
     words += f", {row['eligible']:g} of which keep {bound}" * bool(bound)
-    ties = [report.setting_of(row, name) for name in str(row["ties"] or "").split(", ") if isinstance(row["ties"], str)]
+    place = row["cell_id"].removesuffix(row["knobs"])
+    slugs = row["ties"].split(", ") if isinstance(row["ties"], str) else []
+    ties = [report.labels.get(f"{place}{slug}", slug) for slug in slugs]
     more = f"; and {len(ties) - MOST_TIES} more" if len(ties) > MOST_TIES else ""
     return f"{words}. Not shown to be slower: {'; '.join(ties[:MOST_TIES])}{more}." if ties else f"{words}."
 
