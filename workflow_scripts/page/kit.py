@@ -129,7 +129,7 @@ def line(rows: pd.DataFrame, looks: Mapping[str, Look], title: str, label: str, 
     lines = Lines(rows, looks, label, x_label, **more)
     told = []
     for series, part in list(rows.groupby("series", sort=False))[:8]:
-        ends = records(part.iloc[[0, -1]].drop_duplicates("x"))
+        ends = records(part.iloc[[0, -1]].drop_duplicates(["x", "y"]))
         told.append(f"{series}: " + ", ".join(f"{_told(of, lines.unit, 'y')} at {of['x']:g}" for of in ends))
     return Plot(title, f"{title}; {label} by {x_label}. {'. '.join(told)}.", lines)
 
