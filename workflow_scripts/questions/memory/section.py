@@ -1,6 +1,6 @@
 """What happens when KV blocks run short: requests at once, speed, preemptions and hits by the size of the pool."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pandas as pd
 
@@ -23,46 +23,40 @@ EVICTED = "evicted_blocks"
 MEMORY = [*PLACES, "pool_tokens"]
 
 
-def under_pressure(tables: Tables) -> pd.DataFrame:
-    """One row per measured cell for which the study sets the number of blocks: values over its repeats, and the
-    predicted values as `*_predicted`.
+def pools(tables: Tables) -> pd.DataFrame:
+    """One row per measured cell for which the study sets the size of the KV cache, in blocks of vLLM or in pages of
+    transformers' continuous batching: values over its repeats, and the predicted values as `*_predicted`.
 
     `pool_tokens` is the number of tokens in all blocks that requests can get; `layout` is the block size in words.
     """
-    cells = tables.measured
-    rows = cells[cells[f"knob_{POOL}"].notna()] if f"knob_{POOL}" in cells else cells.head(0)
-    require(rows, "the study sets the number of KV blocks of no measured cell")
-    rows = _of_cells(tables, rows, ["num_gpu_blocks", "block_size_effective", "max_model_len_effective"])
-    size, longest = rows["block_size_effective"], rows["max_model_len_effective"]
-    blocks = "blocks of " + size.map("{:g}".format) + " tokens"
-    contiguous = "contiguous: " + longest.map("{:g}".format) + " tokens per request"
-    return rows.assign(
-        pool_tokens=(rows["num_gpu_blocks"] - 1) * size,
-        contiguous=size >= longest,
-        layout=contiguous.where(size >= longest, blocks),
-    ).sort_values([*COORDINATES, "block_size_effective", "pool_tokens"], kind="stable")
-
-
-def _of_cells(tables: Tables, rows: pd.DataFrame, further: Sequence[str], by: Sequence[str] = ()) -> pd.DataFrame:
-    """One row per cell: its values over all repeats, and the predicted values as `*_predicted`; NaN without any."""
-    rows = rows.drop_duplicates("cell_id")[["cell_id", *CELL, *by, *further]]
+    cells = tables.measured.drop_duplicates("cell_id")
+    known = cells.reindex(columns=[f"knob_{POOL}", "knob_num_blocks", "knob_page_size"]).astype(float)
+    is_vllm, longest = known[f"knob_{POOL}"].notna(), cells["max_model_len_effective"]
+    size = cells["block_size_effective"].where(is_vllm, known["knob_page_size"])
+    tokens = size * (cells["num_gpu_blocks"] - 1).where(is_vllm, known["knob_num_blocks"])
+    contiguous, words = is_vllm & (size >= longest), size.map("{:g}".format)
+    layout = ("HuggingFace's pages of " + words + " tokens").mask(is_vllm, "blocks of " + words + " tokens")
+    layout = layout.mask(contiguous, "contiguous: " + longest.map("{:g}".format) + " tokens per request")
+    rows = cells[["cell_id", *CELL]].assign(pool_tokens=tokens, contiguous=contiguous, layout=layout, size=size)
+    rows = require(rows.dropna(subset="pool_tokens"), "the study sets the number of KV blocks of no measured cell")
     rows = rows.join(tables.values.reindex(columns=["num_requests", USERS, *QUANTITIES]), on="cell_id")
     of_schedule = ["running_peak_predicted", f"{EVICTED}_predicted"]
     predictions = tables.get("predictions", "cell_id", "quantity", "predicted", *of_schedule)
     predicted = predictions.pivot(index="cell_id", columns="quantity", values="predicted")
     predicted = predicted.reindex(columns=[*QUANTITIES, USERS, EVICTED]).add_suffix("_predicted").astype(float)
     predicted[of_schedule] = predictions.groupby("cell_id")[of_schedule].first()
-    return rows.join(predicted, on="cell_id")
+    rows = rows.join(predicted, on="cell_id")
+    return rows.sort_values([*COORDINATES, "size", "pool_tokens"], kind="stable")
 
 
 def same_memory(tables: Tables) -> pd.DataFrame:
     """One row per way to keep the KV cache of the same requests in the same memory.
 
-    `users` is the number of requests that run at once while others wait, or the peak if none waits (also for static
-    batches); `times` is its ratio to that of contiguous reservations. `used_pct` is the share of the held slots that
-    tokens fill. Memory that is enough for all contiguous reservations is left out.
+    `users` is the number of requests that run at once while others wait, or the peak if none waits; `times` is its
+    ratio to that of contiguous reservations. `used_pct` is the share of the held slots that tokens fill. Memory that is
+    enough for all contiguous reservations is left out.
     """
-    rows = pd.concat([under_pressure(tables), _of_transformers(tables).assign(contiguous=False)])
+    rows = pools(tables)
     for of in ("", "_predicted"):
         rows[f"users{of}"] = rows[f"{USERS}{of}"].fillna(rows[f"running_peak{of}"])
     short = rows[rows["contiguous"] & rows[USERS].notna()]
@@ -70,15 +64,6 @@ def same_memory(tables: Tables) -> pd.DataFrame:
     used_pct = 100 - both["cell_id"].map(tables.value("waste_pct"))
     both = both.assign(times=both["users"] / both["users_contiguous"], used_pct=used_pct)
     return both.sort_values([*MEMORY, "users"], ascending=[True] * 4 + [False], kind="stable")
-
-
-def _of_transformers(tables: Tables) -> pd.DataFrame:
-    """Cells of transformers' continuous batching, whose cache has a known size, in the columns of `under_pressure`."""
-    pages = tables.measured.reindex(columns=["knob_num_blocks", "knob_page_size"]).astype(float)
-    size = pages["knob_page_size"]
-    layout = "HuggingFace's pages of " + size.map("{:g}".format) + " tokens"
-    rows = tables.measured.assign(pool_tokens=pages["knob_num_blocks"] * size, layout=layout)
-    return _of_cells(tables, rows[rows["pool_tokens"].notna()], ["pool_tokens"], ["layout"])
 
 
 def requests_at_once(tables: Tables) -> Plot:
@@ -141,7 +126,7 @@ EVERY_POOL = TablePart(
     | {f"{name}_predicted": f"{column(name).label}, predicted" for name in QUANTITIES}
     | {f"{EVICTED}_predicted": "Blocks of shared prompts that lost their content, predicted"},
     "Every size of the pool",
-    rows=under_pressure,
+    rows=pools,
     note="Tokens that fit are without the block that vLLM keeps to itself. Of tokens computed again, the engine also "
     "counts those of tries that find no blocks.",
 )
