@@ -1,6 +1,7 @@
 """How close the measurements come to what the hardware allows."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import pandas as pd
@@ -12,8 +13,7 @@ from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.kit import Plot, bar
 from workflow_scripts.page.main_line import main_line
 from workflow_scripts.page.report import Report, Subject, TablePart
-from workflow_scripts.page.series import coloured, device_names
-from workflow_scripts.study.setting_words import labels, setting_phrase
+from workflow_scripts.page.series import cell_names, coloured, device_names
 from workflow_scripts.tables.results import MissingError, Tables, records, require
 
 # What prevents fewer steps, in words.
@@ -28,25 +28,17 @@ NEAR, FAR = 0.7, 0.35
 
 
 def _shares(tables: Tables) -> pd.DataFrame:
-    """The share of its ceiling that each cell reaches, along the lines of the study if it has them, else the
-    highest."""
+    """The share of its ceiling that each cell reaches, along the lines of the study (at `x`) if it has them, else of
+    all cells."""
     known = ["ceiling_share", "ceiling_share_low", "ceiling_share_high"]
     shares = tables.limits.groupby("cell_id")[known].first().dropna(subset=known[0]).mul(100)
-    require(shares, "no ceiling is known for any cell")
-    names = device_names(tables)
-    try:
-        line = main_line(tables)
-        cells = line.rows[["cell_id", "gpu", "x", "series"]].drop_duplicates()
-        place = cells["gpu"].map({gpu: i for i, gpu in enumerate(tables.devices)})
-        cells = cells.assign(place=place).sort_values(["place", "x"], kind="stable")
-        words = cells["x"].map(lambda x: setting_phrase(line.knob, x))
-        series = cells["series"].mask(cells["series"].eq(""), cells["gpu"].map(names))
-        cells = cells.assign(name=series + ", " + words)
-        cells = require(cells[cells["cell_id"].isin(shares.index)], "no ceiling is known along the lines")
-    except MissingError:
-        cells = tables.cells[tables.cells["cell_id"].isin(shares.index)]
-        cells = cells.assign(name=cells["gpu"].map(names) + ", " + labels(cells, tables.knobs))
-    cells[["value", "low", "high"]] = shares.reindex(cells["cell_id"]).to_numpy()
+    shares = require(shares, "no ceiling is known for any cell").set_axis(["value", "low", "high"], axis="columns")
+    cells = tables.cells.join(shares, on="cell_id", how="inner")
+    cells = cells.assign(name=cells["cell_id"].map(cell_names(tables)))
+    with suppress(MissingError):
+        at = main_line(tables).rows.drop_duplicates("cell_id").set_index("cell_id")["x"]
+        along = cells.join(at, on="cell_id", how="inner").sort_values("x", kind="stable")
+        cells = require(along, "").sort_values("gpu", key=lambda of: of.map(tables.devices.index), kind="stable")
     return coloured(tables, cells).drop_duplicates("name")
 
 
