@@ -179,7 +179,7 @@ def _in_rows(name: str, letters: int, end: str = "", most: int = 2) -> str:
     """A name and its end in at most so many lines of so many letters; of a longer one the name is shortened.
 
     >>> _in_rows("batches of 16 instead of 1", 16), _in_rows("batches of 16 instead of 1", 8, " 5 %")
-    ('batches of 16\\ninstead of 1', 'batc… of\\n1 5 %')
+    ('batches of 16\\ninstead of 1', 'batche…d\\nof 1 5 %')
     """
     for room in range(len(name), 2, -1):
         rows = textwrap.wrap(f"{shortened(name, room)}{end}", letters)

@@ -35,7 +35,7 @@ def block_size(tables: Tables) -> Plot:
     with suppress(MissingError):
         rows = comparisons(tables, "knob", KNOB)
         named = sizes.set_index("cell_id")[["name", "colour"]]
-        rows = rows[["a", "b", "value_a", "metric", "verdict", "ratio", "low", "high"]].join(named, on="b", how="inner")
+        rows = rows.drop(columns="name").join(named, on="b", how="inner")
         require(rows, "no rates of these sizes are compared")
         rows = rows.assign(value=rows["ratio"], cell_id=rows["b"], hollow=[is_hollow(row) for row in records(rows)])
         rows = rows.sort_values("b", key=lambda of: of.map(list(named.index).index), kind="stable")
