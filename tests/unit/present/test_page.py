@@ -7,8 +7,9 @@ import pytest
 
 from tests.unit.present.conftest import changed, write_cells
 from tests.unit.present.synthetic import SCRIPT, SPEED
-from workflow_scripts.page.blocks import UNKNOWN
+from workflow_scripts.page.blocks import UNKNOWN, Table
 from workflow_scripts.page.parts import METRICS, claims_on, four_metrics
+from workflow_scripts.questions.cells.workload_requests import workloads
 from workflow_scripts.questions.sections import SUBJECTS
 from workflow_scripts.questions.trust.provenance import provenance_table
 from workflow_scripts.study.definition import study_sha256
@@ -175,3 +176,13 @@ def test_logs_are_those_of_cells_that_were_tried_in_vain_and_of_the_start_that_i
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert "[Errno 28] No space left on device" in page.text["td"]
     assert set(logs) <= {link["href"] for link in page.all("a")}
+
+
+def test_a_workload_has_the_requests_that_its_cells_served(report, tmp_path, cells):
+    chat = cells["workload"].eq("chat") & cells["repeat"].notna()
+    cells.loc[chat, "num_requests"] = [12, *[512] * (chat.sum() - 1)]
+    table = next(block for block in workloads(changed(report, tmp_path, cells=cells)) if isinstance(block, Table))
+    place = table.headings.index("Requests per cell")
+    assert {row[0]: row[place] for row in table.rows}["chat"] == "12 to 512"
+    prompt = table.headings.index("Prompt tokens")
+    assert {row[0]: row[prompt] for row in table.rows}["system-prompt"] == "512 shared and 64"

@@ -1,6 +1,7 @@
 """Servers under load: latency and throughput by request rate or users, and which load was too high."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
 
 import pandas as pd
 
@@ -9,7 +10,7 @@ from workflow_scripts.common.wording import plural
 from workflow_scripts.page.answers import NO, OPEN, PARTLY, YES, Answer
 from workflow_scripts.page.blocks import Block, Fold, Table, Text, shown
 from workflow_scripts.page.digits import rounded
-from workflow_scripts.page.kit import MOST_SERIES, Plot, line
+from workflow_scripts.page.kit import Plot, line
 from workflow_scripts.page.parts import compared
 from workflow_scripts.page.report import PLACE_HEADINGS, Report, Subject, TablePart
 from workflow_scripts.page.series import PLACES, device_looks, telling
@@ -49,19 +50,17 @@ def served_throughput(tables: Tables) -> Plot:
 
 
 def _by_load(tables: Tables, measure: str, title: str) -> Plot:
-    rows, shown_as = _rows(tables), column(measure)
-    first = rows.groupby(_PANEL, sort=False)["cell_id"].nunique().idxmax()
-    rows = rows.set_index(_PANEL).loc[[first]].reset_index()
-    named = dict.fromkeys(rows["series"])
-    few = f"The first {MOST_SERIES} of {len(named)} servers and settings are drawn." if len(named) > MOST_SERIES else ""
-    rows = rows[rows["series"].isin(list(named)[:MOST_SERIES])]
+    rows, shown_as = _loads(tables), column(measure)
+    rows = rows[rows.groupby(_PANEL)["x"].transform("nunique") >= 2]
+    require(rows, "no server was measured at two request rates or numbers of users")
+    places = rows.groupby(_PANEL, sort=False)
+    rows = places.get_group(places["cell_id"].nunique().idxmax())
     ends = {of: shown_as.scaled(rows[f"{measure}{end}"]) for of, end in (("y", ""), ("low", "_low"), ("high", "_high"))}
     drawn = rows.assign(**ends, hollow=rows["saturated"].eq(True)).dropna(subset="y").sort_values("x", kind="stable")
-    device = device_looks(tables)[drawn["gpu"].iloc[0]]
+    colour = device_looks(tables)[drawn["gpu"].iloc[0]].colour
     # Servers and settings of one device differ by their marks.
-    named_looks = {name: Look(device.colour, marker) for name, marker in zip(named, ("o", "s", "^", "D"), strict=False)}
-    x_label = f"load, {LOADS[drawn['axis'].iloc[0]]}"
-    return line(drawn, named_looks, title, shown_as.axis, x_label, measure=measure, note=few)
+    looks = dict(zip(drawn["series"].unique(), (Look(colour, marker) for marker in cycle("os^D")), strict=False))
+    return line(drawn, looks, title, shown_as.axis, f"load, {LOADS[drawn['axis'].iloc[0]]}", measure=measure)
 
 
 def _sustained(tables: Tables) -> Answer:
@@ -105,13 +104,10 @@ def sentence(report: Report) -> str:
     return f"At {first['x']:g} {load}, the first token takes {time} in the median."
 
 
-def _rows(tables: Tables) -> pd.DataFrame:
-    """Cells that count, with their load as `x`, its kind as `axis`, and what distinguishes series."""
-    settings = tables.measured.drop_duplicates("cell_id")[["cell_id", *tables.knobs]]
-    rows = tables.need("serving_summary").merge(settings, on="cell_id")
-    rows = _with_load(rows)
-    rows = rows[rows.groupby(_PANEL)["x"].transform("nunique") >= 2]
-    require(rows, "no server was measured at two request rates or numbers of users")
+def _loads(tables: Tables) -> pd.DataFrame:
+    """Cells that count, with their load as `x`, its kind as `axis`, and the server with its settings as `series`."""
+    settings = tables.cells[["cell_id", *tables.knobs]]
+    rows = _with_load(tables.need("serving_summary").merge(settings, on="cell_id"))
     return rows.assign(series=_series(rows, tables.knobs))
 
 
@@ -136,15 +132,13 @@ def _series(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
 
 def side_by_side(report: Report) -> Iterator[Block]:
     """A table of each place with a column for each server and its settings, as sources print them."""
-    rows = _with_load(report.tables.need("serving_summary"))
-    settings = report.tables.cells[["cell_id", *report.tables.knobs]]
-    rows = rows.merge(settings, on="cell_id").reset_index(drop=True)
-    rows = rows.assign(server=_series(rows, report.tables.knobs), memory_pct=100 * rows["memory_utilization"])
+    rows = _loads(report.tables)
+    rows = rows.assign(memory_pct=100 * rows["memory_utilization"])
     for place, part in rows.groupby(PLACES, sort=False):
-        if part["server"].nunique() < 2:
+        if part["series"].nunique() < 2:
             continue
-        wide = part.drop_duplicates([*_PANEL, "x", "server"]).set_index(["axis", "x", "server"])
-        servers = list(dict.fromkeys(part["server"]))
+        wide = part.drop_duplicates([*_PANEL, "x", "series"]).set_index(["axis", "x", "series"])
+        servers = list(dict.fromkeys(part["series"]))
         body = [
             [f"{LOADS[axis]}: {x:g}", words, *(_at(wide, (axis, x, server), measure) for server in servers)]
             for axis, x in part[["axis", "x"]].drop_duplicates().sort_values(["axis", "x"]).to_numpy().tolist()
