@@ -181,7 +181,7 @@ def _in_rows(name: str, letters: int, end: str = "", most: int = 2) -> str:
     >>> _in_rows("batches of 16 instead of 1", 16), _in_rows("batches of 16 instead of 1", 8, " 5 %")
     ('batches of 16\\ninstead of 1', 'batche…d\\nof 1 5 %')
     """
-    for room in range(len(name), 2, -1):
+    for room in range(max(len(name), 3), 2, -1):
         rows = textwrap.wrap(f"{shortened(name, room)}{end}", letters)
         if len(rows) <= most:
             break
