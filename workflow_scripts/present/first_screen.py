@@ -13,13 +13,12 @@ from workflow_scripts.common.wording import plural, shortened
 from workflow_scripts.device.device_record import NOISY_PCT
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.page.answers import NO, PARTLY, YES, Answer, Bar
-from workflow_scripts.page.blocks import Figure, Table
+from workflow_scripts.page.blocks import Figure, Table, outcome_words
 from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.report import Report, Subject, figure_of
 from workflow_scripts.page.series import PLACES, device_looks, device_names
 from workflow_scripts.page.style import NAMED, Look
 from workflow_scripts.questions.cells.section import SUBJECT as CELLS
-from workflow_scripts.questions.cells.section import reasons
 from workflow_scripts.questions.sections import SECTIONS
 from workflow_scripts.questions.trust.section import host_load, is_noisy
 from workflow_scripts.study.definition import resolved_models
@@ -28,8 +27,8 @@ from workflow_scripts.tables.results import RATE, STEADY, MissingError, records,
 LEAST_ANSWERS, MOST_ANSWERS, PICTURES, MOST_FASTEST, MOST_DEVICES = 3, 7, 2, 5, 3
 # What stands beside the rate of the fastest settings.
 BESIDE = {"tpot_s_p50": "TPOT, ms", "ttft_s_p50": "TTFT, ms", "energy_j_per_output_token": "J/token"}
-# Words of a composed title, letters of a name in it, of work and of its settings.
-MOST_WORDS, MOST_NAME, MOST_WORK, MOST_SETTINGS = 8, 28, 60, 45
+# Words of a composed title, letters of a name in it, of work, of its settings and of a reason.
+MOST_WORDS, MOST_NAME, MOST_WORK, MOST_SETTINGS, MOST_REASON = 8, 28, 60, 45, 80
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 _FINE_TICKS = (1, 1.1, 1.2, 1.5, 2, 3, 5, 0.9, 0.8, 0.7, 0.5)
 KEY = "Bars: 95 % intervals. Hollow: undecided."
@@ -58,11 +57,13 @@ def rows_of(answers: Sequence[tuple[str, Answer]], looks: Mapping[str, Look], ke
     return {"rows": rows, "ticks": ticks, "key": key if ticks else ""}
 
 
-def _without_rate(report: Report) -> Table | None:
+def _without_rate(report: Report) -> Table:
     """How cells ended, if none has a rate."""
-    for table in reasons(report):
-        return replace(table, rows=table.rows[:MOST_FASTEST])
-    return None
+    rows = report.grid.assign(reason=report.grid["reason"].fillna("").map(lambda of: shortened(str(of), MOST_REASON)))
+    counts = rows.groupby(["outcome", "reason"], sort=False).size().sort_values(ascending=False).head(MOST_FASTEST)
+    found = records(counts.reset_index(name="cells"))
+    body = [[f"{row['cells']:,}", outcome_words(row["outcome"]), row["reason"]] for row in found]
+    return Table("Cells", ["Cells", "Outcome", "Reason"], body, [True, False, False])
 
 
 def _answers(report: Report) -> list[tuple[str, Answer]]:

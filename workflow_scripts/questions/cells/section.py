@@ -72,7 +72,7 @@ def _counted(report: Report, cells: pd.DataFrame, columns: Mapping[str, str], ca
     return table_of(rows.head(MOST_ROWS), {**columns, "size": "Cells", "first": "Example"}, caption, note)
 
 
-def reasons(report: Report) -> Iterator[Table]:
+def reasons(report: Report) -> Iterator[Block]:
     troubled = report.grid[report.grid["outcome"] != "ok"]
     if len(troubled):
         words = troubled.assign(
