@@ -16,7 +16,7 @@ from typing import NamedTuple, NoReturn
 
 from tests.hostile.kinds import KINDS, Base, Call
 from workflow_scripts.__main__ import COMMANDS
-from workflow_scripts.common.command import BAD_INPUT, Command
+from workflow_scripts.common.command import BAD_INPUT, DeclaredCommand
 
 MOST_CPU_S, MOST_BYTES, MOST_WALL_S = 5, 10**9, 120
 # Address space that libraries and their threads reserve and do not use: about 2 GB for `tables`.
@@ -69,7 +69,7 @@ def run(call: Call, folder: Path, most_cpu_s: int, taken_bytes: int = 0) -> Ende
     return Ended(how, f"{name} ended with {code}: {printed[-3000:]}", cpu_s, peak_bytes)
 
 
-def _become(main: Command, words: list[str], folder: Path, most_cpu_s: int) -> NoReturn:
+def _become(main: DeclaredCommand, words: list[str], folder: Path, most_cpu_s: int) -> NoReturn:
     code = 70
     try:
         os.setpgid(0, 0)

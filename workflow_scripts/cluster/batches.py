@@ -46,17 +46,17 @@ class Batch:
 class Round:
     """The starts of a round as trees: one for each device and number of devices."""
 
-    def __init__(self, number: int, starts: Iterable[CellStart], of: Cells) -> None:
-        self.number, self._of = number, of
+    def __init__(self, number: int, starts: Iterable[CellStart], grid: Cells) -> None:
+        self.number, self._grid = number, grid
         trees: dict[tuple[str, int], list[tuple[str, CellStart]]] = {}
         for start in starts:
-            trees.setdefault(of.needs(of.cells[start.cell]), []).append((self._branch(start.cell), start))
+            trees.setdefault(grid.needs(grid.cells[start.cell]), []).append((self._branch(start.cell), start))
         self._trees = {needs: sorted(leaves) for needs, leaves in trees.items()}
         self._places: dict[str, dict[str, int]] = {}
 
     def _branch(self, cell: str) -> str:
         """Where a cell is in its tree: 32 bits of its session, and 32 of its own."""
-        parts = (self._of.sessions[cell], cell)
+        parts = (self._grid.sessions[cell], cell)
         digits = (hashlib.sha256(f"{self.number} {part}".encode()).hexdigest()[:8] for part in parts)
         return f"{int(''.join(digits), 16):064b}"
 
@@ -65,7 +65,7 @@ class Round:
         if gpus not in self._places:
             trees = (leaves for (gpu, _), leaves in self._trees.items() if gpu in gpus.split("+"))
             order = in_random_order((start.cell for _, start in chain(*trees)), self.number)
-            self._places[gpus] = {cell: n for n, cell in enumerate(chain(*self._of.in_sessions(order)), 1)}
+            self._places[gpus] = {cell: n for n, cell in enumerate(chain(*self._grid.in_sessions(order)), 1)}
         return self._places[gpus]
 
     def _leaves(self, gpus: str, part: str) -> list[CellStart]:
@@ -80,7 +80,7 @@ class Round:
     def batch(self, gpus: str, part: str, number: int = 1) -> Batch:
         """A part of the round; another `number` makes another name of the same batch."""
         places, starts = self._places_on(gpus), self._leaves(gpus, part)
-        lines = sorted(f"{start.cell} {start.start} {self._of.definitions[start.cell]}" for start in starts)
+        lines = sorted(f"{start.cell} {start.start} {self._grid.definitions[start.cell]}" for start in starts)
         key = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:8]
         name = f"{part}-{key}" + (f"-{number}" if number > 1 else "")
         starts.sort(key=lambda start: places[start.cell])

@@ -52,7 +52,7 @@ class Pending:
 
     def __init__(
         self,
-        of: Cells,
+        grid: Cells,
         paths: StudyPaths,
         here: Collection[str],
         size: int | None = None,
@@ -60,13 +60,13 @@ class Pending:
         tries: int = 2,
     ) -> None:
         """Raises InputError if `rerun` names no cell."""
-        self._of, self._paths, self._size = of, paths, size
-        check_rerun(of.cells.values(), rerun)
-        self.here = {cell: of.cells[cell] for cell in here}
-        self._needs_here = {of.needs(cell) for cell in self.here.values()}
+        self._grid, self._paths, self._size = grid, paths, size
+        check_rerun(grid.cells.values(), rerun)
+        self.here = {cell: grid.cells[cell] for cell in here}
+        self._needs_here = {grid.needs(cell) for cell in self.here.values()}
         self._manifests = {(path.parts[-3], path.parts[-2], path.stem): _read(path) for path in paths.manifests()}
         self._sha256: dict[str, str] = {}
-        self.ended = {cell: self._ended(cell) for cell in of.cells}
+        self.ended = {cell: self._ended(cell) for cell in grid.cells}
         self.again = to_rerun(self.ended, self.here.values(), paths, rerun, tries)
         self._wanted: dict[tuple[int, tuple[CellStart, ...] | None], list[Wanted]] = {}
 
@@ -74,7 +74,7 @@ class Pending:
         """The starts of a cell that ended by its present definition. A record that a manifest lists is not read."""
         ended = {}
         for number, path in self._paths.outcomes(cell).items():
-            folder, definition = folder_of(CellStart(cell, number)), self._of.definitions[cell]
+            folder, definition = folder_of(CellStart(cell, number)), self._grid.definitions[cell]
             self._sha256[folder] = sha256 = sha256_of(path)
             known = self._known.get((folder, sha256)) or listed(path, definition)
             if known and known["definition_sha256"] == definition:
@@ -89,26 +89,29 @@ class Pending:
     def wanted(self, number: int, decided: tuple[CellStart, ...] | None = None) -> list[Wanted]:
         """The batches of a round whose manifests the call needs; `decided`: the starts of one that was decided on."""
         if (number, decided) not in self._wanted:
-            starts = decided if decided is not None else (CellStart(cell, number) for cell in self._of.cells)
-            of, elsewhere = Round(number, starts, self._of), {*map(self._of.needs, self._of.cells.values())}
-            roots = [*of.roots(self._size is None, self._needs_here), *of.roots(False, elsewhere - self._needs_here)]
-            self._wanted[number, decided] = [one for root in roots for one in self._cover(of, *root)]
+            starts = decided if decided is not None else (CellStart(cell, number) for cell in self._grid.cells)
+            this, elsewhere = Round(number, starts, self._grid), {*map(self._grid.needs, self._grid.cells.values())}
+            roots = [
+                *this.roots(self._size is None, self._needs_here),
+                *this.roots(False, elsewhere - self._needs_here),
+            ]
+            self._wanted[number, decided] = [one for root in roots for one in self._cover(this, *root)]
         return self._wanted[number, decided]
 
-    def _cover(self, of: Round, gpus: str, part: str) -> Iterator[Wanted]:
+    def _cover(self, this: Round, gpus: str, part: str) -> Iterator[Wanted]:
         """A part with pending starts, if these are few enough for a job, or with a manifest that still holds; else what
         its own parts need."""
-        batch = of.batch(gpus, part)
+        batch = this.batch(gpus, part)
         pending = tuple(start for start in batch.starts if self._is_pending(start))
-        parts = list(of.parts_of(gpus, part))
+        parts = list(this.parts_of(gpus, part))
         if pending and (self._size is None or len(pending) <= self._size or not parts):
-            taken = {name for *folder, name in self._manifests if folder == [gpus, f"round-{of.number}"]}
-            yield Wanted(new_name(of, batch, taken), pending)
+            taken = {name for *folder, name in self._manifests if folder == [gpus, f"round-{this.number}"]}
+            yield Wanted(new_name(this, batch, taken), pending)
         elif not pending and (name := self._holds(batch)):
-            yield Wanted(of.named(gpus, name), ())
+            yield Wanted(this.named(gpus, name), ())
         else:
             for one in parts:
-                yield from self._cover(of, *one)
+                yield from self._cover(this, *one)
 
     def _is_pending(self, start: CellStart) -> bool:
         return start.cell in self.here and (start in self.again or start.start not in self.ended[start.cell])
@@ -172,6 +175,6 @@ def _read(path: Path) -> Manifest:
         return {}
 
 
-def starts_of(number: int, of: Cells, plan: Path | None) -> list[CellStart]:
+def starts_of(number: int, grid: Cells, plan: Path | None) -> list[CellStart]:
     """The starts of a round: one of every cell, or those of the file of a decision."""
-    return [*RoundPlan.read(plan).starts] if plan else [CellStart(cell, number) for cell in of.cells]
+    return [*RoundPlan.read(plan).starts] if plan else [CellStart(cell, number) for cell in grid.cells]

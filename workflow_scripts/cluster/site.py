@@ -212,8 +212,8 @@ def job_resources(
     cells are of one GPU type; `cap_s` is the study's time limit of a cell; `avoid_nodes` had the wrong hardware; what
     cannot name a host is left out. The run time is in minutes, memory in MB."""
     queue, needs = site.queue_of(cells[0].gpu), [needs_of(cell) for cell in cells]
-    gpus = max(1, *(of.gpus for of in needs))
-    cores = gpus * (queue.cores_per_gpu or 0) or max((of.cores for of in needs if of.cores), default=None)
+    gpus = max(1, *(each.gpus for each in needs))
+    cores = gpus * (queue.cores_per_gpu or 0) or max((each.cores for each in needs if each.cores), default=None)
     limit_s = len(cells) * attempt.time_limit_s(cap_s)
     asked_for: dict[str, Resources] = {
         "gres": {"gres": ":".join(filter(None, ["gpu", queue.slurm_type, str(gpus)]))},
@@ -340,7 +340,9 @@ def main(args: Namespace) -> None:
     study, site = load_study(args.study), load_site(args.site)
     settings = read_yaml(own_or_of_checkout("slurm/config.yaml"), InputError)["set-scatter"]
     # The largest job has half as many more cells than the profile says (rules/batches.smk).
-    of_profile = 3 * int(next(of.partition("=")[2] for of in settings if of.startswith("cells_per_job="))) // 2
+    of_profile = (
+        3 * int(next(setting.partition("=")[2] for setting in settings if setting.startswith("cells_per_job="))) // 2
+    )
     together = cells_per_job(site, study, args.cells_per_job or of_profile)
     print("\n".join(_lines(study, site, expand(study), together)))
 

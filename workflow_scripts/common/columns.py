@@ -112,7 +112,7 @@ class Column:
         """
         both = (low, low if high is None else high)
         unit, factor = unit_of(self.name, max(both))
-        return f"{' to '.join(dict.fromkeys(number(of * factor, self.digits) for of in both))} {unit}".strip()
+        return f"{' to '.join(dict.fromkeys(number(end * factor, self.digits) for end in both))} {unit}".strip()
 
 
 ALL_DIGITS = 15
@@ -131,13 +131,13 @@ PER_REQUEST = (
 )
 
 
-def _quantile(of: Column, quantile: str = "p50") -> Column:
+def _quantile(base: Column, quantile: str = "p50") -> Column:
     words = {"p50": "Median"}.get(quantile, quantile.upper())
-    summary: Summary = "interval" if quantile == "p50" and of.name != "itl_s" else "mean"
-    return replace(of, name=f"{of.name}_{quantile}", label=f"{words} {of.in_words}", more=False, summary=summary)
+    summary: Summary = "interval" if quantile == "p50" and base.name != "itl_s" else "mean"
+    return replace(base, name=f"{base.name}_{quantile}", label=f"{words} {base.in_words}", more=False, summary=summary)
 
 
-LATENCIES = tuple(_quantile(of, quantile) for of in PER_REQUEST for quantile in ("p50", "p90", "p99"))
+LATENCIES = tuple(_quantile(base, quantile) for base in PER_REQUEST for quantile in ("p50", "p90", "p99"))
 _RATE = "over `wall_s`; total includes prompts"
 _OF_ALL_GPUS = "all GPUs of the cell, by the energy counter, else by sampled power"
 COLUMNS = {
@@ -256,5 +256,5 @@ def columns_module() -> str:
     True
     """
     shown = ("label", "unit", "factor", "more", "digits")
-    of_all = {of.name: {key: getattr(of, key) for key in shown} for of in COLUMNS.values()}
+    of_all = {each.name: {key: getattr(each, key) for key in shown} for each in COLUMNS.values()}
     return f"export const COLUMNS = {json.dumps(of_all)};\n"

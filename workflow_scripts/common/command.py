@@ -111,7 +111,7 @@ class _Parser(argparse.ArgumentParser):
         return super().parse_known_args(["--study", *words] if named else words, namespace)
 
 
-class Command:
+class DeclaredCommand:
     """One command of `kvsweep`: called with the words after its name, it returns its exit code. Its help is the
     docstring of its module. Bad input (an InputError, or a named file that cannot be opened) becomes one message on
     stderr and exit code 2. Another exception is raised, or ends it with the exit code `fault`."""
@@ -153,16 +153,16 @@ class Command:
         return status
 
 
-def command(name: str, *options: AddOption, fault: int | None = None) -> Callable[[Body], Command]:
+def command(name: str, *options: AddOption, fault: int | None = None) -> Callable[[Body], DeclaredCommand]:
     """Make a function the command `kvsweep NAME`; it gets the parsed options and may return an exit code. If 1, with
     which Python ends after an exception, is an answer of the command, `fault` is the exit code instead. If its module
     is itself run as a program, which would do nothing, that ends with a message and exit code 2."""
 
-    def decorate(body: Body) -> Command:
+    def decorate(body: Body) -> DeclaredCommand:
         if body.__module__ == "__main__":
             print(f"{sys.argv[0]}: call this command as `kvsweep {name}`", file=sys.stderr)
             raise SystemExit(BAD_INPUT)
-        return Command(name, body, options, fault)
+        return DeclaredCommand(name, body, options, fault)
 
     return decorate
 

@@ -45,7 +45,7 @@ def read_parquet(path: Path, **options: Any) -> pd.DataFrame:
             for name in texts
             if name in table and name not in stored
         }
-        table = table.assign(**as_objects).astype({name: of for name, of in stored.items() if name in table})
+        table = table.assign(**as_objects).astype({name: dtype for name, dtype in stored.items() if name in table})
         for name, column in table.select_dtypes(["float", "Float32", "Float64"]).items():
             values = column.to_numpy(dtype=float, na_value=np.nan)
             if (np.abs(values[np.isfinite(values)]) > MOST_NUMBER).any():

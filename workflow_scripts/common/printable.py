@@ -22,9 +22,9 @@ def printable_lines(text: str) -> str:
 class PrintableStream(TextIOWrapper):
     """A stream in place of `of` that writes printable lines; both spell out what their encoding lacks."""
 
-    def __init__(self, of: TextIOWrapper) -> None:
-        of.reconfigure(errors="backslashreplace")
-        super().__init__(of.buffer, of.encoding, of.errors, line_buffering=of.line_buffering, write_through=True)
+    def __init__(self, raw: TextIOWrapper) -> None:
+        raw.reconfigure(errors="backslashreplace")
+        super().__init__(raw.buffer, raw.encoding, raw.errors, line_buffering=raw.line_buffering, write_through=True)
 
     def write(self, text: str) -> int:
         super().write(printable_lines(text))

@@ -231,8 +231,8 @@ def _held(kind: Any, part: int | str) -> Any:
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         field = kind.model_fields.get(str(part))
         return field and field.annotation
-    of = [each for each in get_args(kind) if each is not Ellipsis]
-    return of[-1] if of else None
+    kinds = [each for each in get_args(kind) if each is not Ellipsis]
+    return kinds[-1] if kinds else None
 
 
 def _names(member: Any) -> tuple[Any, ...]:

@@ -94,11 +94,11 @@ def _by_pod(lines: Sequence[Line]) -> list[Sequence[Line]]:
         pod = match[0] if (match := POD.match(line.text)) else pod
         pods[pod].append(line)
     begins = re.compile(f"{signs.STARTS.pattern}|{signs.HAS_CACHE.pattern}")
-    said = [{_process(line) for line in of if begins.search(line.text)} for of in pods.values() if len(pods) > 1]
+    said = [{_process(line) for line in pod if begins.search(line.text)} for pod in pods.values() if len(pods) > 1]
     if sum(map(len, said)) == len(set().union(*said)):
         return [lines]
-    *engines, last = (of for of, processes in zip(pods.values(), said, strict=True) if processes)
-    return [*engines, last + [line for of, own in zip(pods.values(), said, strict=True) if not own for line in of]]
+    *engines, last = (pod for pod, processes in zip(pods.values(), said, strict=True) if processes)
+    return [*engines, last + [line for pod, own in zip(pods.values(), said, strict=True) if not own for line in pod]]
 
 
 def _process(line: Line) -> str:

@@ -36,29 +36,29 @@ from workflow_scripts.study.rounds import CellStart, ended_starts, last_seen_s, 
 from workflow_scripts.study.study_file import load_study
 
 
-def without_outcome(starts: Sequence[CellStart], of: Cells, paths: StudyPaths) -> list[CellStart]:
+def without_outcome(starts: Sequence[CellStart], grid: Cells, paths: StudyPaths) -> list[CellStart]:
     """The starts that have no outcome by their present definition."""
-    return [start for start in starts if not is_outcome_of(paths.outcome(*start), of.definitions[start.cell])]
+    return [start for start in starts if not is_outcome_of(paths.outcome(*start), grid.definitions[start.cell])]
 
 
 def measure_batch(
-    study_file: Path, of: Cells, paths: StudyPaths, batch: Batch, attempt: Attempt, told: Sequence[int] = ()
+    study_file: Path, grid: Cells, paths: StudyPaths, batch: Batch, attempt: Attempt, told: Sequence[int] = ()
 ) -> list[CellStart]:
     """Measure the starts that have no outcome; return those that have none afterwards. If a job of one device finds the
     wrong one, or a signal has `told` it to end, the remaining cells are not tried. With several devices, only one may
     be missing."""
-    starts = {start.cell: start for start in without_outcome(batch.starts, of, paths)}
+    starts = {start.cell: start for start in without_outcome(batch.starts, grid, paths)}
     if not starts:
         return []
     gpus = batch.gpus.split("+")
-    ended = ended_starts({name: of.definitions[name] for name, cell in of.cells.items() if cell.gpu in gpus}, paths)
+    ended = ended_starts({name: grid.definitions[name] for name, cell in grid.cells.items() if cell.gpu in gpus}, paths)
     number = round_of(starts, ended, present_round(ended, time.time(), last_seen_s(ended, paths)))
     failed: list[CellStart] = []
     done, began_s = 0, time.monotonic()
-    for cells in of.in_sessions(starts):
+    for cells in grid.in_sessions(starts):
         if told:
             print("    told to end by SIGTERM; the next call measures the other cells", flush=True)
-            return without_outcome(batch.starts, of, paths)
+            return without_outcome(batch.starts, grid, paths)
         session = [starts[cell] for cell in cells]
         left = time_left(time.monotonic() - began_s, done, len(starts))
         for place, cell in enumerate(cells, start=done + 1):
@@ -66,14 +66,14 @@ def measure_batch(
         where = Start(start=1, round=number, position=batch.places[session[0]])
         status = _measure(study_file, paths, session, where, attempt)
         done += len(session)
-        for start in without_outcome(session, of, paths) if status else ():
+        for start in without_outcome(session, grid, paths) if status else ():
             failed.append(start)
             log = paths.log(start.cell, start.start)
             why = f": {last_line(log)}" if log.exists() else ""
             print(f"    no outcome (exit {status}){why}; its log is {log}", flush=True)
         if status == WRONG_DEVICE and len(gpus) == 1:
             print("    the wrong device; the other cells wait for another one", flush=True)
-            return without_outcome(batch.starts, of, paths)
+            return without_outcome(batch.starts, grid, paths)
     return failed
 
 
@@ -102,20 +102,20 @@ def _measure(study_file: Path, paths: StudyPaths, starts: Sequence[CellStart], w
 )
 def main(args: Namespace) -> int:
     study = load_study(args.study)
-    paths, of, attempt = StudyPaths(args.results, study.name), Cells(study), Attempt(args.attempt, args.attempts)
-    batch = Round(args.round, starts_of(args.round, of, args.plan), of).named(args.gpus, args.batch)
+    paths, grid, attempt = StudyPaths(args.results, study.name), Cells(study), Attempt(args.attempt, args.attempts)
+    batch = Round(args.round, starts_of(args.round, grid, args.plan), grid).named(args.gpus, args.batch)
     if attempt.number == 1:
-        cells = [of.cells[start.cell] for start in batch.starts]
-        ended = ended_starts({cell.id: of.definitions[cell.id] for cell in cells}, paths)
+        cells = [grid.cells[start.cell] for start in batch.starts]
+        ended = ended_starts({cell.id: grid.definitions[cell.id] for cell in cells}, paths)
         for start in {*batch.starts} & to_rerun(ended, cells, paths, args.rerun, args.tries).keys():
             set_aside(paths.start(*start))
     told: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
-    failed = measure_batch(args.study, of, paths, batch, attempt, told)
+    failed = measure_batch(args.study, grid, paths, batch, attempt, told)
     signal.signal(signal.SIGTERM, before)
     if failed:
         print(f"{len(failed)} of {len(batch.starts)} cells have no outcome", file=sys.stderr)
         if study.starts.at_most == 1 or not attempt.last or told:
             return 1
-    write_json(args.out, manifest_of(batch, of.definitions, paths))
+    write_json(args.out, manifest_of(batch, grid.definitions, paths))
     return 0

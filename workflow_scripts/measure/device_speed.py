@@ -115,10 +115,10 @@ def time_runs(
         return (clock() - began) / calls
 
     samples = {}
-    for name, of in timed.items():
-        of.run()
-        calls = max(1, math.ceil(run_min_s / call_s(of, 1)))
-        samples[name] = RateSamples(amount=of.amount, shape=of.shape, calls_per_run=calls, call_s=[])
+    for name, operation in timed.items():
+        operation.run()
+        calls = max(1, math.ceil(run_min_s / call_s(operation, 1)))
+        samples[name] = RateSamples(amount=operation.amount, shape=operation.shape, calls_per_run=calls, call_s=[])
     for _ in range(runs):
         for name, taken in samples.items():
             taken.call_s.append(call_s(timed[name], taken.calls_per_run))

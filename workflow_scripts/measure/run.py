@@ -250,7 +250,7 @@ def _search_load(
                 late.append(record.request_id)
             return len(late) > most_late
 
-        others = {name: of for name, of in setup.knobs.items() if name != "find"}
+        others = {name: value for name, value in setup.knobs.items() if name != "find"}
         knobs = {**others, "request_rate_per_s": value}
         seed = setup.arrival_seed + SEEDS_APART * len(passes)
         engine.use(replace(setup, knobs=knobs, arrival_seed=seed, is_enough=too_late))
@@ -295,10 +295,10 @@ def _one_pass(
     if not job.definition.slo:  # else each pass has another load
         timed = Repeat(repeat=repeat, start_unix_s=start_unix_s, start_monotonic_s=start_s, end_monotonic_s=end_s)
         measured.repeats.append(timed)
-    of, lines = {"repeat": repeat}, measured.lines
-    lines["requests"] += (of | asdict(record) for record in with_texts(records, job.model_dir))
-    lines["steps"] += ({**of, **step} for step in engine.take_steps())
-    lines["metrics"].append({**of, "before": before, "after": after})
+    key, lines = {"repeat": repeat}, measured.lines
+    lines["requests"] += (key | asdict(record) for record in with_texts(records, job.model_dir))
+    lines["steps"] += ({**key, **step} for step in engine.take_steps())
+    lines["metrics"].append({**key, "before": before, "after": after})
     errors = [record.error for record in records]
     if any(errors):
         measured.outcome, measured.reason = request_failures(errors, job.session / ENGINE_LOG)

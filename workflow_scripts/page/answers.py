@@ -86,7 +86,7 @@ def times(row: Mapping[str, Any]) -> str:
 def factor(tables: Tables, row: Mapping[str, Any]) -> str:
     """A ratio that a reader finds too if he divides the two values that a figure shows."""
     ends = tables.intervals_of(row["metric"]).reindex([row["b"], row["a"]])
-    b, a = (float(rounded(*of).replace(",", "").replace("–", "nan")) for of in ends.to_numpy())
+    b, a = (float(rounded(*row).replace(",", "").replace("–", "nan")) for row in ends.to_numpy())
     return f"{agreeing(row['ratio'], row['low'], row['high'], b / a)}×" if a * b > 0 else times(row)
 
 

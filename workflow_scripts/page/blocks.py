@@ -183,13 +183,13 @@ def with_intervals(rows: pd.DataFrame) -> pd.DataFrame:
     >>> with_intervals(pd.DataFrame({"ratio": [2.0, 2.0, 2.0]} | ends))["ratio"].tolist()
     ['2 (1.5 to 2.5)', '2 (at least 1.5)', '2 (at most 2.5)']
     """
-    of = [c for c in map(str, rows) if {f"{c}_low", f"{c}_high"} <= set(rows)]
+    measured = [c for c in map(str, rows) if {f"{c}_low", f"{c}_high"} <= set(rows)]
     texts = {
         c: [
             shown(value, c, top) + _ends(shown(low, c, top), shown(high, c, top))
             for value, low, high in zip(rows[c], rows[f"{c}_low"], rows[f"{c}_high"], strict=True)
         ]
-        for c in of
+        for c in measured
         if rows[[f"{c}_low", f"{c}_high"]].notna().any(axis=None)
         for top in [rows[c].max()]
     }

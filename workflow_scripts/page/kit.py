@@ -83,7 +83,7 @@ class Lines:
     def mark_of(self, name: str) -> str:
         """What a label says of the marks of its line, if some lines have hollow ones."""
         hollow = self.rows.reindex(columns=["hollow"])["hollow"].eq(True).groupby(self.rows["series"]).all()
-        marks = hollow[[of for of in hollow.index if not self.looks[of].dashes]]
+        marks = hollow[[name for name in hollow.index if not self.looks[name].dashes]]
         return "" if marks.nunique() < 2 or name not in marks else "○ " if marks[name] else "● "
 
 
@@ -130,7 +130,7 @@ def line(rows: pd.DataFrame, looks: Mapping[str, Look], title: str, label: str, 
     told = []
     for series, part in list(rows.groupby("series", sort=False))[:8]:
         ends = records(part.iloc[[0, -1]].drop_duplicates(["x", "y"]))
-        told.append(f"{series}: " + ", ".join(f"{_told(of, lines.unit, 'y')} at {of['x']:g}" for of in ends))
+        told.append(f"{series}: " + ", ".join(f"{_told(end, lines.unit, 'y')} at {end['x']:g}" for end in ends))
     return Plot(title, f"{title}; {label} by {x_label}. {'. '.join(told)}.", lines)
 
 
@@ -164,8 +164,8 @@ def _of_rows(kind: str, rows: pd.DataFrame, title: str, label: str, **more: Any)
     return Plot(title, f"{title}; {label}. {'; '.join(told)}.", [panel])
 
 
-def _told(row: Mapping[str, Any], unit: str, of: str = "value") -> str:
-    value, low, high = (float(row.get(name, math.nan)) for name in (of, "low", "high"))
+def _told(row: Mapping[str, Any], unit: str, key: str = "value") -> str:
+    value, low, high = (float(row.get(name, math.nan)) for name in (key, "low", "high"))
     text = f"{rounded(value, low, high)}{unit}"
     return text if math.isnan(low + high) else f"{text} ({rounded(low, low, high)} to {rounded(high, low, high)})"
 
@@ -261,7 +261,7 @@ class _Page:
 
     def mark(self, ax: Axes, row: Mapping[str, Any], x: float, y: float, measure: str, value: float) -> None:
         if measure and isinstance(row.get("cell_id"), str) and not self.first:
-            told = [float(f"{of:.9g}") for of in (value, row["low"], row["high"]) if math.isfinite(of)]
+            told = [float(f"{end:.9g}") for end in (value, row["low"], row["high"]) if math.isfinite(end)]
             self.marks.append((ax, float(x), float(y), row["cell_id"], measure, told))
 
 
@@ -276,15 +276,15 @@ def _draw_lines(page: _Page, lines: Lines) -> None:
     columns = 1 if page.narrow else min(2, len(panels))
     rows = math.ceil(len(panels) / columns)
     ends = lines.rows[["y", "low", "high"]].to_numpy(dtype=float)
-    low, high = _range([*ends[ends > 0], *(of.at for of in lines.references)])
+    low, high = _range([*ends[ends > 0], *(ref.at for ref in lines.references)])
     tall = page.height / rows
     room = (high / low) ** (ROOM_PX / max(tall - 80 - 2 * ROOM_PX, ROOM_PX))
     low, high = low / room, high * room
     x_ends = lines.rows.reindex(columns=["x", "x_low", "x_high"]).to_numpy(dtype=float)
     ticks = [f"{tick:,.10g}{lines.unit}" for tick in _ticks(low, high, 6)]
     left = page.width_of(ticks) + 10
-    labels = {of: _end_label(page, lines, str(of), part) for of, part in lines.rows.groupby("series", sort=False)}
-    named = [*labels.values(), *(of.label for of in lines.references)]
+    labels = {name: _end_label(page, lines, str(name), part) for name, part in lines.rows.groupby("series", sort=False)}
+    named = [*labels.values(), *(ref.label for ref in lines.references)]
     if "label" in lines.rows:
         named = [f"{shortened(str(name), page.letters)}    " for name in labels]
     right = min(1.2 * page.width_of(named) + 16, page.width / 2.6)  # these are bold
@@ -339,26 +339,26 @@ def _draw_series(page: _Page, ax: Axes, lines: Lines, ends: Mapping[str, str]) -
                 _dot(ax, row["x"], row["y"], look.colour, look.marker, bool(row.get("hollow", False)))
                 page.mark(ax, row, row["x"], row["y"], lines.measure, row["y"])
     ax.set(xlabel="", ylabel="")
-    right = [(ax.get_xlim()[1], of.at, of.label, MUTED, False) for of in lines.references]
+    right = [(ax.get_xlim()[1], ref.at, ref.label, MUTED, False) for ref in lines.references]
     if "label" in lines.rows:
         _label_points(page, ax, series)
     else:
-        last = [(*part.iloc[-1][["x", "y"]], ends[of], look.colour, not look.dashes) for of, part, look in series]
+        last = [(*part.iloc[-1][["x", "y"]], ends[name], look.colour, not look.dashes) for name, part, look in series]
         right = last + right
-        _label_firsts(page, ax, lines, [of for of in series if not of[2].dashes])
+        _label_firsts(page, ax, lines, [one for one in series if not one[2].dashes])
     _write_ends(page, ax, right)
 
 
 def _label_points(page: _Page, ax: Axes, series: Sequence[tuple[str, pd.DataFrame, Look]]) -> None:
     """Write the label of each point beside it. Lines of labelled points may meet at their end, so the first label has
     the name of its line."""
-    points = [(i, of, row) for of, (_, part, _) in enumerate(series) for i, row in enumerate(records(part))]
-    for i, of, row in sorted(points, key=lambda point: point[:2]):
+    points = [(i, place, row) for place, (_, part, _) in enumerate(series) for i, row in enumerate(records(part))]
+    for i, number, row in sorted(points, key=lambda point: point[:2]):
         # Labels of two lines that run side by side are on their two sides; a name is cut if it is free nowhere.
-        sides, name = LABEL_PLACES[::-1] if of % 2 else LABEL_PLACES, "" if i else series[of][0]
+        sides, name = LABEL_PLACES[::-1] if number % 2 else LABEL_PLACES, "" if i else series[number][0]
         for text in dict.fromkeys((name, shortened(name, page.letters))):
             if _where_free(
-                page, ax, row["x"], row["y"], f"{row['label']}  {text}".strip(), series[of][2].colour, sides
+                page, ax, row["x"], row["y"], f"{row['label']}  {text}".strip(), series[number][2].colour, sides
             ):
                 break
 
@@ -368,9 +368,9 @@ def _label_firsts(page: _Page, ax: Axes, lines: Lines, series: Sequence[tuple[st
     to the right if the line leaves it."""
     if len(series) > 2 or len(lines.rows) <= 2:
         return
-    for place, (_, part, look) in enumerate(sorted(series, key=lambda of: -of[1]["y"].iloc[0])):
+    for place, (_, part, look) in enumerate(sorted(series, key=lambda one: -one[1]["y"].iloc[0])):
         first, falls = part.iloc[0], part["y"].iloc[-1] < part["y"].iloc[0]
-        above = not place if len(series) == 2 else falls and not any(of.at > first["y"] for of in lines.references)
+        above = not place if len(series) == 2 else falls and not any(ref.at > first["y"] for ref in lines.references)
         end = first["high" if above else "low"]
         at = end if math.isfinite(end) else first["y"]
         text = f"{rounded(first['y'], first['low'], first['high'])}{lines.unit}"

@@ -89,7 +89,7 @@ def ends_of(tables: Tables, measure: str) -> tuple[str, str, str]:
     """The device of the first line, and a measure at its two ends as text."""
     rows = values_along(tables, main_line(tables), measure)
     rows = rows[rows["series"] == rows["series"].iloc[0]]
-    first, last = (rounded(of["y"], of["low"], of["high"]) for of in records(rows.iloc[[0, -1]]))
+    first, last = (rounded(row["y"], row["low"], row["high"]) for row in records(rows.iloc[[0, -1]]))
     return device_names(tables)[rows["gpu"].iloc[0]], first, last
 
 

@@ -98,7 +98,7 @@ class Report:
         the figure shows of it: the value of a measure with the ends of its interval."""
         usual = unit_of(measure)[1]
         unit, factor = unit_of(measure, told[0] / usual)
-        value, *ends = (number(of * factor / usual) for of in told)
+        value, *ends = (number(end * factor / usual) for end in told)
         words = f"{column(measure).in_words} " if measure in COLUMNS else ""
         interval = f" (95 % interval {' to '.join(ends)})" if ends else ""
         text = f"{self.names.get(cell_id, cell_id)}: {words}{value} {unit or 'times'}{interval}"
@@ -146,11 +146,11 @@ def figure_in(
     the mark of a cell from the cell, the measure, what is told, and its place in pixels."""
     drawn, sizes, marks = {}, {}, {}
     for kind in SIZES:
-        path, of = folder / f"{name}{kind}.svg", kind.removeprefix(".")
-        drawn[of], sizes[of] = inline(path), size_px(path)
-        wide, high = sizes[of]
+        path, which = folder / f"{name}{kind}.svg", kind.removeprefix(".")
+        drawn[which], sizes[which] = inline(path), size_px(path)
+        wide, high = sizes[which]
         of_kind = sorted(facts.get("marks", {}).get(kind, ()), key=itemgetter(3)) if mark else ()
-        marks[of] = [mark(cell, measure, told, x * wide, y * high) for cell, measure, told, x, y in of_kind if mark]
+        marks[which] = [mark(cell, measure, told, x * wide, y * high) for cell, measure, told, x, y in of_kind if mark]
     caption = f"{shows} Numbers are {listed(facts['sources'])}. {facts['note']}".strip()
     return Figure(name, facts["title"], drawn, sizes, marks, facts["alt"], caption)
 

@@ -35,7 +35,7 @@ _YAML = re.compile(r"(?m)\s*(?:#|---|\w+:)(?s:.*?)^(?:metrics|results|successes)
 _NO_NUMBER = re.compile(r"(?<=[:\[,\s])-?(?:Infinity|NaN)(?=\s*[,}\]])")
 
 
-class Rates(Record):
+class BenchmarkRates(Record):
     """What a benchmark gives: rates per second, latencies in ms, None where it gives none."""
 
     requests_per_s: float | None = None
@@ -51,7 +51,7 @@ class Rates(Record):
     e2e_ms_p99: float | None = None
 
 
-class BenchmarkResult(Rates):
+class BenchmarkResult(BenchmarkRates):
     """One result; a number that it does not give, or that is 0 because nothing was measured, is None. `setting` has
     what tells the results of a sweep apart. `error`: why `status` is not ok, or None with numbers that do not count.
     `unread`: keys of latencies and of rates per GPU that gave no number."""

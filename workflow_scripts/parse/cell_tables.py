@@ -260,7 +260,8 @@ def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> int:
     with ProcessPoolExecutor(max_workers=max(1, min(processes, len(folders)))) as pool:
         parsed = list(pool.map(parse_cell, folders.values(), chunksize=8))
     tables = [
-        ({"cell_id": cell, "start": start}, of.tables()) for (cell, start), of in zip(folders, parsed, strict=True)
+        ({"cell_id": cell, "start": start}, facts.tables())
+        for (cell, start), facts in zip(folders, parsed, strict=True)
     ]
     for name, columns in table_columns().items():
         rows = [{**place, **row} for place, rows_of in tables for row in rows_of[name]]

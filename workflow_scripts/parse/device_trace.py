@@ -160,12 +160,12 @@ def _scraped(text: str) -> list[TraceSample]:
     for match in filter(None, map(_DCGM_LINE.match, text.split("\n"))):
         name, labels, value, when_ms = match.groups()
         # Nodes number their GPUs alike, and a page has all GPUs of a metric before the next one.
-        of = dict(re.findall(r'\b(gpu|UUID|Hostname|instance)="([^"]{0,80})"', labels))
-        label, name = "/".join(of.values()), name.lower()
+        named = dict(re.findall(r'\b(gpu|UUID|Hostname|instance)="([^"]{0,80})"', labels))
+        label, name = "/".join(named.values()), name.lower()
         if name not in _COLUMN_OF:
             continue
         if name in last.get(label, {name: ""}):
-            last[label] = {"index": of.get("gpu", label), "timestamp": str(int(when_ms) // 1000) if when_ms else ""}
+            last[label] = {"index": named.get("gpu", label), "timestamp": str(int(when_ms) // 1000) if when_ms else ""}
             found.append(last[label])
         last[label][name] = value
     return [_sample(list(row.values()), [(name, "") for name in row]) for row in found]
@@ -191,9 +191,9 @@ def summarise(trace: Trace) -> dict[str, float | str | None]:
     """Extremes over all samples of all devices in a trace, None where it does not give the value; `reason` says what
     could not be read and what was assumed."""
     extremes: dict[str, float | str | None] = {"rows": len(trace.samples)}
-    for name, (column, of) in _SUMMARY.items():
+    for name, (column, reduce) in _SUMMARY.items():
         numbers = trace.known(column)
-        value = round(of(numbers) / (2**20 if "_mib_" in name else 1), 6) if numbers else None
+        value = round(reduce(numbers) / (2**20 if "_mib_" in name else 1), 6) if numbers else None
         extremes[name] = int(value) if value is not None and value.is_integer() else value
     return extremes | {"reason": trace.reason}
 

@@ -24,12 +24,12 @@ from workflow_scripts.engines.vllm.log_facts import FactValue, ReadingsByRow, fi
 from workflow_scripts.logs.engine_log_outcome import LogVerdict, are_mixed, judge, split_starts
 from workflow_scripts.logs.engine_log_signs import Status
 from workflow_scripts.logs.engine_log_text import Line, read_lines, read_log_text
-from workflow_scripts.parse.benchmark_results import BenchmarkResult, Rates, read_results
+from workflow_scripts.parse.benchmark_results import BenchmarkRates, BenchmarkResult, read_results
 
 _HEADLINE = re.compile(r"= [\w ]{0,30}\bBenchmark Result =")
 
 
-class EngineLogFacts(Rates):
+class EngineLogFacts(BenchmarkRates):
     """What a log says; a value that it does not give is None.
 
     Sizes are in GiB, even if vLLM wrote GB for the same number. If ranks differ, a fact is that of the rank that sets
@@ -244,8 +244,8 @@ def words_on(facts: EngineLogFacts) -> Iterator[str]:
         yield f"{facts.starts} starts of an engine: the facts are those of the last one"
     results = facts.results or []
     if len(results) > 1:
-        of = "the last one" if facts.read_from else "none"
-        yield f"{len(results)} results: the facts are those of {of}; `result` of a mapping file names another"
+        which = "the last one" if facts.read_from else "none"
+        yield f"{len(results)} results: the facts are those of {which}; `result` of a mapping file names another"
     for unread in (result.unread for result in results if result.unread):
         why = " (rates per GPU need `tp`, and no GPUs for prompts alone)" if "per_gpu" in str(unread) else ""
         yield f"not read: {', '.join(unread)}{why}"

@@ -85,7 +85,7 @@ def _trace(path: Path, columns: list[str] | None, where: str) -> Mapping[str, An
     except ValueError as e:
         raise InputError(f"{where}: {path}: {e}") from None
     known = {name: trace.known(name) for name in ("memory_used_bytes", "power_w", "utilization_pct")}
-    means = {f"{name}_mean": sum(of) / len(of) if of else None for name, of in known.items()}
+    means = {f"{name}_mean": sum(values) / len(values) if values else None for name, values in known.items()}
     return {"memory_used_bytes_max": max(known["memory_used_bytes"], default=None), **means}
 
 

@@ -335,7 +335,7 @@ def _mimo_v2(c: ConfigValues) -> Fields:
         raise c.fault("encoders of pictures or sounds are not supported")
     own = {key.removeprefix("swa_"): value for key, value in c.given().items() if key.startswith("swa_")}
     windows, bias = ConfigValues({**c.given(), **own}), c.flag("attention_bias", False)
-    full, windowed = (attention_of(of, value_dim=of.size("v_head_dim"), qkv_bias=bias) for of in (c, windows))
+    full, windowed = (attention_of(cfg, value_dim=cfg.size("v_head_dim"), qkv_bias=bias) for cfg in (c, windows))
     sinks = c.flag("add_swa_attention_sink_bias", False)
     windowed = replace(windowed, window=c.size("sliding_window_size"), sinks=sinks)
     kinds = c.layer_kinds("hybrid_layer_pattern", c.size("num_hidden_layers"), (), ("0", "1"))
@@ -353,7 +353,7 @@ def _step3p5(c: ConfigValues) -> Fields:
     named = {"num_key_value_heads": "num_attention_groups", "num_experts_per_tok": "moe_top_k"}
     c, windows = (ConfigValues({**c.given(), **o}).with_usual_keys(named) for o in (own, of_windows))
     gates, bias = int(c.flag("use_head_wise_attn_gate", False)), c.flag("attention_bias", False)
-    full, windowed = (attention_of(of, norms_over="each", gates=gates, qkv_bias=bias) for of in (c, windows))
+    full, windowed = (attention_of(cfg, norms_over="each", gates=gates, qkv_bias=bias) for cfg in (c, windows))
     mixers = {FULL: full, WINDOWED: replace(windowed, window=c.size("sliding_window"))}
     kinds = c.layer_kinds("layer_types", layers, (), tuple(mixers))
     block = (experts_of(c, "moe_num_experts"), Mlp(c.size("share_expert_dim")))

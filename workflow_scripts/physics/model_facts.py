@@ -287,8 +287,8 @@ class ModelFacts:
         parts = ((part, count, stored) for part, count in self.of_kind(Attention, LatentAttention))
         if stored.spares_ends:
             layers = ((self.cache_type(kv_cache_dtype, i), layer.mixers) for i, layer in enumerate(self.stack))
-            parts = ((m, 1, of) for of, mixers in layers for m in mixers if not isinstance(m, State))
-        return sum(count * tensor * part.cache_bytes(of, tensor) for part, count, of in parts)
+            parts = ((m, 1, kind) for kind, mixers in layers for m in mixers if not isinstance(m, State))
+        return sum(count * tensor * part.cache_bytes(kind, tensor) for part, count, kind in parts)
 
     def state_bytes(self, tensor: int = 1) -> int:
         """Bytes of one sequence's states on one of `tensor` ranks; 0 without state layers."""

@@ -111,7 +111,7 @@ class Speed(Record):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class AskedSpeed:
     """What costs are needed for; `device` is what is known of the device at hand, possibly nothing."""
 
     gpu: Gpu
@@ -127,7 +127,7 @@ class Wanted:
     facts: ModelFacts | None = None
 
 
-def speed_for(wanted: Wanted, calibrations: Path | None, project_files: Path = PROJECT_FILES) -> Speed | None:
+def speed_for(wanted: AskedSpeed, calibrations: Path | None, project_files: Path = PROJECT_FILES) -> Speed | None:
     """The best known costs; None without any. Raises InputError if a record cannot be read."""
     default = default_speed(wanted.gpu, wanted.dtype, ahead=wanted.ahead, rates=wanted.rates)
     unused = ""
@@ -151,7 +151,7 @@ def speed_for(wanted: Wanted, calibrations: Path | None, project_files: Path = P
     return default and _with_public_costs(default.model_copy(update={"how": default.how + unused}), wanted, None)
 
 
-def _with_public_costs(speed: Speed, wanted: Wanted, record: CalibrationRecord | None) -> Speed:
+def _with_public_costs(speed: Speed, wanted: AskedSpeed, record: CalibrationRecord | None) -> Speed:
     """Costs with what the calibration does not have, or the data sheet: see `public_costs`."""
     engine, kind = get_engine(wanted.engine), wanted.gpu.kind
     if kind == "cpu" or VLLM.name not in engine.packages:
@@ -174,7 +174,7 @@ def _with_public_costs(speed: Speed, wanted: Wanted, record: CalibrationRecord |
     return speed.with_band_of(speed.of_group) if speed.error_pct is None else speed
 
 
-def _candidates(wanted: Wanted, calibrations: Path | None, project_files: Path) -> Iterator[tuple[Source, Path]]:
+def _candidates(wanted: AskedSpeed, calibrations: Path | None, project_files: Path) -> Iterator[tuple[Source, Path]]:
     """Records of the model itself, then those of other models. After those of the engine itself come, on a GPU, those
     of an engine with the same core: a server's client does not share the cores of its host. Last come those in 16 bits
     for FP8."""
@@ -203,7 +203,7 @@ def _in_16_bit(variant: str) -> str:
     return IN_FP8.sub("", variant).lstrip("-") or "default"
 
 
-def _why_unusable(record: CalibrationRecord, wanted: Wanted) -> str | None:
+def _why_unusable(record: CalibrationRecord, wanted: AskedSpeed) -> str | None:
     """What is wrong with a record; None if its steps are recorded as now, on this type of GPU or this processor."""
     if record.dtype is None or not record.starts:
         return f"has no steps: {_in_a_line(record.failure)}"
@@ -232,7 +232,7 @@ def _fitted(path: Path, changed_ns: int, on_cpu: bool, guide: StepCosts | None, 
     return fit_calibration(record, facts, on_cpu, guide, within)
 
 
-def _speed(fit: StepFit, record: CalibrationRecord, dtype: Dtype, wanted: Wanted, source: Source) -> Speed:
+def _speed(fit: StepFit, record: CalibrationRecord, dtype: Dtype, wanted: AskedSpeed, source: Source) -> Speed:
     differs = {
         f"engine {record.engine}": record.engine != wanted.engine,
         "version": record.environment != wanted.environment,

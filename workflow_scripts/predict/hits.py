@@ -280,10 +280,10 @@ def in_words(report: dict[str, Any]) -> Iterator[str]:
         here = "  <- this cell" if point["num_blocks"] == report["num_blocks"] else ""
         here += "  <- knee" if point["num_blocks"] == report["knee_blocks"] else ""
         yield f"{point['num_blocks']:>12,} blocks {point['gib']:>10,.3f} GiB{share(point['found'])}{here}"
-    if of := report["offloading"]:
-        pays = f"pays from {of['pays_from_tokens']:,} tokens on" if of["pays_from_tokens"] else "never pays"
-        times = f"{of['tokens']:,} tokens take {of['load_s']:.3g} s to load, {of['compute_s']:.3g} s more to compute"
-        yield f"Predicted: KV offloading at {of['link_gb_per_s']:g} GB/s ({of['link']}) {pays}: {times}."
+    if off := report["offloading"]:
+        pays = f"pays from {off['pays_from_tokens']:,} tokens on" if off["pays_from_tokens"] else "never pays"
+        times = f"{off['tokens']:,} tokens take {off['load_s']:.3g} s to load, {off['compute_s']:.3g} s more to compute"
+        yield f"Predicted: KV offloading at {off['link_gb_per_s']:g} GB/s ({off['link']}) {pays}: {times}."
 
 
 def sentence(report: dict[str, Any]) -> str:

@@ -111,7 +111,7 @@ class Held:
     checkpoint: int | None = None
 
 
-class Table:
+class BlockTable:
     """Blocks of a group of layers that keep all tokens, or with `reach` only a window or the current chunk of them."""
 
     def __init__(self, number: int, pool: KvPool, max_model_len: int, blocks: "BlockPool") -> None:
@@ -208,7 +208,7 @@ class Table:
         del self.held[r.index]
 
 
-class KeptStateTable(Table):
+class KeptStateTable(BlockTable):
     """Blocks of a group of layers with a state, with prefix caching: states at the ends of blocks can be found again. A
     step that passes the end of a block writes its state to a new one, and the former one is given back later. With
     `checkpoints`, a prefill also leaves behind the state at the end of its last block (Mamba-2 since vLLM 0.32)."""
@@ -266,7 +266,7 @@ class KeptStateTable(Table):
         self.blocks.new.update(block.content for block in written if block is not None and block.content is not None)
 
 
-class CountedTable(Table):
+class CountedTable(BlockTable):
     """Blocks of the only group of layers, which keep all tokens, counted instead of listed. Three kinds of blocks
     suffice to find every hit in the prefix cache: those of a run that several prompts begin with are one object, or a
     few if it was computed in chunks or partly evicted; full blocks of only one request, which only that request can
@@ -403,12 +403,14 @@ class BlockPool:
         if not caching:  # a state is overwritten, so its one block serves all tokens
             groups = [replace(g, reach=None, stretch=max_model_len) if g.reach == 0 else g for g in pool.groups]
             pool = replace(pool, groups=tuple(groups))
-        kinds = [CountedTable if counted else KeptStateTable if group.reach == 0 else Table for group in pool.groups]
+        kinds = [
+            CountedTable if counted else KeptStateTable if group.reach == 0 else BlockTable for group in pool.groups
+        ]
         self.tables = [kind(number, pool, max_model_len, self) for number, kind in enumerate(kinds)]
         self.counting = self.tables[0] if isinstance(self.tables[0], CountedTable) else None
         self.states = [table for table in self.tables if isinstance(table, KeptStateTable)]
         # Groups of one kind are looked up together, those that keep all tokens first.
-        of_kind: defaultdict[tuple[int | None, bool], list[Table]] = defaultdict(list)
+        of_kind: defaultdict[tuple[int | None, bool], list[BlockTable]] = defaultdict(list)
         for group, table in zip(pool.groups, self.tables, strict=True):
             of_kind[group.reach, group.chunked].append(table)
         self._kinds = sorted(of_kind.values(), key=lambda tables: tables[0].reach is not None)
@@ -608,7 +610,7 @@ class BlockPool:
         return True
 
 
-def _find_kind(tables: Sequence[Table], request: LiveRequest, tokens: int) -> list[list[Block | None] | None]:
+def _find_kind(tables: Sequence[BlockTable], request: LiveRequest, tokens: int) -> list[list[Block | None] | None]:
     """The longest beginning of at most `tokens` tokens that groups of one kind all have: their blocks, block by block.
     A block is None if no token after the beginning looks at it."""
 

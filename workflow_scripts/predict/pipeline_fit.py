@@ -35,7 +35,7 @@ MOST_LOG = 7.0
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservedSteps:
     """The steps of one pass: the work of each, one column per kind, and seconds from the start of the pass to its end.
     `ends_s` is NaN for a step whose end was not reported, but the last one always is."""
 
@@ -106,7 +106,7 @@ def segments_of(run: Pass, budget: int) -> Segments | None:
 class _Passes:
     """Passes of equal length: shorter ones end with rows of zeros. The first index is the step, the second the pass."""
 
-    def __init__(self, observed: Sequence[Observed], weights: FloatArray) -> None:
+    def __init__(self, observed: Sequence[ObservedSteps], weights: FloatArray) -> None:
         shape = max(len(run.ends_s) for run in observed), len(observed)
         self.rows, ends_s = np.zeros((*shape, len(KINDS))), np.full(shape, np.nan)
         self.last = np.zeros(shape, dtype=bool)
@@ -160,7 +160,7 @@ def _between(ends_s: FloatArray, seen: npt.NDArray[np.bool_]) -> FloatArray:
 
 
 def fit_pipeline(
-    observed: Sequence[Observed], weights: FloatArray, begin: StepCosts, within: float = GUIDED_WITHIN
+    observed: Sequence[ObservedSteps], weights: FloatArray, begin: StepCosts, within: float = GUIDED_WITHIN
 ) -> StepCosts:
     """The costs that meet the reported times of passes best. `begin`: costs of a GPU and its host by the device's
     rates, with which the search begins. `within`: how far costs of reading and of operations are from those, as a

@@ -28,7 +28,7 @@ from workflow_scripts.engines.vllm.memory import MORE_GRAPHS_OF_EXPERTS, EngineS
 from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on
 from workflow_scripts.physics.step_time import StepCosts
-from workflow_scripts.predict.calibrated import PROJECT_FILES, Speed, Wanted, scaled, speed_for
+from workflow_scripts.predict.calibrated import PROJECT_FILES, AskedSpeed, Speed, scaled, speed_for
 from workflow_scripts.predict.prediction_record import Prediction
 from workflow_scripts.predict.public_costs import public_costs
 from workflow_scripts.predict.schedule import RequestLengths
@@ -112,7 +112,7 @@ class _Inputs:
 
         @cache
         def speed(gpu: str, *wanted: Any) -> Speed | None:
-            asked = Wanted(gpus[gpu], device(gpu), rates(gpu), *wanted)
+            asked = AskedSpeed(gpus[gpu], device(gpu), rates(gpu), *wanted)
             speed = speed_for(asked, prepared / "calibrations" if prepared else None, project_files)
             if speed is None or models[asked.model].dtype != "native":
                 return speed
@@ -196,7 +196,7 @@ class _Inputs:
         prompts, outputs = int(requests.prompt_tokens.sum()), int(requests.output_tokens.sum())
         record = Prediction(*names, **found, lengths=kind, prompt_tokens=prompts, output_tokens=outputs)
         ahead = steps.decides.async_scheduling or VLLM.name in get_engine(cell.engine).packages
-        # The rest of `Wanted`.
+        # The rest of `AskedSpeed`.
         ranks = knobs.ranks // steps.engines
         wanted = (cell.engine, cell.model, facts.dtype, variant(knobs), ahead, ranks, cell.environment, facts)
         # What a prediction leaves out, so that it has no band.

@@ -33,7 +33,7 @@ class HostCosts(Record):
     ranks: float = 0.0
 
 
-class Link(Record):
+class Interconnect(Record):
     """`bytes_per_s`: of one GPU in one direction, by the data sheet. `latency_s`: of an all-reduce, by the number of
     ranks; the next larger number counts, or the largest."""
 
@@ -75,7 +75,7 @@ class PublicCosts(Record):
 
     version: int
     hosts: Mapping[str, HostCosts]
-    links: Mapping[str, Link]
+    links: Mapping[str, Interconnect]
     link_share: float = Field(gt=0, le=1)
     server_steps: float
     server_s: float

@@ -17,7 +17,7 @@ from workflow_scripts.engines.registry import get_engine, steps_of
 from workflow_scripts.engines.steps import EngineSteps, StaticBatches
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import KIND, KINDS, LAUNCHED, FloatArray, StepCosts, StepWork, single_steps
-from workflow_scripts.predict.pipeline_fit import GUIDED, GUIDED_WITHIN, Observed, fit_pipeline, segments_of
+from workflow_scripts.predict.pipeline_fit import GUIDED, GUIDED_WITHIN, ObservedSteps, fit_pipeline, segments_of
 from workflow_scripts.predict.schedule import RequestLengths, Schedule
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import static_schedule, static_work
@@ -60,7 +60,7 @@ class CalibrationPoint:
     requests: RequestLengths
     schedule: Schedule
     work: StepWork
-    observed: tuple[Observed, ...]
+    observed: tuple[ObservedSteps, ...]
     wall_s: float
     ttft_s: float
 
@@ -133,7 +133,7 @@ def _by_point(start: CalibrationStart) -> list[list[Pass]]:
     ]
 
 
-def observed_of(points: Iterable[CalibrationPoint]) -> list[Observed]:
+def observed_of(points: Iterable[CalibrationPoint]) -> list[ObservedSteps]:
     return [run for point in points for run in point.observed]
 
 
@@ -162,9 +162,9 @@ def points_of(start: int, record: CalibrationRecord, facts: ModelFacts, on_cpu: 
                     if run.step_graphs is not None:  # those that the engine reported
                         for kind, name in zip(LAUNCHED, ("PIECEWISE", "NONE"), strict=True):
                             rows[:, KIND[kind]] = rows[:, KIND["layers"]] * (np.array(run.step_graphs) == name)
-                    whole.append((run, Observed(rows, ends_s)))
+                    whole.append((run, ObservedSteps(rows, ends_s)))
             elif len(ends_s) == int(schedule.segments.steps.sum()):
-                whole.append((run, Observed(single_steps(work), ends_s)))
+                whole.append((run, ObservedSteps(single_steps(work), ends_s)))
         if whole:
             made.append(
                 CalibrationPoint(
@@ -177,7 +177,7 @@ def points_of(start: int, record: CalibrationRecord, facts: ModelFacts, on_cpu: 
     return made
 
 
-def _seen_by_client(run: Pass, schedule: Schedule, work: StepWork) -> Observed:
+def _seen_by_client(run: Pass, schedule: Schedule, work: StepWork) -> ObservedSteps:
     """What a server's client sees: when the steps end that make first tokens, and the last one."""
     made_by, ttft_s = np.sort(schedule.first_token_step), np.sort(run.ttft_s)
     rows = single_steps(work)
@@ -186,10 +186,10 @@ def _seen_by_client(run: Pass, schedule: Schedule, work: StepWork) -> Observed:
         ends_s[step] = np.median(ttft_s[made_by == step])
     ends_s[-1] = run.end_s - run.start_s
     if work.arrival is not None and work.arrival[KIND["steps"]]:
-        return Observed(np.vstack([work.arrival, rows]), np.concatenate([[np.nan], ends_s]))
+        return ObservedSteps(np.vstack([work.arrival, rows]), np.concatenate([[np.nan], ends_s]))
     if work.arrival is not None:
         rows[0] += work.arrival
-    return Observed(rows, ends_s)
+    return ObservedSteps(rows, ends_s)
 
 
 def engine_steps(record: CalibrationRecord, effective: Mapping[str, Any], facts: ModelFacts) -> EngineSteps:

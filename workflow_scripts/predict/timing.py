@@ -114,8 +114,8 @@ def _with_drafting(work: StepWork, segments: Segments, steps: EngineSteps, draft
     first = replace(drafts, facts=None, checked=False)
     passes = [(1, segments, first), (drafts.tokens - 1, later, None)]
     kinds = [KIND[kind] for kind in KINDS if kind not in ("prompts", "requests")]
-    for times, of, own in passes:
-        more = step_work(of, drafts.facts, replace(steps, drafts=own, graphs=None), ranks)
+    for times, part, own in passes:
+        more = step_work(part, drafts.facts, replace(steps, drafts=own, graphs=None), ranks)
         work.first[:, kinds] += times * more.first[:, kinds]
         work.growth[:, kinds] += times * more.growth[:, kinds]
     return work

@@ -80,9 +80,9 @@ def _section(title: str, **blocks: Sequence[Block]) -> dict[str, Any]:
     return {**shown, "why": [], "tables": [], "absent": "", "is_empty": False, **blocks}
 
 
-def _table(of: compare.Table) -> Table:
-    numeric = [all(map(_NUMBER.fullmatch, texts)) for texts in zip(*of.rows, strict=True)]
-    return Table(*of, numeric)
+def _table(table: compare.Table) -> Table:
+    numeric = [all(map(_NUMBER.fullmatch, texts)) for texts in zip(*table.rows, strict=True)]
+    return Table(*table, numeric)
 
 
 def page(result: Comparison) -> str:
@@ -99,7 +99,7 @@ def page(result: Comparison) -> str:
         first={"title": title, "sub": which, **rows, "pictures": pictures, "fastest": [], "without_rate": None},
         sections=[
             _section("Result", why=list(map(Text, sentences))),
-            *(_section(part, tables=list(map(_table, of))) for part, of in compare.tables(result).items()),
+            *(_section(part, tables=list(map(_table, table))) for part, table in compare.tables(result).items()),
         ],
         appendix=[],
         data=None,

@@ -53,13 +53,13 @@ def rows_of(answers: Sequence[tuple[str, Answer]], looks: Mapping[str, Look], ke
     texts, and the key to it; `looks` are those of devices."""
     values = [end for _, answer in answers for bar in answer.bars for end in (bar.value, bar.low, bar.high)]
     place, ticks = _axis(values)
-    rows = [{"section": of, "answer": answer, "bars": _bars(looks, answer.bars, place)} for of, answer in answers]
+    rows = [{"section": at, "answer": answer, "bars": _bars(looks, answer.bars, place)} for at, answer in answers]
     return {"rows": rows, "ticks": ticks, "key": key if ticks else ""}
 
 
 def _without_rate(report: Report) -> Table:
     """How cells ended, if none has a rate."""
-    rows = report.grid.assign(reason=report.grid["reason"].fillna("").map(lambda of: shortened(str(of), MOST_REASON)))
+    rows = report.grid.assign(reason=report.grid["reason"].fillna("").map(lambda why: shortened(str(why), MOST_REASON)))
     counts = rows.groupby(["outcome", "reason"], sort=False).size().sort_values(ascending=False).head(MOST_FASTEST)
     found = records(counts.reset_index(name="cells"))
     body = [[f"{row['cells']:,}", outcome_words(row["outcome"]), row["reason"]] for row in found]
@@ -80,7 +80,7 @@ def _answers(report: Report) -> list[tuple[str, Answer]]:
                 others += [(subject.id, answer) for answer in found]
             else:
                 asked += [(at, subject.id, answer) for answer in found]
-    rows = [(section, answer) for _, section, answer in sorted(asked, key=lambda of: of[0])]
+    rows = [(section, answer) for _, section, answer in sorted(asked, key=lambda row: row[0])]
     # Questions that were not asked come in the order of the page.
     return (rows + others[: max(0, LEAST_ANSWERS + 1 - len(rows))])[:MOST_ANSWERS]
 
@@ -227,7 +227,7 @@ def _best(report: Report) -> pd.DataFrame:
     cells = cells[~under_load(cells)].join(recommended, on="cell_id")
     metric = cells.groupby(place)["metric"].transform("first").fillna(RATE).astype(object)
     cells = cells.assign(chosen=cells["metric"].notna(), metric=metric)
-    known = pd.concat({of: tables.intervals_of(of) for of in (STEADY, RATE)}, names=["metric"])
+    known = pd.concat({rate: tables.intervals_of(rate) for rate in (STEADY, RATE)}, names=["metric"])
     cells = cells.join(known, on=["metric", "cell_id"]).dropna(subset="value")
     cells = cells.sort_values(["chosen", "value"], ascending=False, kind="stable").drop_duplicates(place)
     return cells.sort_values("value", ascending=False, kind="stable").head(MOST_FASTEST)

@@ -79,7 +79,7 @@ def _section(subject: Subject, report: Report) -> dict[str, Any]:
         for name, parts in (("why", subject.why), ("tables", subject.tables))
     }
     absent += [block for block in (*figures, *blocks["why"], *blocks["tables"]) if isinstance(block, Absent)]
-    why, tables = ([block for block in of if not isinstance(block, Absent)] for of in blocks.values())
+    why, tables = ([block for block in part if not isinstance(block, Absent)] for part in blocks.values())
     told = [Text(figure.caption) for figure in drawn[:1]]
     return {
         "id": subject.id,
@@ -88,7 +88,7 @@ def _section(subject: Subject, report: Report) -> dict[str, Any]:
         "figure": drawn[0] if drawn else None,
         "why": [*told, *why, *drawn[1:]],
         "tables": tables,
-        "absent": "; ".join(dict.fromkeys(of.reason for of in absent[: None if sentence or drawn or tables else 1])),
+        "absent": "; ".join(dict.fromkeys(gap.reason for gap in absent[: None if sentence or drawn or tables else 1])),
         "is_empty": not (sentence or drawn or why or tables),
     }
 

@@ -85,7 +85,7 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
     intervals, repeats = _intervals(report, place), _repeats(report, place)
     scopes = intervals.drop_duplicates("cell").set_index("cell")["scope"]
     values = _values(report, repeats, grid["cell_id"])
-    random = [name for name, of in resolved_models(report.study).items() if of.load_format == "dummy"]
+    random = [name for name, model in resolved_models(report.study).items() if model.load_format == "dummy"]
     cells = grid.assign(
         settings=settings_in_words(grid, knobs),
         **{RAN_IN: grid["cell_id"].map(report.tables.rows.drop_duplicates("cell_id").set_index("cell_id")[RAN_IN])},
@@ -205,9 +205,9 @@ def _intervals(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
     served = _of_cells(report.tables.get("serving_summary", "cell_id"), place).rename(columns={"repeats": "n"})
     others = _of_cells(report.tables.get("intervals", "cell_id"), place).rename(columns={"repeats": "n"})
     parts = [
-        served.assign(measure=of, value=served[of], low=served[f"{of}_low"], high=served[f"{of}_high"])
-        for of in MEASURES
-        if f"{of}_low" in served
+        served.assign(measure=key, value=served[key], low=served[f"{key}_low"], high=served[f"{key}_high"])
+        for key in MEASURES
+        if f"{key}_low" in served
     ]
     columns = ["cell", "measure", "value", "low", "high", "n", "scope"]
     intervals = pd.concat([part.reindex(columns=columns) for part in (*parts, others)])

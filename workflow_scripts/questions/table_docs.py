@@ -44,8 +44,8 @@ def meanings(table: str) -> dict[str, str]:
     """What each column of a table means, with its unit. Raises KeyError if no table has this name."""
     by_table = {schema.name: schema.columns for schema in schemas()}
 
-    def meaning(of: str, column: str) -> str:
-        columns = by_table[of]
+    def meaning(table: str, column: str) -> str:
+        columns = by_table[table]
         text = str(columns[column if column in columns else re.sub("_[ab]$", "", column)].description)
         elsewhere = re.fullmatch(r"as in `(\w+)`", text)
         return meaning(elsewhere[1], column) if elsewhere else text
@@ -58,8 +58,8 @@ def _columns(schema: pa.DataFrameSchema) -> list[tuple[str, str]]:
     meanings = {name: column.description for name, column in schema.columns.items()}
 
     def is_end(name: str, meaning: str) -> bool:
-        of = re.sub("(_again)?_(low|high)$", "", name)
-        return of != name and (meaning in (meanings.get(of), INTERVAL) or meaning.endswith(ANOTHER_RUN))
+        base = re.sub("(_again)?_(low|high)$", "", name)
+        return base != name and (meaning in (meanings.get(base), INTERVAL) or meaning.endswith(ANOTHER_RUN))
 
     return [(name, meaning) for name, meaning in meanings.items() if not is_end(name, meaning)]
 

@@ -77,8 +77,8 @@ def own_interval(log: FloatArray) -> Interval:
 
 def _scope(starts: IntArray, between_cards: BoolArray) -> npt.NDArray[np.object_]:
     """What an interval covers; None without a start."""
-    of = np.array([BETWEEN_STARTS, BETWEEN_CARDS, ONE_START, None])
-    return np.asarray(of[np.select([starts == 0, starts == 1], [3, 2], between_cards)])
+    scopes = np.array([BETWEEN_STARTS, BETWEEN_CARDS, ONE_START, None])
+    return np.asarray(scopes[np.select([starts == 0, starts == 1], [3, 2], between_cards)])
 
 
 def mean_interval(samples: Samples) -> tuple[Interval, npt.NDArray[np.object_]]:
@@ -179,9 +179,9 @@ def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
     # If starts are missing, each start of a cell counts for less.
     of_a, of_b = (1 / samples.starts[..., c] for c in (a, b))
 
-    def left(of: Error, in_common: IntArray) -> list[Error]:
+    def left(part: Error, in_common: IntArray) -> list[Error]:
         """Of errors that both have in some of their starts, what does not cancel."""
-        return [of.of(c).times(each - in_common * of_a * of_b) for c, each in ((a, of_a), (b, of_b))]
+        return [part.of(c).times(each - in_common * of_a * of_b) for c, each in ((a, of_a), (b, of_b))]
 
     same = samples.group[a] == samples.group[b]
     one_host = (device[a] == device[b]) | (samples.shared[a] & samples.shared[b])
@@ -204,16 +204,16 @@ def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
     # One of two devices may have been measured on one card only.
     scope = _scope(np.where(np.isnan(difference), 0, starts), samples.between_cards[a] & samples.between_cards[b])
     of_cells = samples.known.occasions, samples.known.occasions_in_verdicts
-    return Comparisons(difference, error, scope, starts, *(_occasions(samples, a, b, of) for of in of_cells))
+    return Comparisons(difference, error, scope, starts, *(_occasions(samples, a, b, each) for each in of_cells))
 
 
-def _of_starts(of: Variation, a: IntArray, b: IntArray, of_a: FloatArray, of_b: FloatArray) -> Error:
+def _of_starts(spread: Variation, a: IntArray, b: IntArray, of_a: FloatArray, of_b: FloatArray) -> Error:
     """The error by the starts of both, whose standard deviations are known together as those of one study."""
     (mean_a, square_a), (mean_b, square_b) = (
-        (of.mean[..., c, :] * each[..., None], of.square[..., c, :] * each[..., None] ** 2)
+        (spread.mean[..., c, :] * each[..., None], spread.square[..., c, :] * each[..., None] ** 2)
         for c, each in ((a, of_a), (b, of_b))
     )
-    weight, square = of.weight[..., a, :], square_a + square_b + 2 * mean_a * mean_b
+    weight, square = spread.weight[..., a, :], square_a + square_b + 2 * mean_a * mean_b
     return from_moments((weight * (mean_a + mean_b)).sum(axis=-1), (weight * square).sum(axis=-1))
 
 

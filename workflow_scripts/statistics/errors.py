@@ -42,7 +42,7 @@ class Error(NamedTuple):
 
 def each(parts: Parts, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> Parts:
     """A named tuple with each of its arrays changed, also those of the errors in it."""
-    return type(parts)(*(each(of, change) if isinstance(of, tuple) else change(of) for of in parts))
+    return type(parts)(*(each(part, change) if isinstance(part, tuple) else change(part) for part in parts))
 
 
 @np.errstate(divide="ignore", invalid="ignore")

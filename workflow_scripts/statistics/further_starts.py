@@ -96,8 +96,8 @@ class Decisions:
     def _needed(self, distance: FloatArray) -> FloatArray:
         undecided, needed = self.verdict == NOT_DECIDED, np.zeros(self.verdict.shape)
 
-        def chosen(of: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            return np.asarray(np.broadcast_to(of, undecided.shape)[undecided])
+        def chosen(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            return np.asarray(np.broadcast_to(values, undecided.shape)[undecided])
 
         # By Holm's method, what is shown no longer counts.
         family, rounds = chosen(undecided.sum(axis=-1, keepdims=True)), chosen(self.rounds)

@@ -73,8 +73,8 @@ class Samples:
         """How many rounds the device and engine of each cell have had."""
         most = np.zeros_like(self.starts)
         for group in np.unique(self.group):
-            of = self.group == group
-            most[..., of] = self.starts[..., of].max(axis=-1, keepdims=True)
+            cells = self.group == group
+            most[..., cells] = self.starts[..., cells].max(axis=-1, keepdims=True)
         return most
 
     @cached_property
@@ -114,9 +114,9 @@ class Samples:
         error = Error(
             np.where(alone, repeats.variance, within.effects_error[..., first]), np.where(alone, repeats.df, np.inf)
         )
-        known = each(self.known, lambda of: of[first])
+        known = each(self.known, lambda part: part[first])
         found = variation(log, self.group[first], self.kind[first], known, error)
-        return each(found, lambda of: of.take(of_cell, axis=self.log.ndim - 2))
+        return each(found, lambda part: part.take(of_cell, axis=self.log.ndim - 2))
 
     @cached_property
     def in_session(self) -> BoolArray:
@@ -142,10 +142,10 @@ class Samples:
         """What a round does to the difference of the groups of cells `a` and `b`, by the differences that were seen."""
         _, first, group = np.unique(self.group, return_index=True, return_inverse=True)
         pairs, of_pair = np.unique(np.stack([group[a], group[b]]), axis=1, return_inverse=True)
-        of, (x, y) = self.variation, first[pairs]
+        seen, (x, y) = self.variation, first[pairs]
         median, differ = self.known.rounds[x] * np.sqrt(_APART_IN_A_ROUND), self.known.others_differ[x]
-        squares, df = around_mean(of.effects[..., x, :] - of.effects[..., y, :])
-        error = of.effects_error[..., x] + of.effects_error[..., y]
+        squares, df = around_mean(seen.effects[..., x, :] - seen.effects[..., y, :])
+        error = seen.effects_error[..., x] + seen.effects_error[..., y]
         return posterior(median, differ, squares, df, error).of(of_pair)
 
 
@@ -163,8 +163,8 @@ def sessions_of_cells(session: IntArray) -> tuple[IntArray, IntArray]:
     number = np.where(session >= 0, session, session.max() + 1 + np.arange(session.size).reshape(session.shape))
     nodes = count + int(number.max(initial=-1)) + 1
     edges = np.repeat(np.arange(count), session.shape[1]), count + number.ravel()
-    of = csgraph.connected_components(coo_array((np.ones(session.size), edges), (nodes, nodes)), directed=False)[1]
-    cells = np.unique(of[:count], return_inverse=True)[1]
+    joined = csgraph.connected_components(coo_array((np.ones(session.size), edges), (nodes, nodes)), directed=False)[1]
+    cells = np.unique(joined[:count], return_inverse=True)[1]
     column = np.empty_like(session)
     for cell in range(cells.max(initial=-1) + 1):
         column[cells == cell] = np.unique(number[cells == cell], return_inverse=True)[1].reshape(-1, session.shape[1])

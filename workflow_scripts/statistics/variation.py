@@ -52,7 +52,7 @@ def known_elsewhere(is_cpu: BoolArray | bool) -> Known:
     >>> known_elsewhere(np.array([True, False])).new_hosts.tolist()
     [0.15, 0.017]
     """
-    return Known(*(np.where(is_cpu, *of) for of in zip(_recorded("cpu"), _recorded("gpu"), strict=True)))
+    return Known(*(np.where(is_cpu, *both) for both in zip(_recorded("cpu"), _recorded("gpu"), strict=True)))
 
 
 @cache
@@ -132,15 +132,15 @@ def _of_starts(
     of_repeats = repeats.variance[..., None] * np.exp(spread * nodes - spread**2 / 2)
     for number in np.unique(kind):
         cells = kind == number
-        of = Known(*(part[cells][0] for part in known))
-        sd = of.starts * np.exp(np.hypot(of.cells_differ, of.studies_differ) * _GRID)
-        around = np.log(sd / of.starts)[:, None] - of.studies_differ * _OF_STUDY
-        prior = np.exp(-((around / of.cells_differ) ** 2) / 2)
+        here = Known(*(part[cells][0] for part in known))
+        sd = here.starts * np.exp(np.hypot(here.cells_differ, here.studies_differ) * _GRID)
+        around = np.log(sd / here.starts)[:, None] - here.studies_differ * _OF_STUDY
+        prior = np.exp(-((around / here.cells_differ) ** 2) / 2)
         prior = prior / prior.sum(axis=0)
         if not df[..., cells].any():  # starts show nothing, so what is known elsewhere remains
             (one, two), (beside, beside_two) = (
-                ([values @ weights / weights.sum(axis=0) for values in (of, of**2)])
-                for of, weights in ((sd**2, prior), (of_repeats[..., cells, :], node_weights))
+                ([values @ weights / weights.sum(axis=0) for values in (part, part**2)])
+                for part, weights in ((sd**2, prior), (of_repeats[..., cells, :], node_weights))
             )
             mean[..., cells, :] = one + beside[..., None]
             square[..., cells, :] = two + 2 * one * beside[..., None] + beside_two[..., None]

@@ -78,7 +78,7 @@ def doubts(study: Study, cells: Sequence[Cell]) -> Iterator[str]:
     for name, group in groupby(sorted(cells, key=lambda cell: cell.workload), lambda cell: cell.workload):
         # Of cells whose requests all wait from the beginning, and whose number of sequences the study sets.
         closed = (cell.knobs for cell in group if not isinstance(cell.knobs, Load))
-        swept = {of.max_concurrency for of in closed if any(of.described()[n].limits for n in of.set_values())}
+        swept = {one.max_concurrency for one in closed if any(one.described()[n].limits for n in one.set_values())}
         largest = max(swept, default=1)
         if len(swept) > 1 and (count := study.workloads[name].prompts_for(largest)) < 2 * largest:
             yield (

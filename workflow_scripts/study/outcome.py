@@ -155,10 +155,10 @@ class Outcome(Observed):
 
     @model_validator(mode="after")
     def _one_after_another(self) -> Self:
-        times_s = [s for of in self.repeats for s in (of.start_monotonic_s, of.end_monotonic_s)]
-        if times_s != sorted(times_s) or any(of.end_monotonic_s == of.start_monotonic_s for of in self.repeats):
+        times_s = [s for one in self.repeats for s in (one.start_monotonic_s, one.end_monotonic_s)]
+        if times_s != sorted(times_s) or any(one.end_monotonic_s == one.start_monotonic_s for one in self.repeats):
             raise ValueError("repeats: one takes no time, or begins before another has ended")
-        if len({of.repeat for of in self.repeats}) < len(self.repeats):
+        if len({one.repeat for one in self.repeats}) < len(self.repeats):
             raise ValueError("repeats: two have the same number")
         return self
 

@@ -220,7 +220,7 @@ def main(args: Namespace) -> None:
     # Lines are not wrapped: a wrapped path cannot be copied.
     terminal = Terminal(soft_wrap=True)
     of_cells = [status_of_cell(of_cell, study.starts.at_least) for of_cell in starts.values()]
-    terminal.print(in_short(study, Counter(of.state for of in of_cells)))
+    terminal.print(in_short(study, Counter(cell.state for cell in of_cells)))
     plan = last_plan(paths, study.starts.at_least) if study.starts.is_adaptive else None
     if seen := progress(study, starts, plan):
         terminal.print(seen, *queued_jobs(Path.cwd()), "", sep="\n")

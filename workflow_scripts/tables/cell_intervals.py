@@ -46,7 +46,7 @@ SCHEMA = table_schema(
     INTEGER("repeats", "valid repeats of all starts"),
     TEXT("scope", f"{SCOPE_MEANING}, or `{THIS_LOAD}`"),
     notes=" ".join(
-        f"{words}: {', '.join(f'`{of}`' for of in FRAME_COLUMNS if of in COLUMNS and COLUMNS[of].summary == how)}."
+        f"{words}: {', '.join(f'`{one}`' for one in FRAME_COLUMNS if one in COLUMNS and COLUMNS[one].summary == how)}."
         for how, words in {
             "median": "Median of the repeats",
             "first": "First",
@@ -100,7 +100,7 @@ def _of_mean(summed: Summaries, column: Column) -> pd.DataFrame:
         # Near saturation latencies vary many times as much as elsewhere, so other cells do not tell how much.
         own = interval_of_load(comparable_rows(cells), IDENTITY, measure)
         ends = {"low": own.low, "high": own.high}
-        rows = rows.assign(**{end: rows[end].mask(served, of[rows["sample"]]) for end, of in ends.items()})
+        rows = rows.assign(**{end: rows[end].mask(served, values[rows["sample"]]) for end, values in ends.items()})
         rows["scope"] = rows["scope"].mask(served, THIS_LOAD)
     if measure not in EXACT:
         return rows.assign(measure=measure)

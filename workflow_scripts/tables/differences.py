@@ -47,7 +47,7 @@ def value_text(value: Any) -> str:
     if isinstance(value, int | float):
         return f"{value + 0.0:.15g}"  # + 0.0 turns -0 into 0
     if isinstance(value, dict):
-        return ", ".join(f"{name}: {value_text(of)}" for name, of in value.items())
+        return ", ".join(f"{name}: {value_text(item)}" for name, item in value.items())
     return ", ".join(map(value_text, value)) if isinstance(value, list) else str(value)
 
 

@@ -60,7 +60,7 @@ def expected_ratios(rates: pd.DataFrame, claims: Sequence[Claim] = ()) -> pd.Dat
     """The table, from predicted rates in output tokens/s: columns `gpu`, `engine`, `model`, `workload`, `knobs`,
     `sequences` and `rate`."""
     rows = [*_of_devices(rates), *_of_engines(rates)]
-    stated = [{**row, **of} for row in rows for of in _published(row, claims) or [{}]]
+    stated = [{**row, **one} for row in rows for one in _published(row, claims) or [{}]]
     return pd.DataFrame(stated, columns=list(SCHEMA.columns))
 
 
@@ -68,7 +68,7 @@ def _of_devices(rates: pd.DataFrame) -> Iterator[Row]:
     gpus = load_gpus()
     alike = ["workload", "knobs"]
     for (engine, model), part in rates.groupby(["engine", "model"], sort=False):
-        of_gpu = {str(gpu): of.set_index(alike)["rate"] for gpu, of in part.groupby("gpu", sort=False)}
+        of_gpu = {str(gpu): rows.set_index(alike)["rate"] for gpu, rows in part.groupby("gpu", sort=False)}
         for first, second in combinations(of_gpu, 2):
             bandwidth = capability_ratios(gpus.get(first), gpus.get(second), None)[0]
             a, b = (second, first) if bandwidth < 1 else (first, second)
@@ -93,9 +93,11 @@ def _range(ratios: "pd.Series[float]") -> dict[str, float]:
 
 def _published(row: Row, claims: Sequence[Claim]) -> list[dict[str, Any]]:
     """What claims state about this pair, with the verdict on each."""
-    stated = [claim for claim in claims if any(of.name == "throughput_ratio" for of in claim.quantities)]
+    stated = [claim for claim in claims if any(part.name == "throughput_ratio" for part in claim.quantities)]
     about = [claim for claim in stated if row["model"] in claim.models and _is_about(claim, row)]
-    return [{"published": of.value("throughput_ratio"), "claim": of.id, "verdict": _verdict(of, row)} for of in about]
+    return [
+        {"published": one.value("throughput_ratio"), "claim": one.id, "verdict": _verdict(one, row)} for one in about
+    ]
 
 
 def _is_about(claim: Claim, row: Row) -> bool:
@@ -114,8 +116,8 @@ def _verdict(claim: Claim, row: Row) -> str | None:
     ranges = {"predicted": (row["predicted_low"], row["predicted_high"])} | (
         {"bandwidth": (bandwidth, bandwidth)} if bandwidth else {}
     )
-    near = {of: low / within <= published <= high * within for of, (low, high) in ranges.items() if low == low}
-    agree = [of for of, is_near in near.items() if is_near]
+    near = {key: low / within <= published <= high * within for key, (low, high) in ranges.items() if low == low}
+    agree = [key for key, is_near in near.items() if is_near]
     if not near:
         return None
     return "supported" if len(agree) == len(near) else f"only as {agree[0]}" if agree else "contradicted"

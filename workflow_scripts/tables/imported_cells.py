@@ -26,9 +26,9 @@ _OF_LOG = (
 )
 # Column <- fact of a log in another unit, and how many of these are one.
 _CONVERTED = {"prefix_cache_hit_rate": ("prefix_cache_hit_rate_pct", 100)} | {
-    f"{name}_s_{quantile}": (f"{name}_ms_{of}", 1000)
+    f"{name}_s_{quantile}": (f"{name}_ms_{theirs}", 1000)
     for name in ("ttft", "tpot", "e2e")
-    for quantile, of in {"p50": "median", "p99": "p99"}.items()
+    for quantile, theirs in {"p50": "median", "p99": "p99"}.items()
 }
 # With other values than the neutral ones, the ceiling does not hold: it is that of one device, which gives one token to
 # each sequence in a step.

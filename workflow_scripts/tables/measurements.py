@@ -138,7 +138,7 @@ REPEATS = table_schema(
 )
 # Columns of the one frame.
 FRAME_COLUMNS = {
-    name: column for of in (CELLS, STARTS, REPEATS) for name, column in of.columns.items() if name != KNOBS
+    name: column for schema in (CELLS, STARTS, REPEATS) for name, column in schema.columns.items() if name != KNOBS
 }
 del FRAME_COLUMNS["failed_starts"]
 
@@ -148,7 +148,7 @@ def split(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     knobs = [name for name in map(str, rows) if name.startswith("knob_")]
     starts = rows[rows["start"].notna()].drop_duplicates(START)
     frames = {"cells": _cells(rows), "starts": starts, "repeats": rows[rows["repeat"].notna()]}
-    columns = {of.name: [name for name in of.columns if name != KNOBS] for of in (CELLS, STARTS, REPEATS)}
+    columns = {schema.name: [name for name in schema.columns if name != KNOBS] for schema in (CELLS, STARTS, REPEATS)}
     columns["cells"] += knobs
     return {name: frame.reindex(columns=columns[name]) for name, frame in frames.items()}
 
@@ -183,4 +183,4 @@ def read_measurements(folder: Path) -> pd.DataFrame:
     Raises:
         TableError: a table is missing or does not fit its schema.
     """
-    return joined(*(read_table(folder / f"{of.name}.parquet") for of in (CELLS, STARTS, REPEATS)))
+    return joined(*(read_table(folder / f"{schema.name}.parquet") for schema in (CELLS, STARTS, REPEATS)))

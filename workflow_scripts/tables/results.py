@@ -120,7 +120,7 @@ class Tables:
         try:
             return self.need(name)
         except MissingError:
-            return pd.DataFrame({of: pd.Series(dtype=object if of == "cell_id" else float) for of in columns})
+            return pd.DataFrame({key: pd.Series(dtype=object if key == "cell_id" else float) for key in columns})
 
     def facts(self, name: str, cell_ids: Iterable[str], columns: list[str] | None = None) -> pd.DataFrame:
         """Rows of `parsed/{gpu}/{name}.parquet` of these cells, each of its first start that gave results.
@@ -207,7 +207,7 @@ class Tables:
         at_rate = share / rows["factor"]
         loaded = rows["cell_id"].isin(self.cells.loc[under_load(self.cells), "cell_id"])
         of_ceiling = {"": share, "_low": shares["low"], "_high": shares["high"]}
-        rows = rows.assign(**{f"ceiling_share{end}": of.mask(loaded) for end, of in of_ceiling.items()})
+        rows = rows.assign(**{f"ceiling_share{end}": part.mask(loaded) for end, part in of_ceiling.items()})
         return rows.assign(mbu=rows["mbu"] * at_rate, mfu=rows["mfu"] * at_rate)
 
     @cached_property

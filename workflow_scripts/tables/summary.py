@@ -92,14 +92,14 @@ class Summaries:
         first = ["max_concurrency_allowed", *knob_columns(self._rows), *sorted(shown_in), *_OBSERVED]
         first += [str(name) for name in self._rows if str(name).endswith("_effective")]
         how = dict.fromkeys(first, "first") | BOUND_BY_NEEDS | means
-        named = self._rows.assign(dtype=dtypes, quantization=lambda of: as_applied(of, "quantization"))
+        named = self._rows.assign(dtype=dtypes, quantization=lambda rows: as_applied(rows, "quantization"))
         groups = named.groupby("cell", sort=False)
         taken = {
-            name: groups[name].sum(min_count=1) if of == "sum" else groups[name].agg(of) for name, of in how.items()
+            name: groups[name].sum(min_count=1) if way == "sum" else groups[name].agg(way) for name, way in how.items()
         }
         taken |= {f"{name}_values": groups[name].nunique() for name in WORK}
         settings = named.drop_duplicates("cell")[[*IDENTITY]].reset_index(drop=True)
-        settings = settings.assign(**{name: of.array for name, of in taken.items()})
+        settings = settings.assign(**{name: values.array for name, values in taken.items()})
         return settings.assign(bound_by=bound_by(settings))
 
 
@@ -256,7 +256,7 @@ def bound_by(summary: pd.DataFrame) -> pd.Series:
 
 def records(frame: pd.DataFrame) -> list[Row]:
     # pandas makes a row of its own arrays value by value, which takes four times as long as of objects.
-    own = {name: object for name, of in frame.dtypes.items() if isinstance(of, pd.api.extensions.ExtensionDtype)}
+    own = {name: object for name, dtype in frame.dtypes.items() if isinstance(dtype, pd.api.extensions.ExtensionDtype)}
     return cast(list[Row], frame.astype(own).to_dict("records"))
 
 

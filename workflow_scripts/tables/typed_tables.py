@@ -52,7 +52,7 @@ def declared(names: str, meaning: str = "") -> dict[str, pa.Column]:
     DataType(Int64)
     """
     columns = [COLUMNS[name] for name in names.split()]
-    return {of.name: Kind(of.dtype)(of.name, meaning or of.meaning)[of.name] for of in columns}
+    return {column.name: Kind(column.dtype)(column.name, meaning or column.meaning)[column.name] for column in columns}
 
 
 TABLE_SCHEMAS: dict[str, pa.DataFrameSchema] = {}

@@ -35,7 +35,7 @@ class _Published(Record):
     model_config = ConfigDict(extra="ignore")
 
 
-class _Line(_Published):
+class _TraceLine(_Published):
     """A request of Mooncake (times in ms) and of Bailian, which names its chat (times in s)."""
 
     timestamp: _Time
@@ -56,7 +56,7 @@ class _SubAgent(_Published):
     requests: list[_Call]
 
 
-class _Session(_Published):
+class _TraceSession(_Published):
     """A session of Weka, with times in s from its beginning and hashes of its own."""
 
     block_size: int = Field(ge=2, le=MOST_TOKENS)
@@ -154,11 +154,11 @@ def _read(path: Path, block_tokens: int | None) -> tuple[list[_Recorded], str]:
 
 def _of_line(content: dict[str, Any], where: str, number: int, block_tokens: int | None) -> tuple[list[_Recorded], str]:
     if "requests" in content:
-        session = validated(_Session, content, where, WorkloadError)
+        session = validated(_TraceSession, content, where, WorkloadError)
         size = block_tokens or session.block_size
         calls = session.calls(where)
         return [_Recorded(at_s, c.input_length, c.output_length, number, c.hash_ids, size) for at_s, c in calls], "Weka"
-    line = validated(_Line, content, where, WorkloadError)
+    line = validated(_TraceLine, content, where, WorkloadError)
     name, size, unit_s = ("Bailian", 16, 1.0) if "chat_id" in content else ("Mooncake", 512, 0.001)
     of_line = (line.timestamp * unit_s, line.input_length, line.output_length, 0, line.hash_ids, block_tokens or size)
     return [_Recorded(*of_line)], name

@@ -105,7 +105,7 @@ def queue_grows(arrived_s: Sequence[float], waited_s: Sequence[float]) -> bool:
     (True, False)
     """
     order = np.argsort(arrived_s)[len(arrived_s) // 2 :]
-    arrived, waited = (np.asarray(of, dtype=float)[order] for of in (arrived_s, waited_s))
+    arrived, waited = (np.asarray(times_s, dtype=float)[order] for times_s in (arrived_s, waited_s))
     if len(order) < 3 or np.ptp(arrived) == 0:
         return False
     (growth, _), errors = np.polyfit(arrived - arrived.mean(), waited, 1, cov=True)

@@ -32,7 +32,7 @@ def synthetic(spec: SyntheticWorkload, vocabulary: Vocabulary, count: int) -> Re
 
     def stratified() -> Iterator[Request]:
         order = np.random.default_rng([spec.seed, _LENGTHS])
-        lengths = [order.permutation(strata(of, count)).tolist() for of in (spec.prompt_tokens, spec.output_tokens)]
+        lengths = [order.permutation(strata(each, count)).tolist() for each in (spec.prompt_tokens, spec.output_tokens)]
         for rng, prompt_tokens, output_tokens in zip(generators(spec.seed), *lengths, strict=False):
             yield Request(vocabulary.random_ids(rng, prompt_tokens), output_tokens)
 

@@ -151,8 +151,8 @@ class SharedTextWorkload(_Workload):
 
 
 def _samples(unset: str) -> Any:
-    of = "answers to each prompt, like `n` of the OpenAI API"
-    return added(None, f"{of}; if left out, {unset}", ge=1)
+    what = "answers to each prompt, like `n` of the OpenAI API"
+    return added(None, f"{what}; if left out, {unset}", ge=1)
 
 
 class IdenticalWorkload(SharedTextWorkload):

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.start import CALLS
 from tests.unit.examples import example_of, module_of
 from workflow_scripts.__main__ import COMMANDS, GROUPS, STEPS, main, sentence
-from workflow_scripts.common.command import Command
+from workflow_scripts.common.command import DeclaredCommand
 from workflow_scripts.common.files import write_text
 
 ROOT = Path(__file__).parents[3]
@@ -36,7 +36,7 @@ def test_every_module_with_a_main_is_registered_once():
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_has_its_name_and_its_example_can_be_parsed(name):
     command = module_of(name).main
-    assert isinstance(command, Command)
+    assert isinstance(command, DeclaredCommand)
     assert command.name == name
     command.parser().parse_args(example_of(name))
     about = sentence(COMMANDS[name])
@@ -168,6 +168,6 @@ def test_a_fault_of_the_code_is_no_answer_of_a_command(monkeypatch, capsys):
 
 def test_a_full_disk_is_one_message_with_the_file_and_no_bad_input(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
-    written = Command("write", lambda _: write_text(tmp_path / "a.json", "1"), [], None)
+    written = DeclaredCommand("write", lambda _: write_text(tmp_path / "a.json", "1"), [], None)
     assert written([]) == 1
     assert capsys.readouterr().err == f"kvsweep write: {tmp_path}/a.json: No space left on device\n"

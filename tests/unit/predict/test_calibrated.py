@@ -5,7 +5,7 @@ from tests.unit.predict.calibration_records import HERE, calibration_with
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model, load_models
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.physics.step_time import StepCosts
-from workflow_scripts.predict.calibrated import Wanted, default_speed, speed_for
+from workflow_scripts.predict.calibrated import AskedSpeed, default_speed, speed_for
 
 COSTS = StepCosts(weight_bytes=1 / 12e9, kv_bytes=1 / 6e9, matrix_flops=1 / 60e9, sequences=1e-4, overlap=False)
 RATES = made_rates(1e10, 1e11)
@@ -14,7 +14,7 @@ OWN = "cpu-1core/vllm/tiny-llama-57m/eager1.json"
 
 def wanted(**changes):
     known = {"gpu": get_gpu("cpu-1core"), "device": HERE, "rates": None, "engine": "vllm", "model": "tiny-llama-57m"}
-    return Wanted(**known | {"dtype": "float32", "variant": "eager1"} | changes)
+    return AskedSpeed(**known | {"dtype": "float32", "variant": "eager1"} | changes)
 
 
 def named(model):

@@ -193,7 +193,7 @@ def send(
                     break
                 conversations.append(asyncio.create_task(converse(indices)))
             await asyncio.gather(*conversations)
-            return [of.result() for _, of in sorted(answered.items())]
+            return [task.result() for _, task in sorted(answered.items())]
 
     with asyncio.Runner(loop_factory=_Loop) as runner:
         records = runner.run(sent())

@@ -47,7 +47,7 @@ def workloads(report: Report) -> Iterator[Block]:
 def _length(manifest: dict[str, Any] | None, field: str, asked: Any) -> str | None:
     """Of the requests as made, else as the study asks."""
     if manifest is not None:
-        least, most, median = (shown(float(manifest[field][of])) for of in ("min", "max", "median"))
+        least, most, median = (shown(float(manifest[field][end])) for end in ("min", "max", "median"))
     elif isinstance(asked, LengthDistribution):
         least, most, median = f"{asked.minimum:,}", f"{asked.maximum:,}", f"about {asked.median:,.6g}"
     else:

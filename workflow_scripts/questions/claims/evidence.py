@@ -11,7 +11,7 @@ from typing import Any
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model, load_gpus, resolve
 from workflow_scripts.catalog.published import CLAIMS, Claim, Stated
 from workflow_scripts.physics.model_facts import ModelFacts, read_model_facts
-from workflow_scripts.questions.claims.study_tables import Interval, Row, StudyTables
+from workflow_scripts.questions.claims.study_tables import Estimate, Row, StudyTables
 from workflow_scripts.statistics.comparisons import NOT_DECIDED
 
 MEASURED, COMPUTED = "measured here", "computed from a formula"
@@ -54,9 +54,9 @@ def verdict(evidence: Iterable[Evidence]) -> str:
     return next((says for says in (CONTRADICTED, SUPPORTED, NOT_DECIDED) if says in said), NOT_TESTABLE)
 
 
-def within(found: float | Interval, stated: Stated, tolerance: float = 0.0, tolerance_pct: float = 0.0) -> str | None:
+def within(found: float | Estimate, stated: Stated, tolerance: float = 0.0, tolerance_pct: float = 0.0) -> str | None:
     """What a number, or the whole of its interval, says about a published range; nothing if it is not known."""
-    value, low, high = found[:3] if isinstance(found, Interval) else (found, found, found)
+    value, low, high = found[:3] if isinstance(found, Estimate) else (found, found, found)
     least, most = stated.ends(tolerance, tolerance_pct)
     if least <= low and high <= most:
         return SUPPORTED
@@ -96,7 +96,7 @@ def number(
     claim: Claim,
     row: Row,
     what: str,
-    found: float | Interval,
+    found: float | Estimate,
     stated: Stated | str,
     unit: str = "",
     *,
@@ -107,7 +107,7 @@ def number(
     """Evidence of one number of a row, a ratio, a share or a size, against what is stated, or the claim's quantity of
     this name; `conditions` are those of `measured`."""
     stated = claim.quantity(stated) if isinstance(stated, str) else stated
-    value, ends = (found.value, f" ({found.ends()})") if isinstance(found, Interval) else (found, "")
+    value, ends = (found.value, f" ({found.ends()})") if isinstance(found, Estimate) else (found, "")
     shown = f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
     says = within(found, stated, tolerance, tolerance_pct)
     return measured(claim, row, f"{what}: {shown}{unit}{ends}.", says, **conditions)

@@ -26,7 +26,7 @@ from workflow_scripts.questions.claims.evidence import (
     within,
 )
 from workflow_scripts.questions.claims.on_memory import like_sharegpt
-from workflow_scripts.questions.claims.study_tables import Interval, Row, StudyTables, highest, pairs
+from workflow_scripts.questions.claims.study_tables import Estimate, Row, StudyTables, highest, pairs
 from workflow_scripts.questions.devices.table import PREDICTED
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
 from workflow_scripts.study.setting_words import instead_of, setting_phrase
@@ -171,7 +171,7 @@ def _says(row: Row, published: float) -> str | None:
     shown = ["bandwidth" in name for name in row.explanation.split(", ") if name != PREDICTED]
     if not any(shown) and "bandwidth" not in str(row.compatible_with):
         return CONTRADICTED
-    says = within(Interval(row.ratio, row.low, row.high), Stated(value=published), tolerance_pct=SAME_PCT)
+    says = within(Estimate(row.ratio, row.low, row.high), Stated(value=published), tolerance_pct=SAME_PCT)
     return NOT_DECIDED if says == SUPPORTED and not (shown and all(shown)) else says
 
 
@@ -196,7 +196,7 @@ def gain(claim: Claim, row: Row, stated: Stated | str, **conditions: float) -> E
     """A ratio of vLLM to HuggingFace as a number."""
     vllm, hf = setting_phrase("max_num_seqs", row.sequences), setting_phrase("batch_size", row.batch_size)
     what = f"Output tokens/s of vLLM with {vllm} over those of HuggingFace with {hf}"
-    return number(claim, row, what, Interval(row.ratio, row.low, row.high), stated, " times", **conditions)
+    return number(claim, row, what, Estimate(row.ratio, row.low, row.high), stated, " times", **conditions)
 
 
 @check("hf-generate-on-a100", "vllm-over-hf-on-a100")
@@ -256,17 +256,17 @@ def pipeline_over_tensor(claim: Claim, tables: StudyTables) -> Iterator[Evidence
     """Pipeline stages must be faster in all than as many tensor ranks, and slower for a token."""
     times_s = tables.intervals("tpot_s_p50")
     stages, ranks = (
-        [of for of in tables.effects(f"{kind}_parallel_size") if of.cell_id in times_s]
+        [effect for effect in tables.effects(f"{kind}_parallel_size") if effect.cell_id in times_s]
         for kind in ("pipeline", "tensor")
     )
     for stage, rank in pairs(stages, ranks, "study source gpu engine model workload held value_b value_a"):
-        of_stages, of_ranks = (Interval(of.ratio, of.low, of.high) for of in (stage, rank))
+        of_stages, of_ranks = (Estimate(one.ratio, one.low, one.high) for one in (stage, rank))
         rate, time = of_stages / of_ranks, times_s[stage.cell_id] / times_s[rank.cell_id]
         text = (
             f"Pipeline stages make {rate.value:.3g} times the output tokens/s of as many tensor ranks ({rate.ends()}), "
             f"and a token takes {time.value:.3g} times as long ({time.ends()})."
         )
-        said = {within(*of) for of in zip((rate, time), claim.quantities, strict=True)}
+        said = {within(*pair) for pair in zip((rate, time), claim.quantities, strict=True)}
         # Support needs both.
         says = next((each for each in (CONTRADICTED, None, NOT_DECIDED) if each in said), SUPPORTED)
         yield measured(claim, stage, text, says, beside=rank)

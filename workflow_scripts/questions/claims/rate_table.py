@@ -26,8 +26,8 @@ STATED: Mapping[str, str] = {
     ),
     "devices": r"(gpus?|devices|cards|accelerators|chips)( (count|num(ber)?|used|quantity))?|world size|qty|quantity",
     **{
-        f"{of[0]}p": rf"({of[0]}p|{of} parallel(ism)?)( (size|degree))?"
-        for of in ("tensor", "pipeline", "data", "expert")
+        f"{way[0]}p": rf"({way[0]}p|{way} parallel(ism)?)( (size|degree))?"
+        for way in ("tensor", "pipeline", "data", "expert")
     },
     "model": r"model( (name|id|path))?|llm|checkpoint",
     "precision": r"((model|weights?) )?(precision|dtype|data type|quant(i[sz]ation)?)|quantized",

@@ -22,14 +22,16 @@ from workflow_scripts.tables import cell_intervals
 from workflow_scripts.tables.summary import IDENTITY, PLACE, RATE, STEADY, comparable_rows, numbers, reduced
 
 # The tables that checks read, beside what was measured.
-TABLES = [str(of.SCHEMA.name) for of in (cell_intervals, capacity, comparisons, devices, fragmentation, predictions)]
+TABLES = [
+    str(part.SCHEMA.name) for part in (cell_intervals, capacity, comparisons, devices, fragmentation, predictions)
+]
 
 LENGTHS = ("prompt_tokens", "output_tokens")
 # A row of a table: a number that is not known is NaN, a text or flag None.
 Row = Any
 
 
-class Interval(NamedTuple):
+class Estimate(NamedTuple):
     """A value with its 95 % interval."""
 
     value: float
@@ -37,9 +39,9 @@ class Interval(NamedTuple):
     high: float
     scope: str = ""
 
-    def __truediv__(self, other: "Interval") -> "Interval":
+    def __truediv__(self, other: "Estimate") -> "Estimate":
         """The quotient with the widest interval that the two allow."""
-        return Interval(self.value / other.value, self.low / other.high, self.high / other.low)
+        return Estimate(self.value / other.value, self.low / other.high, self.high / other.low)
 
     def ends(self) -> str:
         return f"95 % interval {self.low:.3g} to {self.high:.3g}"
@@ -72,10 +74,10 @@ class StudyTables:
             **stated, **means, **{name: nan for knob in every_knob() if (name := f"knob_{knob}") not in cells}
         )
 
-    def intervals(self, measure: str) -> dict[str, Interval]:
+    def intervals(self, measure: str) -> dict[str, Estimate]:
         """The mean of a measure of each cell that has one with its interval, by the cell's id."""
         rows = self.frames["intervals"].dropna(subset="low").query("measure == @measure")
-        return {row.cell_id: Interval(row.value, row.low, row.high, row.scope) for row in _rows(rows)}
+        return {row.cell_id: Estimate(row.value, row.low, row.high, row.scope) for row in _rows(rows)}
 
     def with_cells(self, rows: Iterable[Row]) -> Iterator[tuple[Row, Row]]:
         """Each row with its cell, if it counts."""

@@ -119,10 +119,10 @@ def in_words(labels: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     ('l4, hf, opt, chat, batches of 8', {'l4/hf/opt/chat/a': 'cache offloaded', 'l4/hf/opt/chat/b': 'batches of 8'})
     """
     parts = {name: [*name.split("/", 4)[:4], *label.split(", ")] for name, label in labels.items()}
-    cells_with = Counter(part for of in parts.values() for part in dict.fromkeys(of))
+    cells_with = Counter(part for texts in parts.values() for part in dict.fromkeys(texts))
     shared = [part for part in cells_with if cells_with[part] == len(parts)]
     return ", ".join(shared), {
-        name: ", ".join(part for part in of if part not in shared) or labels[name] for name, of in parts.items()
+        name: ", ".join(part for part in texts if part not in shared) or labels[name] for name, texts in parts.items()
     }
 
 
@@ -278,9 +278,9 @@ def _cell_ratios(
     ]
 
 
-def ratio_text(of: CellRatio) -> str:
-    ends = "no interval" if of.low is None or of.high is None else f"{number(of.low)} to {number(of.high)}"
-    return f"{number(of.ratio)} ({ends})"
+def ratio_text(row: CellRatio) -> str:
+    ends = "no interval" if row.low is None or row.high is None else f"{number(row.low)} to {number(row.high)}"
+    return f"{number(row.ratio)} ({ends})"
 
 
 def on_cpu(cell: str) -> bool:

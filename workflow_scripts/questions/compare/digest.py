@@ -194,7 +194,7 @@ def _means(summed: Summaries) -> dict[str, list[Mean]]:
         summary, samples = summed(measure)
         mean, error = mean_errors(samples)
         first = summary.drop_duplicates("cell_id")
-        values = np.stack([of[first["sample"]] for of in (mean, error.variance, error.df)], axis=-1)
+        values = np.stack([part[first["sample"]] for part in (mean, error.variance, error.df)], axis=-1)
         for cell, of_cell in zip(first["cell_id"], values.tolist(), strict=True):
             log_mean, squared_error, df = (finite(float(f"{value:.10g}")) for value in of_cell)
             found = {"measure": measure, "log_mean": log_mean, "squared_error": squared_error, "df": df}

@@ -83,7 +83,7 @@ def _faster_last(rows: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
     devices = [a["study"], a["source"], a["gpu"], b["gpu"].rename("other")]
     falls = (b["log_mean"] - a["log_mean"]).groupby(devices).transform("mean") <= 0
     turned = {"a": found["b"], "b": found["a"], "sample_a": found["sample_b"], "sample_b": found["sample_a"]}
-    return found.assign(**{name: of.where(falls, found[name]) for name, of in turned.items()})
+    return found.assign(**{name: column.where(falls, found[name]) for name, column in turned.items()})
 
 
 def grouped(summary: pd.DataFrame, differ_in: str) -> pd.DataFrame:
@@ -144,12 +144,12 @@ def compared_pairs(
     """
     summary, _ = cells(metric)
     found = {column: pairs(summary, column) for column in (*knob_columns(summary), MODEL, AT)}
-    found = {column: (rows, of) for column, (rows, of) in found.items() if len(of)}
+    found = {column: (rows, two) for column, (rows, two) in found.items() if len(two)}
     if not found:
         return []
     of_columns = [
-        of.assign(column=column, metric=of["group"].map(_metric(rows)) if metric == RATE else metric)
-        for column, (rows, of) in found.items()
+        two.assign(column=column, metric=two["group"].map(_metric(rows)) if metric == RATE else metric)
+        for column, (rows, two) in found.items()
     ]
     # Of the pairs, of which there may be half a million, no further copies are kept.
     decided = pd.concat(
@@ -208,7 +208,9 @@ def overall(comparisons: pd.DataFrame, name: str) -> pd.DataFrame:
 
 def turned(rows: pd.DataFrame) -> pd.DataFrame:
     """The comparisons with their sides turned round: every ratio is of `a` over `b`."""
-    swapped = {of: f"{of[:-1]}{'b' if of[-1] == 'a' else 'a'}" for of in map(str, rows) if of[-2:] in ("_a", "_b")}
+    swapped = {
+        name: f"{name[:-1]}{'b' if name[-1] == 'a' else 'a'}" for name in map(str, rows) if name[-2:] in ("_a", "_b")
+    }
     found = rows.rename(columns=swapped | {"a": "b", "b": "a"})
     inverse = {"ratio": "ratio", "low": "high", "high": "low", "again_low": "again_high", "again_high": "again_low"}
-    return found.assign(**{name: 1 / rows[of] for name, of in inverse.items()})
+    return found.assign(**{name: 1 / rows[other] for name, other in inverse.items()})

@@ -59,7 +59,7 @@ KNOB, LOAD, DEVICE = "knob", "load", "device"
 LIKELY = "likely"
 EQUAL, DIFFERS = "equal", "differs"
 # Of devices, and of servers by the load that they get; their throughput follows from it.
-TOTAL, LATENCIES = "total_tokens_per_s", ("ttft_s_p50", "tpot_s_p50", "e2e_s_p50")
+TOTAL, SERVER_LATENCIES = "total_tokens_per_s", ("ttft_s_p50", "tpot_s_p50", "e2e_s_p50")
 
 SCHEMA = table_schema(
     "comparisons",
@@ -131,7 +131,7 @@ def comparison_tables(
     served = known.cells[is_served(known.cells)]
     if len(served):
         of_servers = Summaries(served)
-        parts += [part for of in LATENCIES for part in _of_settings(of_servers, margin_pct, looks, of)]
+        parts += [part for name in SERVER_LATENCIES for part in _of_settings(of_servers, margin_pct, looks, name)]
     explained = pd.DataFrame(columns=list(EXPLANATIONS.columns))
     for metric in (RATE, TOTAL):
         summary, samples = known(metric)
@@ -173,8 +173,8 @@ def _rows(rows: pd.DataFrame, shown: pd.DataFrame, kind: str, name: str, column:
     rows = rows.assign(held=_held(rows, others))
     a, b = (rows.iloc[shown[side]].reset_index(drop=True) for side in "ab")
     return shown.assign(
-        **{of: b[of] for of in (*ALIKE, "held")},
-        **{f"{of}_{side}": cell[of] for side, cell in (("a", a), ("b", b)) for of in ("value", "bound_by")},
+        **{part: b[part] for part in (*ALIKE, "held")},
+        **{f"{part}_{side}": cell[part] for side, cell in (("a", a), ("b", b)) for part in ("value", "bound_by")},
         kind=kind,
         name=name,
         a=a["cell_id"],
@@ -188,8 +188,8 @@ def _held(rows: pd.DataFrame, others: list[str]) -> list[str]:
     names = [other.removeprefix("knob_") for other in others]
     texts = [rows[other].map(knob_text, na_action="ignore") for other in others]
     return [
-        ", ".join(f"{name}={value}" for name, value in zip(names, of, strict=True) if not pd.isna(value))
-        for of in (zip(*texts, strict=True) if texts else [()] * len(rows))
+        ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True) if not pd.isna(value))
+        for values in (zip(*texts, strict=True) if texts else [()] * len(rows))
     ]
 
 
@@ -201,7 +201,7 @@ def _with_effect(rows: pd.DataFrame, table: pd.DataFrame, shown: pd.DataFrame, n
     at = described.shown_in
     took_effect: Any = b[at].convert_dtypes().ne(a[at].convert_dtypes()) if at else pd.NA
     left_out = set() if name == AT else {name, *described.settles} | _FOLLOWS
-    moved = [_moved(*of, left_out) for of in zip(a["effective"], b["effective"], strict=True)]
+    moved = [_moved(*pair, left_out) for pair in zip(a["effective"], b["effective"], strict=True)]
     return table.assign(
         from_first=shown["first"], values=b["values"], took_effect=took_effect, moved_with_it=pd.array(moved, "string")
     )
@@ -229,7 +229,7 @@ def _moved(a: str | None, b: str | None, left_out: set[str]) -> str | None:
 
 @lru_cache(maxsize=10_000)
 def _settings(effective: str) -> dict[str, str]:
-    return {name: _text(of) for name, of in json.loads(effective).items()}
+    return {name: _text(value) for name, value in json.loads(effective).items()}
 
 
 def _text(setting: Any) -> str:
@@ -244,7 +244,7 @@ def why_unequal(rows: pd.DataFrame, pairs: pd.DataFrame) -> pd.Series:
     faults = {row: list(_faults(cells[row])) for row in {*pairs["a"], *pairs["b"]}}
     each = zip(pairs["a"], pairs["b"], strict=True)
     reasons = [[*_apart(cells[a], cells[b]), *faults[b], *faults[a], *_amounts(cells[a], cells[b])] for a, b in each]
-    return pd.Series(["; ".join(dict.fromkeys(of)) or None for of in reasons], pairs.index, dtype="string")
+    return pd.Series(["; ".join(dict.fromkeys(why)) or None for why in reasons], pairs.index, dtype="string")
 
 
 def _faults(cell: Row) -> Iterator[str]:
@@ -261,7 +261,7 @@ def _faults(cell: Row) -> Iterator[str]:
 
 def _apart(a: Row, b: Row) -> Iterator[str]:
     for name, words in (("lock_sha256", "environments differ: lock"), ("processor", "processors differ:")):
-        values = {str(of[name])[:12] if name == "lock_sha256" else str(of[name]) for of in (a, b)}
+        values = {str(cell[name])[:12] if name == "lock_sha256" else str(cell[name]) for cell in (a, b)}
         if len(values) > 1:
             yield f"the {words} {' against '.join(sorted(values))}"
 

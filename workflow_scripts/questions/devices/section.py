@@ -55,11 +55,11 @@ def device_ratios(tables: Tables) -> Plot:
         return ratio_rows(tables, comparisons(tables, "device"), "One device over another")
     known = of_pair(tables, first)
     references = [
-        Reference(float(known[of].dropna().iloc[0]), f"{words} {known[of].dropna().iloc[0]:.2f}×")
-        for of, words in (("bandwidth_ratio", "bandwidth"), ("flop_ratio", "arithmetic"))
-        if of in known and known[of].notna().any()
+        Reference(float(known[name].dropna().iloc[0]), f"{words} {known[name].dropna().iloc[0]:.2f}×")
+        for name, words in (("bandwidth_ratio", "bandwidth"), ("flop_ratio", "arithmetic"))
+        if name in known and known[name].notna().any()
     ]
-    series = MEASURED_PAIR.format(*(names.get(first[of], first[of]) for of in ("value_b", "value_a")))
+    series = MEASURED_PAIR.format(*(names.get(first[side], first[side]) for side in ("value_b", "value_a")))
     measured = rows.assign(series="measured", y=rows["ratio"], cell_id=rows["b"])
     alike = known[known["model"].eq(first["model"]) & known["workload"].eq(first["workload"])]
     predicted = alike.dropna(subset="predicted_ratio").assign(series=PREDICTED, low=np.nan, high=np.nan)
@@ -82,7 +82,7 @@ def device_ratios(tables: Tables) -> Plot:
 def _ends(tables: Tables) -> tuple[str, str, list[dict[str, Any]]]:
     """The names of the two devices, and the first and the last of their ratios; one if there are no others."""
     rows, names = records(along_sequences(tables)), device_names(tables)
-    a, b = (names.get(rows[0][of], rows[0][of]) for of in ("value_a", "value_b"))
+    a, b = (names.get(rows[0][side], rows[0][side]) for side in ("value_a", "value_b"))
     return a, b, rows[:1] + rows[1:][-1:]
 
 
@@ -90,23 +90,23 @@ def answers(report: Report) -> Iterator[Answer]:
     a, b, ends = _ends(report.tables)
     first = ends[0]
     bandwidth = of_pair(report.tables, first).get("bandwidth_ratio", pd.Series(dtype=float)).dropna()
-    bars = tuple(Bar(of["ratio"], of["low"], of["high"], f"at {of['x']:g}", hollow=_open(of)) for of in ends)
-    said = ", ".join(f"{times(of)} at {of['x']:g}" for of in ends)
+    bars = tuple(Bar(end["ratio"], end["low"], end["high"], f"at {end['x']:g}", hollow=_open(end)) for end in ends)
+    said = ", ".join(f"{times(end)} at {end['x']:g}" for end in ends)
     said = said.replace(f"at {first['x']:g}", f"at {first['x']:g} sequence{'s' * (first['x'] != 1)}", 1)
     gain = f"{b} over {a} {times(first)}"
     if bandwidth.empty:
         yield Answer(verdict_on(first, helps=True), f"{b} faster than {a}?", said, bars, gain)
         return
     times_faster = float(bandwidth.iloc[0])
-    within = [of["low"] <= times_faster <= of["high"] for of in ends]
+    within = [end["low"] <= times_faster <= end["high"] for end in ends]
     verdict = YES if all(within) else PARTLY if any(within) else NO
-    if all(within) and any(_open(of) for of in ends):
+    if all(within) and any(_open(end) for end in ends):
         verdict = OPEN
     yield Answer(verdict, f"As fast as its bandwidth, {times_faster:.2f}×?", said, bars, gain)
 
 
 def _spread(row: dict[str, Any]) -> str:
-    ends = dict.fromkeys(f"{row[of]:.2f}" for of in ("predicted_low", "predicted_high") if row[of] == row[of])
+    ends = dict.fromkeys(f"{row[end]:.2f}" for end in ("predicted_low", "predicted_high") if row[end] == row[end])
     return " to ".join(ends)
 
 
@@ -131,7 +131,7 @@ def _expected_sentence(tables: Tables) -> str:
     rows = tables.get("expected_ratios", *wanted).dropna(subset=wanted)
     row = records(require(rows, "no two devices are measured or predicted").nlargest(1, "bandwidth_ratio"))[0]
     names = device_names(tables)
-    pair = " over ".join(names.get(row[of], row[of]) for of in "ab")
+    pair = " over ".join(names.get(row[side], row[side]) for side in "ab")
     return f"Predicted, {pair} is {_spread(row)}×, with {row['bandwidth_ratio']:.2f} times the bandwidth."
 
 

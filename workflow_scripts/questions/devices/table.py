@@ -84,7 +84,7 @@ def explanations(
     """
     named = ["cell_id", "gpu", "kv_cache_tokens", "bound_by"]
     of_sides = [cells.iloc[pairs[side]].reset_index(drop=True) for side in "ab"]
-    sides = pd.concat([of[named].add_suffix(f"_{side}") for side, of in zip("ab", of_sides, strict=True)], axis=1)
+    sides = pd.concat([each[named].add_suffix(f"_{side}") for side, each in zip("ab", of_sides, strict=True)], axis=1)
     rows = sides.join(of_sides[1][["model", "dtype", "quantization"]]).join(pairs[["ratio", "low", "high"]])
     rows = rows.rename(columns={"cell_id_a": "a", "cell_id_b": "b"})
     rows["kv_tokens_ratio"] = numbers(rows["kv_cache_tokens_b"]) / numbers(rows["kv_cache_tokens_a"])
@@ -95,7 +95,7 @@ def explanations(
     had_room = ~(rows["bound_by_a"].eq("kv_blocks") | rows["bound_by_b"].eq("kv_blocks")).fillna(False).to_numpy(bool)
     candidates = pd.DataFrame(
         {
-            name: rows[column].astype(float).mask(rows["hidden"].map(lambda of, column=column: column in of))
+            name: rows[column].astype(float).mask(rows["hidden"].map(lambda hidden, column=column: column in hidden))
             for column, name in CANDIDATES.items()
         }
     )
@@ -103,8 +103,8 @@ def explanations(
     p = p_near(found, candidates.to_numpy())
     observed = zip(rows["ratio"], rows["low"], rows["high"], strict=True)
     explained = [
-        explain(ratio, low, high, of, dict(zip(of, p_of, strict=True)))
-        for (ratio, low, high), of, p_of in zip(observed, records(candidates), p.tolist(), strict=True)
+        explain(ratio, low, high, may, dict(zip(may, p_of, strict=True)))
+        for (ratio, low, high), may, p_of in zip(observed, records(candidates), p.tolist(), strict=True)
     ]
     return rows.join(pd.DataFrame(explained)).reindex(columns=list(SCHEMA.columns))
 
@@ -117,8 +117,10 @@ def p_near(observed: Comparisons, candidates: FloatArray) -> FloatArray:
     """
     # Two devices are compared for any day, each of which has an effect on both.
     observed = observed._replace(error=observed.of_settings)
-    away = (observed._replace(difference=observed.difference - of) for of in np.moveaxis(np.log(candidates), -1, 0))
-    p = np.stack([of.p_within(NEAR_PCT) for of in away], axis=-1)
+    away = (
+        observed._replace(difference=observed.difference - ratio) for ratio in np.moveaxis(np.log(candidates), -1, 0)
+    )
+    p = np.stack([each.p_within(NEAR_PCT) for each in away], axis=-1)
     known = ~np.isnan(p).all(axis=tuple(range(p.ndim - 2)))
     p[..., known] = holm(p[..., known])
     return p
@@ -132,8 +134,10 @@ def _capabilities(pair: Row, rates: Mapping[str, DeviceRates]) -> Row:
     dtype = None if method else pair["dtype"]
     measured = {name: as_measured(gpus[name], rates[name]) for name in (a, b) if name in rates}
     found: Row = {}
-    for prefix, of in (("", gpus), ("measured_", measured)):
-        found[f"{prefix}bandwidth_ratio"], found[f"{prefix}flop_ratio"] = capability_ratios(of.get(a), of.get(b), dtype)
+    for prefix, each in (("", gpus), ("measured_", measured)):
+        found[f"{prefix}bandwidth_ratio"], found[f"{prefix}flop_ratio"] = capability_ratios(
+            each.get(a), each.get(b), dtype
+        )
     facts = known_facts(pair["model"], pair["dtype"], method)
     step_bytes = facts.decode_weight_bytes if facts else math.inf
     names = "measured_cache_ratio", "cannot_show", "hidden"
@@ -197,10 +201,10 @@ def _with_expectation(pairs: pd.DataFrame, predictions: pd.DataFrame | None) -> 
     if predictions is not None:
         predicted = predictions[predictions["quantity"] == RATE].set_index("cell_id")[list(predicted)]
     sides = {side: predicted.reindex(pairs[side]) for side in "ab"}
-    (own_a, scaled_a), (own_b, scaled_b) = (of[rates].to_numpy(dtype=float).T for of in sides.values())
+    (own_a, scaled_a), (own_b, scaled_b) = (one[rates].to_numpy(dtype=float).T for one in sides.values())
     from_each = np.array([own_b / scaled_a, scaled_b / own_a])
     # Errors of one way to predict cancel in a ratio, those of two do not.
-    source_a, source_b = (of["speed_source"].fillna("").to_numpy(dtype=str) for of in sides.values())
+    source_a, source_b = (one["speed_source"].fillna("").to_numpy(dtype=str) for one in sides.values())
     own = np.where(source_a == source_b, own_b / own_a, np.nan)
     return pairs.assign(
         predicted_ratio=np.sqrt(from_each.prod(axis=0)),

@@ -21,7 +21,7 @@ def fastest_pairs(tables: Tables) -> pd.DataFrame:
     """The fastest vLLM cell over the fastest HuggingFace cell of each device, model and workload."""
     rates = tables.value(RATE)
     rows = comparisons(tables, "engine").assign(
-        rate_b=lambda of: of["b"].map(rates), rate_a=lambda of: of["a"].map(rates)
+        rate_b=lambda rows: rows["b"].map(rates), rate_a=lambda rows: rows["a"].map(rates)
     )
     rows = rows.sort_values(["rate_b", "rate_a"], ascending=False, kind="stable").drop_duplicates(PLACES)
     place = rows["gpu"].map({gpu: i for i, gpu in enumerate(tables.devices)})

@@ -7,7 +7,7 @@ from workflow_scripts.study.setting_words import knob_name
 from workflow_scripts.tables.results import Tables, require
 
 PER_TOKEN, TTFT = "tpot_s_p50", "ttft_s_p50"
-LATENCIES = (PER_TOKEN, TTFT, "ttft_s_p99", "e2e_s_p50", "queue_s_p50")
+LISTED = (PER_TOKEN, TTFT, "ttft_s_p99", "e2e_s_p50", "queue_s_p50")
 
 
 def speed_per_user(tables: Tables) -> Plot:
@@ -42,6 +42,6 @@ SUBJECT = Subject(
     sentence=sentence,
     figures=[speed_per_user],
     tables=[
-        of_cells(LATENCIES, "Latencies of every cell"),
+        of_cells(LISTED, "Latencies of every cell"),
     ],
 )

@@ -40,7 +40,7 @@ def published_along(tables: Tables) -> pd.DataFrame:
     predictions = predictions[(predictions["quantity"] == RATE) & predictions["published"].notna()]
     known = predictions.set_index("cell_id")["published"]
     rows: pd.DataFrame = (
-        line.rows[["cell_id", "gpu", "x"]].drop_duplicates().assign(y=lambda of: of["cell_id"].map(known))
+        line.rows[["cell_id", "gpu", "x"]].drop_duplicates().assign(y=lambda rows: rows["cell_id"].map(known))
     )
     rows = rows[rows["gpu"] == rows["gpu"].iloc[0]].dropna(subset="y").sort_values("x")
     return rows.assign(

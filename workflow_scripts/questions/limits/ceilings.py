@@ -26,7 +26,7 @@ MEMORY, CACHE, ARITHMETIC = "memory bandwidth", "cache bandwidth", "arithmetic"
 
 
 @dataclass(frozen=True)
-class Rates:
+class KnownRates:
     """A device with rates from one source: a `gpu` whose memory bandwidth and arithmetic rates are from that source.
 
     `cache_bytes` is the size of its last-level cache, 0 if unknown. `measured` is the record of the device, if the
@@ -58,14 +58,16 @@ class Rates:
         return of_source or np.nan
 
 
-def rates_of(gpu: Gpu, devices: Path) -> list[Rates]:
+def rates_of(gpu: Gpu, devices: Path) -> list[KnownRates]:
     """A device's rates from its data sheet, and the measured ones if `devices` holds its record."""
     record = devices / f"{gpu.name}.json"
     measured = DeviceRates.read(record) if record.exists() else None
     cache_bytes = (measured.last_level_cache_bytes if measured else None) or 0
-    rates = [Rates("datasheet", gpu, cache_bytes)] if gpu.memory_bandwidth_bytes_per_s or gpu.dense_flop_per_s else []
+    rates = (
+        [KnownRates("datasheet", gpu, cache_bytes)] if gpu.memory_bandwidth_bytes_per_s or gpu.dense_flop_per_s else []
+    )
     if measured:
-        rates.append(Rates("measured", as_measured(gpu, measured), cache_bytes, measured))
+        rates.append(KnownRates("measured", as_measured(gpu, measured), cache_bytes, measured))
     return rates
 
 
@@ -158,7 +160,7 @@ def devices_of(work: pd.DataFrame, gpu: Gpu) -> pd.Series:
     return ranks.clip(upper=1) if gpu.kind == "cpu" else ranks
 
 
-def phase_times(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype: str) -> pd.DataFrame:
+def phase_times(work: pd.DataFrame, facts: ModelFacts, rates: KnownRates, kv_cache_dtype: str) -> pd.DataFrame:
     """Shortest times (s) of a repeat's two phases, by memory and by arithmetic, and of both phases together.
 
     `work` has sums of `tables.work`, the columns of `least_steps`, and the numbers of ranks. Each rank has one

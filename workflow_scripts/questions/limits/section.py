@@ -38,7 +38,7 @@ def _shares(tables: Tables) -> pd.DataFrame:
     with suppress(MissingError):
         at = main_line(tables).rows.drop_duplicates("cell_id").set_index("cell_id")["x"]
         along = cells.join(at, on="cell_id", how="inner").sort_values("x", kind="stable")
-        cells = require(along, "").sort_values("gpu", key=lambda of: of.map(tables.devices.index), kind="stable")
+        cells = require(along, "").sort_values("gpu", key=lambda names: names.map(tables.devices.index), kind="stable")
     return coloured(tables, cells).drop_duplicates("name")
 
 

@@ -15,7 +15,7 @@ from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, re
 from workflow_scripts.questions.limits.ceilings import (
     CACHE,
     MEMORY,
-    Rates,
+    KnownRates,
     binding,
     devices_of,
     least_steps,
@@ -98,7 +98,7 @@ def limits_table(work: pd.DataFrame, devices: Path) -> tuple[pd.DataFrame, list[
     return table.sort_values([*REPEAT, "rates"])[list(SCHEMA.columns)], list(dict.fromkeys(reasons))
 
 
-def _limits(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype: str) -> pd.DataFrame:
+def _limits(work: pd.DataFrame, facts: ModelFacts, rates: KnownRates, kv_cache_dtype: str) -> pd.DataFrame:
     times = phase_times(work, facts, rates, kv_cache_dtype)
     cache_bytes_per_s, memory_bytes_per_s = rates.cache_bytes_per_s(facts), rates.memory_bandwidth_bytes_per_s
     from_cache = times["weights_fit_cache"] & np.isfinite(cache_bytes_per_s)
@@ -124,7 +124,7 @@ def _limits(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype:
     return _verdict(_utilization(table, facts, rates, kv_cache_dtype))
 
 
-def _utilization(table: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype: str) -> pd.DataFrame:
+def _utilization(table: pd.DataFrame, facts: ModelFacts, rates: KnownRates, kv_cache_dtype: str) -> pd.DataFrame:
     """Add what the repeat had to read and compute, as a share of what the device could do in the same time."""
     wall_s, steps = numbers(table["wall_s"]), numbers(table["steps"])
     devices = numbers(devices_of(table, rates.gpu))

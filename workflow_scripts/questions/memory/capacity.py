@@ -125,14 +125,14 @@ def _of_cells(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_published(predictions: pd.DataFrame) -> pd.DataFrame:
-    of = predictions[predictions["published"].map(lambda record: isinstance(record, dict)).astype(bool)]
-    stated = pd.DataFrame(of["published"].tolist(), index=of.index, columns=["gpu", "model", *_PUBLISHED])
+    rows = predictions[predictions["published"].map(lambda record: isinstance(record, dict)).astype(bool)]
+    stated = pd.DataFrame(rows["published"].tolist(), index=rows.index, columns=["gpu", "model", *_PUBLISHED])
     table = stated.rename(columns={name: f"observed_{name}" for name in _PUBLISHED}).assign(
         source=PUBLISHED,
-        cell_id=of["cell_id"],
+        cell_id=rows["cell_id"],
         engine=VLLM.name,
-        engine_version="vllm " + of["vllm_version"].astype("string"),
-        observed_block_size=of["block_size"],
+        engine_version="vllm " + rows["vllm_version"].astype("string"),
+        observed_block_size=rows["block_size"],
     )
     kinds = dict.fromkeys(_CELL, "string") | dict.fromkeys([*_PRINTED_GIB, *_OBSERVED], "float64")
     return table.reindex(columns=list(kinds)).astype(kinds)
@@ -151,7 +151,8 @@ def _predicted(predictions: pd.DataFrame) -> pd.DataFrame:
 
 def _with_errors(table: pd.DataFrame) -> pd.DataFrame:
     errors = {
-        f"{term}_error_pct": 100 * (table[f"predicted_{term}"] / table[f"observed_{term}"].where(lambda of: of > 0) - 1)
+        f"{term}_error_pct": 100
+        * (table[f"predicted_{term}"] / table[f"observed_{term}"].where(lambda size: size > 0) - 1)
         for term in COMPARED
     }
     # Before vLLM 0.21 graphs are not subtracted from the budget. Then 0 is predicted, which says nothing of their size.

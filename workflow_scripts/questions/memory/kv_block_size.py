@@ -38,7 +38,7 @@ def block_size(tables: Tables) -> Plot:
         rows = rows.drop(columns="name").join(named, on="b", how="inner")
         require(rows, "no rates of these sizes are compared")
         rows = rows.assign(value=rows["ratio"], cell_id=rows["b"], hollow=[is_hollow(row) for row in records(rows)])
-        rows = rows.sort_values("b", key=lambda of: of.map(list(named.index).index), kind="stable")
+        rows = rows.sort_values("b", key=lambda names: names.map(list(named.index).index), kind="stable")
         base = setting_phrase(KNOB, rows["value_a"].iloc[0]).removeprefix("block size ")
         label = f"{rate_words(rows['metric'].iloc[0])}, over {base}"
         panels.append(ratio(rows, "Rate", label, measure="ratio"))
@@ -52,8 +52,8 @@ def _sizes(tables: Tables) -> pd.DataFrame:
         raise MissingError("no cell sets the block size")
     rows = tables.measured.drop_duplicates("cell_id").dropna(subset=SIZE)
     others = [name for name in tables.knobs if name != SIZE]
-    alike = (of for _, of in rows.groupby([*PLACES, "engine", *others], dropna=False, sort=False))
-    most = max(alike, key=lambda of: of[SIZE].nunique(), default=rows)
+    alike = (group for _, group in rows.groupby([*PLACES, "engine", *others], dropna=False, sort=False))
+    most = max(alike, key=lambda group: group[SIZE].nunique(), default=rows)
     if most[SIZE].nunique() < 2:
         raise MissingError("no two measured cells differ only in block size")
     named = most.sort_values(SIZE).assign(name=most[SIZE].map("{:g} tokens".format))
@@ -71,7 +71,7 @@ def sentence(report: Report) -> str:
     if pd.isna(first["value"]) or pd.isna(last["value"]):
         top = upwards(comparisons(report.tables, "knob", KNOB))
         return f"Rates differ by a factor of at most {number(top['ratio'].max(), 2)}."
-    large, small = (rounded(of["value"], of["low"], of["high"]) for of in (last, first))
+    large, small = (rounded(end["value"], end["low"], end["high"]) for end in (last, first))
     return f"Large blocks leave {large} % of held slots empty, small ones {small} %."
 
 
@@ -113,7 +113,7 @@ CAPACITY = TablePart(
 )
 
 
-MEMORY = [f"kv_bytes_{of}" for of in ("reserved_peak", "reserved_mean", "used_mean")]
+MEMORY = [f"kv_bytes_{kind}" for kind in ("reserved_peak", "reserved_mean", "used_mean")]
 MEMORY += ["torch_memory_bytes_max", "process_memory_growth_bytes_max"]
 
 

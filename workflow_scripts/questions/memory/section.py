@@ -57,8 +57,8 @@ def same_memory(tables: Tables) -> pd.DataFrame:
     enough for all contiguous reservations is left out.
     """
     rows = pools(tables)
-    for of in ("", "_predicted"):
-        rows[f"users{of}"] = rows[f"{USERS}{of}"].fillna(rows[f"running_peak{of}"])
+    for end in ("", "_predicted"):
+        rows[f"users{end}"] = rows[f"{USERS}{end}"].fillna(rows[f"running_peak{end}"])
     short = rows[rows["contiguous"] & rows[USERS].notna()]
     both = rows.merge(short.groupby(MEMORY, as_index=False)["users"].max(), on=MEMORY, suffixes=("", "_contiguous"))
     used_pct = 100 - both["cell_id"].map(tables.value("waste_pct"))

@@ -15,7 +15,7 @@ from workflow_scripts.page.report import CELL, Report, Subject, TablePart
 from workflow_scripts.page.series import cell_names, coloured
 from workflow_scripts.tables.results import RATE, Tables, records, require, under_load
 
-LATENCIES = ("ttft_s_p50", "tpot_s_p50")
+FORESEEN = ("ttft_s_p50", "tpot_s_p50")
 # Predictions are right if their median error is at most this, and wrong from that one on.
 RIGHT_PCT, WRONG_PCT = 5.0, 25.0
 # What a prediction is made from, in words.
@@ -110,7 +110,7 @@ def _of_quantity(name: str, further: Mapping[str, str]) -> TablePart:
         rows = predictions[(predictions["quantity"] == name) & predictions["predicted"].notna()]
         of_table = {"measured": "measured", "predicted": "predicted", "predicted_low": "low", "predicted_high": "high"}
         flagged = rows["flagged"].astype(object).where(rows["measured"].notna(), None)
-        return rows.assign(flagged=flagged, **{of: shown.scaled(rows[name]) for of, name in of_table.items()})
+        return rows.assign(flagged=flagged, **{column: shown.scaled(rows[name]) for column, name in of_table.items()})
 
     headings = {"measured": heading(name, "Measured"), "predicted": heading(name, "Predicted (band)")}
     return TablePart(
@@ -142,6 +142,6 @@ SUBJECT = Subject(
                 "running_peak_predicted": "Peak of sequences at once, predicted",
             },
         ),
-        *(_of_quantity(latency, {"in_band": "In its band"}) for latency in LATENCIES),
+        *(_of_quantity(latency, {"in_band": "In its band"}) for latency in FORESEEN),
     ],
 )

@@ -38,7 +38,7 @@ from workflow_scripts.tables.summary import (
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 
-LATENCIES = ("tpot_s_p50", "ttft_s_p50")
+RANKED_BY = ("tpot_s_p50", "ttft_s_p50")
 TAILS = ("ttft_s_p99", "tpot_s_p99")
 BEST, WITHIN_LATENCY, SMALLEST = "best_throughput", "best_within_latency", "smallest_within_margin"
 # The bound if the study sets none is this many times the lowest time per output token of any configuration.
@@ -68,7 +68,7 @@ SCHEMA = table_schema(
         "configurations have it; those without it are left out",
     ),
     NUMBER(
-        [f"{name}{end}" for name in ("rate", *LATENCIES) for end in ("", "_low", "_high")],
+        [f"{name}{end}" for name in ("rate", *RANKED_BY) for end in ("", "_low", "_high")],
         "`metric`, the latencies of whole repeats: geometric means over the cell's starts",
     ),
     TEXT("scope", SCOPE_MEANING),
@@ -132,7 +132,7 @@ def _summary(summed: Summaries) -> tuple[pd.DataFrame, Mapping[str, Samples]]:
     serves = summary["engine"].eq(VLLM.name) & summary.reindex(columns=list(TESTS_ONLY)).isna().all(axis="columns")
     summary = _with_interval(summary[serves].reset_index(drop=True), samples, RATE)
     of_rates = {RATE: samples}
-    for metric in (STEADY, *LATENCIES, *TAILS):
+    for metric in (STEADY, *RANKED_BY, *TAILS):
         of_metric, of_rates[metric] = summed(metric)
         other = _with_interval(of_metric[[*IDENTITY, "sample"]], of_rates[metric], metric)
         columns = [*IDENTITY, metric, *(f"{metric}_{end}" for end in ("low", "high", "scope", "rank"))]

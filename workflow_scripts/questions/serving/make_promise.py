@@ -112,7 +112,7 @@ def another_start(samples: Samples) -> tuple[FloatArray, Error]:
 
 
 def _promised(samples: Samples) -> Promised:
-    value, low, high = (float(of[0]) for of in interval_of(*another_start(samples)))
+    value, low, high = (float(end[0]) for end in interval_of(*another_start(samples)))
     return Promised(value=value, low=finite(low), high=finite(high))
 
 

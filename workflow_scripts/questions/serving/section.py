@@ -55,7 +55,9 @@ def _by_load(tables: Tables, measure: str, title: str) -> Plot:
     require(rows, "no server was measured at two request rates or numbers of users")
     places = rows.groupby(_PANEL, sort=False)
     rows = places.get_group(places["cell_id"].nunique().idxmax())
-    ends = {of: shown_as.scaled(rows[f"{measure}{end}"]) for of, end in (("y", ""), ("low", "_low"), ("high", "_high"))}
+    ends = {
+        key: shown_as.scaled(rows[f"{measure}{end}"]) for key, end in (("y", ""), ("low", "_low"), ("high", "_high"))
+    }
     drawn = rows.assign(**ends, hollow=rows["saturated"].eq(True)).dropna(subset="y").sort_values("x", kind="stable")
     colour = device_looks(tables)[drawn["gpu"].iloc[0]].colour
     # Servers and settings of one device differ by their marks.

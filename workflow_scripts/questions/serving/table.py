@@ -64,7 +64,7 @@ SCHEMA = table_schema(
 
 # Columns with a geometric mean over the starts and its interval.
 RATES = ("requests_per_s", "output_tokens_per_s")
-MEDIANS = tuple(f"{of.name}_p50" for of in PER_REQUEST)
+MEDIANS = tuple(f"{column.name}_p50" for column in PER_REQUEST)
 TAILS = ("ttft_s_p99", "e2e_s_p99")
 GOODPUT = "goodput_requests_per_s"
 # With fewer requests in a repeat, its 99th percentile is hardly more than its longest latency.
@@ -279,7 +279,7 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
     found: dict[str, Sequence[FloatArray]] = {metric: interval for metric, (interval, _) in rates.items()}
     found |= {metric: interval_of_load(table, by, metric) for metric in MEDIANS}
     long = groups["num_requests"].min().ge(TAIL_REQUESTS).to_numpy(dtype=bool)
-    columns = {name: values for metric, of in found.items() for name, values in zip(_ends(metric), of, strict=True)}
+    columns = {name: values for metric, ends in found.items() for name, values in zip(_ends(metric), ends, strict=True)}
     tails = {
         metric: np.where(long, np.exp(numbers(pd.DataFrame(summarise(table, by, metric)[1].log).T.mean())), np.nan)
         for metric in TAILS

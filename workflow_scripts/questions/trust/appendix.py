@@ -32,13 +32,13 @@ SHORT_HASH = 12
 
 def counts(report: Report) -> Iterator[Block]:
     grid, study = report.grid, report.study
-    became = ", ".join(f"{count} {outcome_words(of)}" for of, count in grid["outcome"].value_counts().items())
+    became = ", ".join(f"{count} {outcome_words(end)}" for end, count in grid["outcome"].value_counts().items())
     yield Text(
         f"{len(grid)} cells: {became}. A cell is one combination of device, engine, model, workload and engine "
         f"settings. The study asks for {plural(study.repeats, 'timed repeat')} of each, after a warm-up."
     )
-    axes = {f"{heading}s": list(dict.fromkeys(grid[of])) for of, heading in PLACE_HEADINGS.items()}
-    axes |= {of.removeprefix("knob_"): sorted(grid[of].dropna().unique()) for of in report.tables.knobs}
+    axes = {f"{heading}s": list(dict.fromkeys(grid[name])) for name, heading in PLACE_HEADINGS.items()}
+    axes |= {name.removeprefix("knob_"): sorted(grid[name].dropna().unique()) for name in report.tables.knobs}
     rows = [[axis, ", ".join(shown(value).replace(",", "") for value in values)] for axis, values in axes.items()]
     yield Table("What the study combines", ["Axis", "Values"], rows, [False, False])
 
@@ -49,15 +49,15 @@ def devices(report: Report) -> Iterator[Block]:
     rows = [
         {
             "Device": gpu,
-            "memory_bandwidth_bytes_per_s": of.memory_bandwidth_bytes_per_s,
-            "dense_flop_per_s": (of.dense_flop_per_s or {}).get("bf16"),
-            "memory_bytes": of.usable_memory_bytes or of.memory_bytes,
-            "tdp_w": of.tdp_w,
+            "memory_bandwidth_bytes_per_s": spec.memory_bandwidth_bytes_per_s,
+            "dense_flop_per_s": (spec.dense_flop_per_s or {}).get("bf16"),
+            "memory_bytes": spec.usable_memory_bytes or spec.memory_bytes,
+            "tdp_w": spec.tdp_w,
             "Reported name": ", ".join(reported.get(gpu, [])) or None,
-            "Sources": "; ".join(dict.fromkeys(of.sources.values())) or "no data sheet",
+            "Sources": "; ".join(dict.fromkeys(spec.sources.values())) or "no data sheet",
         }
         for gpu in dict.fromkeys(report.grid["gpu"])
-        if (of := catalogue.get(gpu))
+        if (spec := catalogue.get(gpu))
     ]
     headings = {
         "Device": "",

@@ -44,9 +44,9 @@ def _recorded(cell_id: str, paths: StudyPaths) -> Iterator[tuple[Any, ...]]:
     path = paths.outcome(cell_id)
     if path.exists() and (outcome := outcome_in(path)):
         for name, value in outcome.provenance.items():
-            for of, item in value.items() if isinstance(value, dict) else [("", value)]:
+            for part, item in value.items() if isinstance(value, dict) else [("", value)]:
                 what, known = _NAMES.get(name, name.replace("_", " ")), "not known" if item is None else shown(item)
-                yield cell_id, 1, RECORD, f"{what}: {of}" if of else what, known
+                yield cell_id, 1, RECORD, f"{what}: {part}" if part else what, known
 
 
 def _logs(cell_id: str, start: int, paths: StudyPaths) -> Iterator[tuple[Any, ...]]:

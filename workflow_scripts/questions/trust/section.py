@@ -33,7 +33,7 @@ def spread(tables: Tables) -> Plot:
         name=rows["cell_id"].map(cell_names(tables)), value=rows[RATE] / rows["cell_id"].map(ends["value"])
     )
     dots = dots.dropna(subset="value")
-    apart = dots.groupby("cell_id", sort=False)["value"].agg(lambda of: of.max() / of.min())
+    apart = dots.groupby("cell_id", sort=False)["value"].agg(lambda values: values.max() / values.min())
     most = apart.sort_values(ascending=False, kind="stable").index[:MOST_CELLS]
     of_cells = dots.drop_duplicates("cell_id").set_index("cell_id").loc[most].drop(columns="value")
     shares = ends.div(ends["value"], axis=0)[["value", "low", "high"]]
@@ -72,12 +72,14 @@ def what_intervals_cover(report: Report) -> Iterator[Block]:
 def cautions(report: Report) -> Iterator[Block]:
     """What else a reader must know of the numbers: foreign code, random weights, unknown models."""
     models, cells = resolved_models(report.study), report.tables.rows
-    if trusted := [f"{name} ({of.hub_repo} at {of.revision})" for name, of in models.items() if of.trust_remote_code]:
+    if trusted := [
+        f"{name} ({model.hub_repo} at {model.revision})" for name, model in models.items() if model.trust_remote_code
+    ]:
         yield Text(
             f"The study sets trust_remote_code, so engines ran Python code from the repositories of {listed(trusted)}. "
             "This pipeline does not check that code, and it could do anything that the measuring account may do."
         )
-    if random := [name for name, of in models.items() if of.load_format == "dummy"]:
+    if random := [name for name, model in models.items() if model.load_format == "dummy"]:
         yield Text(
             f"The weights of {listed(random)} are random; the work does not depend on their values, but at a power "
             "limit the speed may, slightly."

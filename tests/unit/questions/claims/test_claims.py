@@ -23,7 +23,7 @@ from workflow_scripts.questions.claims.evidence import (
     verdict,
     within,
 )
-from workflow_scripts.questions.claims.study_tables import Interval
+from workflow_scripts.questions.claims.study_tables import Estimate
 from workflow_scripts.statistics.comparisons import NOT_DECIDED
 from workflow_scripts.study.study_file import load_study
 
@@ -128,7 +128,7 @@ def test_what_would_test_a_claim_names_a_study_and_a_sweep_that_exist():
     ],
 )
 def test_what_an_interval_says_of_a_stated_range(stated, tolerance, low, high, says):
-    assert within(Interval(2.5, low, high), Stated(**stated), **tolerance) == says
+    assert within(Estimate(2.5, low, high), Stated(**stated), **tolerance) == says
     assert within(float("nan"), Stated(**stated)) is None
 
 

@@ -15,7 +15,7 @@ from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
 from workflow_scripts.physics.model_facts import model_facts, read_model_facts
 from workflow_scripts.physics.rate_ceiling import attention_cost
 from workflow_scripts.questions.limits.ceilings import (
-    Rates,
+    KnownRates,
     least_steps,
     phase_flops,
     phase_times,
@@ -33,7 +33,7 @@ def rates(bandwidth=None, fp32=None, cache_bytes=0, source="measured", kind="cud
     flops = None if fp32 is None else {"fp32": fp32}
     update = {"memory_bandwidth_bytes_per_s": bandwidth, "dense_flop_per_s": flops, "kind": kind}
     gpu = CPU.model_copy(update=update)
-    return Rates(source, gpu, cache_bytes)
+    return KnownRates(source, gpu, cache_bytes)
 
 
 QWEN3_30B = read_model_facts(get_model("qwen3-30b-a3b").config)
@@ -94,7 +94,7 @@ def test_a_set_is_read_no_faster_than_the_next_smaller_one_and_all_larger_ones()
 def test_a_gpu_has_its_data_sheet_and_its_measured_rates(tmp_path):
     h200 = get_gpu("h200")
     (datasheet,) = rates_of(h200, tmp_path)
-    assert datasheet == Rates("datasheet", h200, 0)
+    assert datasheet == KnownRates("datasheet", h200, 0)
     record(gpu="h200", matmul_flop_per_s={"bf16": 700e12}).write(tmp_path / "h200.json")
     datasheet, measured = rates_of(h200, tmp_path)
     assert (datasheet.source, measured.source) == ("datasheet", "measured")
