@@ -117,7 +117,7 @@ def _word(pattern: str) -> str:
     >>> _word(r"(?:Setting|Forcing) the block_sizes? to {block_size:count}"), _word("(?:one|two)")
     ('block_size', '')
     """
-    bare = re.sub(r"\\.|\[(?:\\.|[^\]])*\]|\{[^{}]*\}|\w[?*]", " ", pattern)
+    bare = re.sub(r"\\.|\[(?:\\.|[^\[\]\\])*\]|\{[^{}]*\}|\w[?*]", " ", pattern)
     while (outer := re.sub(r"\([^()]*\)", " ", bare)) != bare:
         bare = outer
     return max(re.findall(r"\w+", bare), key=len, default="")
