@@ -9,8 +9,8 @@ CORES ?= all
 ARGS ?=
 
 BIN := $(VENV)/bin
-# Rules call `python` and other commands by name; they must be those of the environment. Tests call linters.
-export PATH := $(abspath $(BIN)):$(PATH):$(abspath .venv-linters/bin)
+# Rules call `python` and other commands by name; they must be those of the environment.
+export PATH := $(abspath $(BIN)):$(PATH)
 # Modules stay compiled between commands, which halves their start time, even if the machine's default differs.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -36,7 +36,7 @@ demo: $(VENV)/cpu.installed ## calibrate this machine's CPU and run the demo stu
 
 # Measurements and clusters need the whole machine, the other tests do not; the longest of these begin first. Exit code 5:
 # pytest found no test to run.
-test: $(VENV)/dev.installed .venv-linters/linters.installed ## run the tests that measure nothing, side by side (ARGS="-k page": some of them)
+test: $(VENV)/dev.installed ## run the tests that measure nothing, side by side (ARGS="-k page": some of them)
 	$(BIN)/pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder tests/integration/parallel tests/unit workflow_scripts $(ARGS) || test $$? = 5
 
 test-all: test test-slurm test-measure ## run these three, one after another
@@ -95,7 +95,6 @@ lock:
 	envs/setup.sh compile dev $(VENV) $(ARGS)
 	envs/setup.sh compile cuda $(VENV) $(ARGS)
 	envs/setup.sh compile tools $(VENV) $(ARGS)
-	envs/setup.sh compile linters $(VENV) $(ARGS)
 endif
 
 bench-start: $(TOOLS_VENV)/tools.installed ## measure how long the commands that need no engine take to start
@@ -179,8 +178,7 @@ $(CUDA_VENV)/cuda.installed: envs/cuda.txt $(SETUP)
 $(TOOLS_VENV)/tools.installed: envs/tools.txt $(SETUP)
 	$(INSTALL)
 
-# The linters, and an engine's other version.
-.venv-linters/linters.installed: envs/linters.txt
+# An engine's other version.
 .venv-$(ENV)/$(ENV).installed: envs/$(ENV).txt
-$(sort .venv-linters/linters.installed .venv-$(ENV)/$(ENV).installed): $(SETUP)
+.venv-$(ENV)/$(ENV).installed: $(SETUP)
 	$(INSTALL)

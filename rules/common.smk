@@ -33,7 +33,7 @@ config = read_yaml(CHECKOUT / "config/config.yaml") | config
 # Where files of the workflow are: relative in the checkout itself.
 HOME = Path() if Path.cwd() == CHECKOUT else CHECKOUT
 # Keys of `--config`, each read by the rule that needs it.
-CONFIG_KEYS = "study results site runs against fail_if_worse occasions_vary pick host image".split()
+CONFIG_KEYS = "study results site runs against fail_if_worse occasions_vary pick host".split()
 CONFIG_KEYS += ["partial", "rerun", "tries"]
 # A dry run and --verbose show all that Snakemake says.
 IS_BRIEF = not (workflow.output_settings.dryrun or workflow.output_settings.verbose)

@@ -1,7 +1,7 @@
 """Deploy: what the study promises of one setting, and files to serve and watch it. No other target needs this."""
 
 PROMISED_FROM = "cells starts repeats serving recommendations".split()
-DEPLOYED = "vllm.yaml require_key.py compose.yaml kubernetes.yaml serve.sbatch prometheus.yml alerts.yml".split()
+DEPLOYED = "vllm.yaml require_key.py serve.sbatch prometheus.yml alerts.yml".split()
 DEPLOYED += [
     f"grafana/{name}" for name in ("datasources/prometheus.yml", "dashboards/kvsweep.yml", "dashboards/kvsweep.json")
 ]
@@ -30,7 +30,7 @@ rule promise:
 
 
 rule export:
-    """Files to serve the setting (vLLM, containers, Kubernetes, Slurm) and to watch it (Prometheus, Grafana)."""
+    """Files to serve the setting (vLLM, Slurm) and to watch it (Prometheus, Grafana)."""
     input:
         promise=PATHS.deploy / "promise.json",
     output:
@@ -40,7 +40,7 @@ rule export:
     params:
         code=sources_sha256("deploy.export", beside=(HOME / "workflow_scripts/deploy/templates").rglob("*.j*")),
         folder=PATHS.deploy,
-        flags=[f"--{name}={config[name]}" for name in ("host", "image") if name in config],
+        flags=[f"--host={config['host']}"] if "host" in config else [],
     shell:
         "python -m workflow_scripts export"
         ' --study "$STUDY"'

@@ -83,7 +83,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     needed = {command for mark in item.iter_markers("needs_tool") for command in mark.args}
     missing = sorted(command for command in needed if shutil.which(command, path=search_path) is None)
     if missing:
-        pytest.skip(f"no {' or '.join(missing)} here; `make debian` and `make env ENV=linters` install what is missing")
+        pytest.skip(f"no {' or '.join(missing)} here; `make debian` installs what is missing")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -123,7 +123,7 @@ def _release(text: str) -> str:
 
 
 # What a study measured may come from somebody else, and goes into comments, shell, YAML and queries. Text is one line,
-# and holds no placeholder of Compose, Prometheus or Grafana.
+# and holds no placeholder of a shell, Prometheus or Grafana.
 OneLine = Annotated[str, AfterValidator(_line)]
 Release = Annotated[str, AfterValidator(_release)]
 
@@ -152,7 +152,6 @@ class Promise(Record):
     engine_release: Release = Field(description="version of vLLM that was measured, such as 0.32.0")
     effective: dict[str, Any] = Field(description="engine settings that took effect")
     max_num_seqs: int
-    start_s: float = Field(description="longest measured start, without the import of libraries")
     starts: int
     busy: float = Field(description="requests in the server from which on it is as busy as in the study")
     measured: dict[str, Promised] = Field(description="measure -> what it was, and will be after a restart")

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from compose_spec import PyCompose
 
 from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.catalog.gpus_and_models import load_models
@@ -35,7 +34,6 @@ STUDY = study_content(
 )
 HUB = "{}/vllm-serve/llama-3.1-8b-instruct/chat/seqs64-tp2-rate4"
 REVISION = load_models()["llama-3.1-8b-instruct"].revision
-IMAGE = "vllm/vllm-openai@sha256:" + "0" * 64
 CPU = "cpu-all/vllm-serve/tiny-llama-57m/chat/bs32-seqs4-cpukv1-rate4"
 
 
@@ -56,7 +54,6 @@ def promise(**changes: object) -> Promise:
             "engine_release": "0.32.0",
             "effective": {"block_size": 16, "num_gpu_blocks": 1000, "max_num_seqs": 64, "dtype": "bfloat16"},
             "max_num_seqs": 64,
-            "start_s": 15.0,
             "starts": 3,
             "busy": 12.0,
             "measured": {
@@ -94,11 +91,6 @@ def deployment(folder: Path, of: Promise) -> Deployment:
     path = folder / "promised.yaml"
     path.write_text(yaml.safe_dump(STUDY, sort_keys=False))
     return deployment_of(of, load_study(path), load_site(CHECKOUT / "config/site.yaml"))
-
-
-def compose(of: Deployment) -> PyCompose:
-    """compose.yaml as the Compose specification reads it; the library does not know YAML's merge keys."""
-    return PyCompose.from_yaml(yaml.safe_dump(yaml.safe_load(written("compose.yaml", of))))
 
 
 # Values that would begin a line, a key, a command or a placeholder; the second holds no character that is refused.

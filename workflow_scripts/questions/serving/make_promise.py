@@ -55,8 +55,6 @@ def promise_of(
     of_server = row["engine"] == VLLM_SERVE.name
     if of_server:
         rows = rows.merge(served[[*REPEAT, *served.columns.difference(rows.columns)]], on=REPEAT, how="left")
-    # Only the first cell of a session started the engine.
-    started = cells[cells["cell_id"].eq(cell_id) | cells["session"].isin(rows["session"].dropna())]
     seqs = row["max_num_seqs_effective"]
     seqs = int(row["max_concurrency_allowed"] if pd.isna(seqs) else seqs)
     try:
@@ -72,7 +70,6 @@ def promise_of(
             engine_release=str(row["engine_version"]).rpartition(" ")[2],
             effective=_effective(row),
             max_num_seqs=seqs,
-            start_s=finite(started["start_s"].max()) or 0.0,
             starts=int(rows["start"].nunique()),
             busy=float(rows["in_flight_peak"].max()) if of_server else seqs,
             measured={

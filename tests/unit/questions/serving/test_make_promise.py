@@ -40,7 +40,7 @@ def study(results):
 def tables(results):
     found = {name: read_table(results / f"tables/{name}.parquet") for name in ("serving", "recommendations")}
     found["cells"] = read_measurements(results / "tables").assign(
-        start_s=12.5, max_num_seqs_effective=64, engine_version="vllm 0.32.0"
+        max_num_seqs_effective=64, engine_version="vllm 0.32.0"
     )
     return found | {"serving": found["serving"].assign(in_flight_peak=20)}
 
@@ -63,13 +63,6 @@ def test_a_cell_is_picked_by_its_id_or_its_knobs(study, tables):
     for pick, cells in (("bs16-seqs64-len4096", r"[2-9]"), ("bs9", "0")):
         with pytest.raises(PromiseError, match=rf"pick={pick}: names {cells} measured cells of vLLM; .*/bs16-seqs64"):
             promised(study, tables, pick)
-
-
-def test_a_server_starts_as_fast_as_the_start_that_it_shared(study, tables):
-    first, later = (tables["cells"]["cell_id"] == SERVED.format(rate) for rate in (1, 4))
-    tables["cells"].loc[later, "start_s"] = None
-    tables["cells"].loc[first | later, "session"] = "1f"
-    assert promised(study, tables).start_s == 12.5
 
 
 def test_without_a_pick_it_is_the_only_recommendation_within_the_latency_bound(study, tables):
