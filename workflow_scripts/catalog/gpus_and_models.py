@@ -243,10 +243,6 @@ def readable_models() -> Mapping[str, Model]:
     return readable
 
 
-def models_by_repo() -> Mapping[str, Model]:
-    return {model.hub_repo: model for model in readable_models().values() if model.hub_repo is not None}
-
-
 def get_model(name: str) -> Model:
     """The model with exactly this name. Raises CatalogError if there is none."""
     models = load_models()

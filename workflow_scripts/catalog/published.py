@@ -46,13 +46,12 @@ class Stated(Record):
 
 
 class Quantity(Stated):
-    """One number of a claim: a value, several values or a range, and for which settings (`at`)."""
+    """One number of a claim: a value, several values or a range."""
 
     name: str
     unit: str
     values: tuple[float, ...] | None = None
     approximate: bool = False
-    at: dict[str, float] = {}
 
     @model_validator(mode="after")
     def _says_something(self) -> "Quantity":
@@ -65,13 +64,12 @@ class Quantity(Stated):
 
         >>> Quantity(name="waste", unit="percent", min=60, max=80).text()
         '60 to 80 %'
-        >>> Quantity(name="blocks", unit="blocks", value=9, approximate=True, at={"utilization": 0.5}).text()
-        'about 9 blocks at utilization 0.5'
+        >>> Quantity(name="blocks", unit="blocks", value=9, approximate=True).text()
+        'about 9 blocks'
         """
         unit = _SYMBOLS.get(self.unit, f" {self.unit.removesuffix('s') if self.value == 1 else self.unit}")
         about = "about " if self.approximate else ""
-        at = ", ".join(f"{name.replace('_', '-')} {plain(value)}" for name, value in self.at.items())
-        return f"{about}{self._numbers()}{unit}" + (f" at {at}" if at else "")
+        return f"{about}{self._numbers()}{unit}"
 
     def _numbers(self) -> str:
         if self.value is not None:
@@ -118,10 +116,10 @@ class Claim(Record):
         command = f"snakemake --cores all --configfile config/studies/{study}.yaml ({sweeps})"
         return f"{self.unstated}; {command} shows how it matters" if self.unstated else command
 
-    def quantity(self, name: str, **at: float) -> Quantity:
-        """The quantity with this name and these settings. Raises PublishedError if there is none."""
+    def quantity(self, name: str) -> Quantity:
+        """The quantity with this name. Raises PublishedError if there is none."""
         for quantity in self.quantities:
-            if quantity.name == name and (not at or quantity.at == at):
+            if quantity.name == name:
                 return quantity
         names = ", ".join(quantity.name for quantity in self.quantities)
         raise PublishedError(f"{CLAIMS}: {self.id}: no quantity {name!r}; there are: {names}")

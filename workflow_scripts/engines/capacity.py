@@ -96,8 +96,7 @@ class KvPool:
 @dataclass(frozen=True)
 class Capacity:
     """The KV capacity of an engine with certain settings. `terms`: those that are known, each with how it was found.
-    `infeasible`: why the engine would refuse to start. `unknown`: why there is no prediction. `published`: what others
-    published for these settings."""
+    `infeasible`: why the engine would refuse to start. `unknown`: why there is no prediction."""
 
     terms: Mapping[str, Term]
     cell_id: str = ""
@@ -107,7 +106,6 @@ class Capacity:
     block_size: int | None = None
     infeasible: str | None = None
     unknown: str | None = None
-    published: Mapping[str, JsonValue] | None = None
 
     def value(self, term: str) -> float | None:
         return self.terms[term].value if term in self.terms else None
@@ -121,5 +119,4 @@ class Capacity:
             **{field: self.value(term) for field, term in TERMS.items()},
             **{"infeasible": self.infeasible, "unknown": self.unknown},
             "how": {field: self.terms[term].how for field, term in TERMS.items() if term in self.terms},
-            **({"published": dict(self.published)} if self.published else {}),
         }

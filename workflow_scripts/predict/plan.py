@@ -24,7 +24,7 @@ from workflow_scripts.common.parquet import read_parquet, to_parquet
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.common.wording import plural
 from workflow_scripts.predict.calibrated import UNCALIBRATED
-from workflow_scripts.predict.capacity_of_cells import predict_published, predict_study
+from workflow_scripts.predict.capacity_of_cells import predict_study
 from workflow_scripts.predict.prediction_record import FIELDS, TEXTS
 from workflow_scripts.predict.predictions import VLLM_VERSION, at_version, predict_cells
 from workflow_scripts.study.definition import Cells
@@ -184,8 +184,7 @@ def main(args: Namespace) -> None:
         table = read_parquet(paths.plan / "plan.parquet")
     else:
         table = plan(study, cells, paths.prepared)
-        capacity = (*predict_study(cells), *predict_published(Published(PUBLISHED), study.claims))
-        write_jsonl(paths.capacity, (of_cell.line() for of_cell in capacity))
+        write_jsonl(paths.capacity, (of_cell.line() for of_cell in predict_study(cells)))
         write_text(paths.plan / "plan.csv", with_texts(table).to_csv(index=False))
         write_bytes(paths.plan / "plan.parquet", to_parquet(table))
     if not args.quiet:

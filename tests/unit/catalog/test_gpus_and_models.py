@@ -13,7 +13,6 @@ from workflow_scripts.catalog.gpus_and_models import (
     get_model,
     load_gpus,
     load_models,
-    models_by_repo,
     readable_models,
     resolve,
 )
@@ -116,7 +115,6 @@ def test_a_broken_entry_is_left_out_by_those_who_do_not_need_it(tmp_path, monkey
     write_text(tmp_path / "broken" / "model.yaml", "dtype: int3\n")
     monkeypatch.setattr(gpus_and_models, "load_models", lambda: load_models(tmp_path))
     assert list(readable_models()) == ["opt-125m"]
-    assert list(models_by_repo()) == ["facebook/opt-125m"]
 
 
 (ENTRY,) = blocks(recipe("A GPU"), "yaml")

@@ -3,12 +3,9 @@
 from dataclasses import asdict, replace
 
 import pytest
-import yaml
 
 from tests.unit.made_studies import fixed, made_study
-from workflow_scripts.catalog.gpus_and_models import CONFIG, get_gpu, get_model
-from workflow_scripts.catalog.published import Published
-from workflow_scripts.common.faults import InputError
+from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
 from workflow_scripts.engines.capacity import TERMS
 from workflow_scripts.engines.vllm import predictions as vllm_predictions
 from workflow_scripts.engines.vllm.capacity import predict_capacity
@@ -17,7 +14,7 @@ from workflow_scripts.engines.vllm.memory import GIB, EngineSettings
 from workflow_scripts.engines.vllm.predictions import engine_settings, vllm_capacity
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.predict import capacity_of_cells as predictions
-from workflow_scripts.predict.capacity_of_cells import predict_published, predict_study
+from workflow_scripts.predict.capacity_of_cells import predict_study
 from workflow_scripts.study.grid import Cell, expand
 
 LLAMA_8B = read_model_facts(get_model("llama-3.1-8b-instruct").config)
@@ -208,53 +205,3 @@ def test_the_layers_of_a_draft_model_take_blocks_of_a_cache_of_given_size(monkey
     assert predict("cpu-all", TINY, **given, **eagle | {"num_speculative_tokens": 0})["num_blocks"] == 2048
     refused = predict("cpu-all", TINY, **given, **eagle, synthetic_acceptance_length=2.0)["infeasible"]
     assert "synthetic_acceptance_length needs a GPU" in refused
-
-
-# --- published numbers of blocks -------------------------------------------------------------------------------------
-
-BLOCKS = ["blocks-linear-in-utilization", "throughput-flat-over-block-size", "block-size-by-length"]
-HEADER = "gpu,model,vllm_version,gpu_memory_utilization,max_model_len,block_size,num_gpu_blocks,kv_cache_tokens"
-HEADER += ",max_concurrency\n"
-
-
-def published(tmp_path, text):
-    claim = {"id": "blocks", "source": "lab", "text": "So many.", "table": "kv_blocks_try.csv"}
-    claim |= {"section": "block-size", "tested_by": "demo: all sweeps"}
-    claim["quantities"] = [{"name": "blocks", "unit": "blocks", "value": 100}]
-    (tmp_path / "claims.yaml").write_text(yaml.safe_dump([claim]))
-    (tmp_path / "kv_blocks_try.csv").write_text(text)
-    return [capacity.line() for capacity in predict_published(Published(tmp_path), ["blocks"])]
-
-
-def test_published_blocks_get_the_prediction_of_their_version_beside_them():
-    first, second = (capacity.line() for capacity in predict_published(Published(CONFIG / "published"), BLOCKS))
-    assert [r["cell_id"] for r in (first, second)] == [f"published/kv_blocks_l4_opt125m/{i}" for i in (1, 2)]
-    numbers = {"num_blocks": 8788, "kv_cache_tokens": 140608, "max_concurrency": 68.65}
-    assert first["published"] == {"gpu": "L4", "model": "facebook/opt-125m"} | numbers
-    assert second["published"]["kv_cache_tokens"] is second["published"]["max_concurrency"] is None
-    assert (first["vllm_version"], first["gpu_memory_utilization"]) == ("0.22.1", 0.5)
-    assert second["num_blocks"] > first["num_blocks"] > 2 * 8788
-
-
-def test_several_cards_or_an_unknown_model_have_no_prediction_and_a_row_without_blocks_no_record(tmp_path):
-    rest = ",0.22.1,0.5,2048,16,100,1600,0.8\n"
-    rows = f"A100 PCIe,facebook/opt-125m{rest}L4,other/model{rest}L4,,,,,,,,\n"
-    several, unknown, short = published(tmp_path, f"{HEADER}{rows}L4,facebook/opt-125m,0.22.1,0.5,2048,16,100\n")
-    assert "a100-pcie-40gb, a100-pcie-80gb" in several["unknown"]
-    assert unknown["unknown"].startswith("other/model is")
-    assert several["num_blocks"] is unknown["num_blocks"] is None
-    assert short["cell_id"] == "published/kv_blocks_try/4"
-    assert (short["published"]["num_blocks"], short["published"]["kv_cache_tokens"]) == (100, None)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("gpu,model\nL4,facebook/opt-125m\n", "kv_blocks_try.csv: there is no column 'num_gpu_blocks'"),
-        (HEADER + "L4,facebook/opt-125m,0.22.1,half,2048,16,100,1600,0.8\n", "gpu_memory_utilization: "),
-        (HEADER + "L5,facebook/opt-125m,0.22.1,0.5,2048,16,100,1600,0.8\n", "unknown GPU 'L5'; allowed:"),
-    ],
-)
-def test_a_published_table_that_cannot_be_read_is_refused(tmp_path, text, message):
-    with pytest.raises(InputError, match=message):
-        published(tmp_path, text)

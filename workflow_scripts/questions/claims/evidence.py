@@ -16,8 +16,8 @@ from workflow_scripts.statistics.comparisons import NOT_DECIDED
 
 MEASURED, COMPUTED = "measured here", "computed from a formula"
 SUPPORTED, CONTRADICTED, NOT_TESTABLE = "supported", "contradicted", "not testable here"
-# What `source` says of rows in which a published or a predicted number stands beside another prediction.
-_LABELS = {"measured": MEASURED, "predicted": COMPUTED, "published": COMPUTED}
+# What `source` says of rows in which a predicted number stands beside another prediction.
+_LABELS = {"measured": MEASURED, "predicted": COMPUTED}
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,8 @@ def measured(
 ) -> Evidence | None:
     """Evidence of a row, and of the row of another cell `beside` it; none if the claim is not about its device and
     model, or if it was not measured `under` the conditions that the source states."""
-    is_published = row.source == "published"
-    if not under or not (is_published or covers(claim, row.gpu, row.model)):
+    if not under or not covers(claim, row.gpu, row.model):
         return None
-    place = "" if is_published else f"{', '.join(filter(None, (row.gpu, row.model, row.workload)))}: "
+    place = f"{', '.join(filter(None, (row.gpu, row.model, row.workload)))}: "
     cells = (row.cell_id, getattr(row, "baseline_cell_id", None), beside and beside.cell_id)
     return Evidence(place + text, _LABELS.get(row.source, row.source), tuple(filter(None, cells)), says)

@@ -1,12 +1,11 @@
 """Checks of claims about KV memory: waste, capacity, requests at once and prefix caching."""
 
-import math
 from collections.abc import Iterator
 
-from workflow_scripts.catalog.published import Claim, Stated
+from workflow_scripts.catalog.published import Claim
 from workflow_scripts.common.wording import plural
 from workflow_scripts.questions.claims.evidence import Evidence, check, computed, number, within
-from workflow_scripts.questions.claims.study_tables import Row, StudyTables, highest, pairs
+from workflow_scripts.questions.claims.study_tables import Row, StudyTables, pairs
 from workflow_scripts.tables.summary import PLACE
 
 
@@ -53,36 +52,6 @@ def hf_reserves_max_new_tokens(claim: Claim, tables: StudyTables) -> Iterator[Ev
 
 
 # --- capacity --------------------------------------------------------------------------------------------------------
-
-
-@check("blocks-linear-in-utilization")
-def blocks_linear_in_utilization(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
-    """Blocks over the straight line through all blocks of a device. Two published points lie on a line; its intercept
-    must be about the predicted overhead, a small difference of large numbers."""
-    rows, one = tables.rows("memory"), Stated(value=1)
-    published = [row for row in rows if row.source == "published" and not math.isnan(row.implied_overhead_bytes)]
-    for row in highest(published, lambda row: row.implied_overhead_bytes, lambda row: row.gpu):
-        times = row.implied_overhead_bytes / row.predicted_overhead_bytes
-        what = "Overhead that the published blocks imply over the predicted one"
-        yield number(claim, row, what, times, one, " times", tolerance_pct=25)
-    for row in rows:
-        if row.source != "published" and row.implied_memory_bytes > 0:
-            kv_bytes = row.implied_memory_bytes * row.gpu_memory_utilization - row.implied_overhead_bytes
-            what = f"Blocks over those of a straight line, at utilization {row.gpu_memory_utilization:g}"
-            times = row.observed_num_blocks / (kv_bytes / row.bytes_per_block)
-            yield number(claim, row, what, times, one, " times", tolerance_pct=1)
-
-
-@check("capacity-of-an-l4")
-def capacity_of_an_l4(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
-    for row in (row for row in tables.rows("memory") if row.gpu_memory_utilization == 0.5):
-        error_pct, holds = row.kv_cache_tokens_error_pct, row.observed_kv_cache_tokens
-        if row.source == "published" and not math.isnan(error_pct):
-            what = "The prediction for a whole L4 differs by"
-            yield number(claim, row, what, error_pct, Stated(value=0), " %", tolerance=5)
-        if row.source != "published" and holds > 0:
-            what = "Tokens of KV cache at utilization 0.5"
-            yield number(claim, row, what, holds, "kv_cache_tokens", tolerance_pct=5)
 
 
 @check("max-model-len-is-a-capacity-knob")

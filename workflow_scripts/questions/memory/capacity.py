@@ -1,24 +1,20 @@
 """Compare predicted KV capacity with the engine's: blocks, tokens, concurrency, memory.
 
-One row per cell with a prediction, and one per published number of blocks. docs/capacity.md says how predictions are
-made, docs/tables.md documents every column.
+One row per cell with a prediction. docs/capacity.md says how predictions are made, docs/tables.md documents every
+column.
 """
 
 from pathlib import Path
-from statistics import linear_regression
 
-import numpy as np
 import pandas as pd
 from pydantic import StrictFloat, StrictInt, StrictStr
 
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.common.records import mapping_of, validated
-from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.tables.summary import as_applied
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import NUMBER, TEXT, TableError, table_schema
 
-PUBLISHED = "published"
 GIB = 2**30
 
 # Terms that are compared with what was observed. An engine prints the activation peak together with the graphs that it
@@ -41,7 +37,6 @@ _PRINTED_GIB = {
 }
 _OBSERVED = {"observed_block_size": "block_size_effective", "observed_num_blocks": "num_gpu_blocks"}
 _OBSERVED |= {f"observed_{name}": name for name in ("kv_cache_tokens", "max_concurrency")}
-_PUBLISHED = ("num_blocks", "kv_cache_tokens", "max_concurrency")
 # Column <- field of a prediction.
 _PREDICTED_TEXT = {"predicted_for_version": "vllm_version"}
 _PREDICTED_TEXT |= {f"predicted_{name}": name for name in ("infeasible", "unknown", "dtype")}
@@ -52,9 +47,8 @@ _PREDICTED |= {
 }
 # A record of a prediction, as far as it is read.
 _NUMBER = StrictInt | StrictFloat
-_Published = mapping_of({"gpu": StrictStr, "model": StrictStr, **dict.fromkeys(_PUBLISHED, _NUMBER)}, extra="allow")
 _Prediction = mapping_of(
-    {"cell_id": StrictStr, "published": _Published}
+    {"cell_id": StrictStr}
     | dict.fromkeys(_PREDICTED_TEXT.values(), StrictStr)
     | dict.fromkeys(_PREDICTED.values(), _NUMBER),
     extra="allow",
@@ -67,12 +61,8 @@ _CELL = (
 SCHEMA = table_schema(
     "memory",
     "KV capacity as predicted before the measurement and as reported by the engine ([how](capacity.md)). "
-    "One row per cell of vLLM and of HuggingFace's continuous batching, and per published number of "
-    "blocks. `source` is that of the `observed_*` columns.",
-    TEXT(
-        "study source cell_id gpu engine model workload knobs outcome",
-        "as in `cells`; a published row has the published names, and `cell_id` `published/TABLE/ROW`",
-    ),
+    "One row per cell of vLLM and of HuggingFace's continuous batching. `source` is that of the `observed_*` columns.",
+    TEXT("study source cell_id gpu engine model workload knobs outcome", "as in `cells`"),
     TEXT("engine_version predicted_for_version", "measured and predicted version"),
     TEXT("dtype predicted_dtype", "measured and predicted type"),
     TEXT("predicted_infeasible", "why the engine would refuse the cell"),
@@ -94,21 +84,13 @@ SCHEMA = table_schema(
         "the same terms, printed by the engine; blocks and tokens are null if it refused the cell",
     ),
     NUMBER([f"{term}_error_pct" for term in COMPARED], "predicted minus observed, over observed"),
-    NUMBER(
-        "implied_memory_bytes implied_overhead_bytes",
-        "device memory and overhead computed from the blocks at several utilizations",
-    ),
 )
 
 
 def capacity_table(cells: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFrame:
     """The capacity table; `predictions` are records of `predict.capacity_of_cells`, one per row."""
-    parts = [part for part in (_of_cells(cells), _of_published(predictions)) if len(part)]
-    observed = pd.concat(parts, ignore_index=True) if parts else _of_cells(cells)
-    table = observed.merge(_predicted(predictions), on="cell_id")
-    table = _with_errors(table)
-    table = table.join(_implied(table))
-    return table[list(SCHEMA.columns)]
+    table = _of_cells(cells).merge(_predicted(predictions), on="cell_id")
+    return _with_errors(table)[list(SCHEMA.columns)]
 
 
 def _of_cells(cells: pd.DataFrame) -> pd.DataFrame:
@@ -122,20 +104,6 @@ def _of_cells(cells: pd.DataFrame) -> pd.DataFrame:
     fits = as_applied(rows, "num_gpu_blocks_override") == ""
     observed["observed_kv_cache_bytes"] = observed["observed_kv_cache_bytes"].where(fits)
     return rows[list(_CELL)].assign(**observed)
-
-
-def _of_published(predictions: pd.DataFrame) -> pd.DataFrame:
-    rows = predictions[predictions["published"].map(lambda record: isinstance(record, dict)).astype(bool)]
-    stated = pd.DataFrame(rows["published"].tolist(), index=rows.index, columns=["gpu", "model", *_PUBLISHED])
-    table = stated.rename(columns={name: f"observed_{name}" for name in _PUBLISHED}).assign(
-        source=PUBLISHED,
-        cell_id=rows["cell_id"],
-        engine=VLLM.name,
-        engine_version="vllm " + rows["vllm_version"].astype("string"),
-        observed_block_size=rows["block_size"],
-    )
-    kinds = dict.fromkeys(_CELL, "string") | dict.fromkeys([*_PRINTED_GIB, *_OBSERVED], "float64")
-    return table.reindex(columns=list(kinds)).astype(kinds)
 
 
 def _predicted(predictions: pd.DataFrame) -> pd.DataFrame:
@@ -160,27 +128,13 @@ def _with_errors(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(**errors | {"cuda_graphs_bytes_error_pct": graphs})
 
 
-def _implied(table: pd.DataFrame) -> pd.DataFrame:
-    """Memory and overhead implied by the blocks at several utilizations, with all else equal."""
-    where = table["cell_id"].str.rsplit("/", n=1).str[0].where(table["source"] == PUBLISHED, "")
-    seen = table.assign(where=where).dropna(subset=["gpu_memory_utilization", "observed_num_blocks"])
-    alike = ["study", "source", "where", "gpu", "engine", "model", "engine_version", "bytes_per_block"]
-    implied = pd.DataFrame(index=table.index, columns=["implied_memory_bytes", "implied_overhead_bytes"], dtype=float)
-    for _, rows in seen.groupby([*alike, "predicted_overhead_bytes"], dropna=False):
-        if rows["gpu_memory_utilization"].nunique() > 1:
-            # The cache has the memory times the utilization, without the overhead, so blocks are linear in it.
-            line = linear_regression(rows["gpu_memory_utilization"], rows["observed_num_blocks"])
-            implied.loc[rows.index] = rows["bytes_per_block"].iloc[0] * np.array([line.slope, -line.intercept])
-    return implied
-
-
 def read_predictions(path: Path) -> pd.DataFrame:
     """The records of `predict.capacity_of_cells`, one per row; raises InputError for any other file."""
     predictions = [validated(_Prediction, record, str(path)) for record in read_jsonl(path)]
     fields = ["cell_id", *_PREDICTED_TEXT.values(), *_PREDICTED.values()]
     if missing := [field for record in predictions[:1] for field in fields if field not in record]:
         raise TableError(f"{path}: no predictions of capacity: without {', '.join(missing)}")
-    return pd.DataFrame(predictions, columns=[*fields, "published"])
+    return pd.DataFrame(predictions, columns=fields)
 
 
 @makes(SCHEMA, beside=True)

@@ -178,13 +178,6 @@ def reserved(held, batch=1):
     return waste(slots, engine="hf-static", batch_size=batch)
 
 
-def capacity(memory=20, overhead=1, **columns):
-    """The capacity of an L4; memory and overhead in GiB."""
-    row = {"cell_id": "a", "gpu": "l4", "model": "opt-125m", "gpu_memory_utilization": 0.5, "source": "measured"}
-    row |= {"implied_memory_bytes": memory * 2.0**30, "implied_overhead_bytes": overhead * 2.0**30}
-    return tables(memory=[row | {"predicted_overhead_bytes": 0.88 * 2.0**30, "bytes_per_block": 2**20} | columns])
-
-
 def lengths(concurrency, blocks):
     cells = [
         ({"max_model_len": n}, {"max_model_len_effective": n, "max_concurrency": c, "num_gpu_blocks": b})
@@ -256,15 +249,6 @@ def stages(ratio, slower):
         ("hf-reserves-max-new-tokens", lambda: reserved(318.7), CONTRADICTED),
         ("hf-reserves-max-new-tokens", lambda: reserved(351.2), SUPPORTED),
         ("hf-reserves-max-new-tokens", lambda: reserved(318.7, batch=2), NOT_TESTABLE),  # shorter rows are padded
-        ("blocks-linear-in-utilization", lambda: capacity(11.6, 0.97, source="published"), SUPPORTED),
-        ("blocks-linear-in-utilization", lambda: capacity(11.6, 1.2, source="published"), CONTRADICTED),
-        ("blocks-linear-in-utilization", lambda: capacity(observed_num_blocks=9.05 * 1024), SUPPORTED),
-        ("blocks-linear-in-utilization", lambda: capacity(observed_num_blocks=9.1 * 1024), CONTRADICTED),
-        ("capacity-of-an-l4", lambda: capacity(source="published", kv_cache_tokens_error_pct=110.0), CONTRADICTED),
-        ("capacity-of-an-l4", lambda: capacity(source="published", kv_cache_tokens_error_pct=4.9), SUPPORTED),
-        ("capacity-of-an-l4", lambda: capacity(observed_kv_cache_tokens=147600.0), SUPPORTED),
-        ("capacity-of-an-l4", lambda: capacity(observed_kv_cache_tokens=295104.0), CONTRADICTED),
-        ("capacity-of-an-l4", lambda: capacity(observed_kv_cache_tokens=3e5, gpu_memory_utilization=0.9), NOT_TESTABLE),
         # Half the length doubles the printed concurrency, in as many blocks.
         ("max-model-len-is-a-capacity-knob", lambda: lengths(137.3, 8788), SUPPORTED),
         ("max-model-len-is-a-capacity-knob", lambda: lengths(100.0, 8788), CONTRADICTED),

@@ -102,7 +102,7 @@ def test_what_would_test_a_claim_names_a_study_and_a_sweep_that_exist():
                 names = listed.split(" and ")
                 assert set(names) <= sweeps
                 named |= set(names)
-    assert {"prefix-length", "users", "utilization", "hf-baseline", "reserved-slots", "single-request"} <= named
+    assert {"prefix-length", "users", "hf-baseline", "reserved-slots", "single-request"} <= named
 
 
 # --- evidence --------------------------------------------------------------------------------------------------------

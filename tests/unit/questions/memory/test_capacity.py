@@ -1,6 +1,4 @@
-"""Predicted and measured capacity: made-up logs with hand-computed numbers, and published numbers for an L4."""
-
-import math
+"""Predicted and measured capacity: made-up logs with hand-computed numbers."""
 
 import pandas as pd
 import pytest
@@ -32,24 +30,11 @@ PREDICTED |= {"dtype": "bfloat16", "how": {}}
 PRINTED = {"engine_version": "vllm 0.32.0", "block_size_effective": 16, "num_gpu_blocks": 36352}
 PRINTED |= {"kv_cache_tokens": 581632, "max_concurrency": 142.0, "available_kv_cache_gib": 71.0}
 PRINTED |= {"model_weights_gib": 15.0, "peak_activation_gib": 3.0, "cuda_graph_gib": 1.0}
-L4 = dict.fromkeys(("weights_bytes", "activation_bytes", "cuda_graphs_bytes", "other_bytes"), 0.25 * GIB)
-L4 |= {"vllm_version": "0.22.1", "device_memory_bytes": 22 * GIB, "bytes_per_token": 36864, "bytes_per_block": 589824}
 
 
 def predictions(*changes):
     rows = [PREDICTED | change for change in changes or ({},)]
-    return pd.DataFrame(rows).reindex(columns=[*PREDICTED, "published"]).astype({"published": object})
-
-
-def published(utilization, blocks, predicted_blocks, name="published/kv_blocks_try/1", tokens=None, concurrency=None):
-    numbers = {"num_blocks": blocks, "kv_cache_tokens": tokens, "max_concurrency": concurrency}
-    return L4 | {
-        "cell_id": name,
-        "gpu_memory_utilization": utilization,
-        "num_blocks": predicted_blocks,
-        "kv_cache_tokens": 16 * predicted_blocks,
-        "published": {"gpu": "L4", "model": "facebook/opt-125m"} | numbers,
-    }
+    return pd.DataFrame(rows)[[*PREDICTED]]
 
 
 def row_of(*predicted, knobs=KNOBS, **printed):
@@ -66,7 +51,6 @@ def test_what_came_as_predicted_has_no_error():
     assert row["predicted_activation_bytes"] == 3 * GIB  # the graphs are in what the engine prints
     assert row["predicted_overhead_bytes"] == 19 * GIB
     assert (row["source"], row["study"], row["cell_id"]) == ("measured", "try", CELL)
-    assert row["implied_memory_bytes"] is None
 
 
 @pytest.mark.parametrize(
@@ -113,58 +97,6 @@ def test_a_set_number_of_blocks_is_not_held_against_the_memory_that_was_availabl
     assert row["num_blocks_error_pct"] == 0
 
 
-# --- blocks at several utilizations ----------------------------------------------------------------------------------
-
-
-def at(utilization, memory_gib, overhead_gib, **change):
-    """A cell's prediction (100 GiB, 19 of them overhead) and its blocks on another device."""
-    knobs = KNOBS | {"gpu_memory_utilization": utilization} | change
-    (first, *_) = cell(knobs)
-    kv_gib = memory_gib * utilization - overhead_gib
-    predicted = {"cell_id": first["cell_id"], "gpu_memory_utilization": utilization}
-    printed = {"num_gpu_blocks": kv_gib * 512, "kv_cache_tokens": kv_gib * 512 * 16, "available_kv_cache_gib": kv_gib}
-    return cell(knobs, **(PRINTED | printed)), predicted
-
-
-@pytest.mark.parametrize(("memory_gib", "overhead_gib"), [(50, 19), (104, 35)])
-def test_blocks_at_several_utilizations_tell_the_device_from_the_overhead(memory_gib, overhead_gib):
-    made = [at(utilization, memory_gib, overhead_gib) for utilization in (0.5, 0.7, 0.9)]
-    rows = capacity_table(table(*(c for c, _ in made)), predictions(*(p for _, p in made)))
-    assert rows["implied_memory_bytes"].tolist() == pytest.approx([memory_gib * GIB] * 3)
-    assert rows["implied_overhead_bytes"].tolist() == pytest.approx([overhead_gib * GIB] * 3)
-
-
-def test_only_cells_that_differ_in_utilization_alone_make_a_line():
-    (one, predicted_one), (other, predicted_other) = at(0.5, 50, 19), at(0.9, 50, 19, max_num_seqs=8)
-    rows = capacity_table(table(one, other), predictions(predicted_one, predicted_other | {"activation_bytes": GIB}))
-    assert rows["implied_memory_bytes"].isna().all()
-    same = capacity_table(table(one, one), predictions(predicted_one))
-    assert same["implied_memory_bytes"].isna().all()
-
-
-# --- published blocks ------------------------------------------------------------------------------------------------
-
-
-def test_published_blocks_have_the_prediction_beside_them_and_are_named_so():
-    at_half = published(0.5, 8788, 18444, tokens=140608, concurrency=68.65) | {"max_concurrency": 144.1}
-    of_both = predictions({}, at_half, published(0.9, 17234, 34487, "published/kv_blocks_try/2"))
-    rows = capacity_table(table(cell(KNOBS, **PRINTED)), of_both)
-    assert rows["source"].tolist() == ["measured", "published", "published"]
-    first, second = rows.to_dict("records")[1:]
-    assert (first["gpu"], first["model"], first["engine_version"]) == ("L4", "facebook/opt-125m", "vllm 0.22.1")
-    assert (first["observed_num_blocks"], first["predicted_num_blocks"]) == (8788, 18444)
-    assert first["kv_cache_tokens_error_pct"] == pytest.approx(100 * (18444 / 8788 - 1))
-    assert first["max_concurrency_error_pct"] == pytest.approx(100 * (144.1 / 68.65 - 1))
-    assert math.isnan(second["kv_cache_tokens_error_pct"])
-    # Two points make a line: (17234 - 8788) blocks of 589,824 bytes over 0.4 of the memory.
-    assert first["implied_memory_bytes"] == pytest.approx(8446 * 589824 / 0.4)
-    assert first["implied_overhead_bytes"] == pytest.approx((8446 / 0.4 * 0.5 - 8788) * 589824)
-    assert pd.isna(first["study"])
-    assert first["observed_block_size"] == 16
-    of_two_tables = predictions(at_half, published(0.9, 17234, 34487, "published/kv_blocks_other/1"))
-    assert capacity_table(table(cell(KNOBS)), of_two_tables)["implied_memory_bytes"].isna().tolist() == [True, True]
-
-
 def test_a_cell_without_a_prediction_has_no_row_repeats_are_one_and_sources_are_several():
     blocks = {"num_gpu_blocks": [None, 36352, None], "kv_cache_tokens": 581632}  # only one repeat tells
     rows = capacity_table(
@@ -187,7 +119,6 @@ def test_a_cell_without_a_prediction_has_no_row_repeats_are_one_and_sources_are_
         ("{", "capacity.jsonl: line 1: not JSON"),
         ('{"cell_id": "a", "vllm_version": "1"}\n', "no predictions of capacity: without infeasible, unknown, dtype"),
         ('{"cell_id": 5}\n', "capacity.jsonl: cell_id: Input should be a valid string, not 5"),
-        ('{"published": {"gpu": []}}\n', r"capacity.jsonl: published.gpu: Input should be a valid string, not \[\]"),
     ],
 )
 def test_bad_predictions_are_bad_input(tmp_path, text, message):
