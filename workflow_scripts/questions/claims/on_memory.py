@@ -1,18 +1,11 @@
-"""Checks of claims about KV memory: waste, capacity, requests at once and prefix caching."""
+"""Checks of claims about KV memory: waste, capacity and requests at once."""
 
 from collections.abc import Iterator
 
 from workflow_scripts.catalog.published import Claim
-from workflow_scripts.common.wording import plural
 from workflow_scripts.questions.claims.evidence import Evidence, check, computed, number, within
 from workflow_scripts.questions.claims.study_tables import Row, StudyTables, pairs
 from workflow_scripts.tables.summary import PLACE
-
-
-def like_sharegpt(cell: Row) -> bool:
-    """Whether the workload's lengths are like ShareGPT's."""
-    return bool(150 <= cell.prompt_tokens_mean <= 300 and 120 <= cell.output_tokens_mean <= 300)
-
 
 # --- waste -----------------------------------------------------------------------------------------------------------
 
@@ -70,16 +63,6 @@ def max_model_len_is_a_capacity_knob(claim: Claim, tables: StudyTables) -> Itera
                 yield number(claim, half, f"{what}, {lengths}", times, name, " times", tolerance_pct=pct, beside=whole)
 
 
-@check("short-max-model-len")
-def short_max_model_len(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
-    served = [cell for cell in tables.cells if cell.engine == "vllm-serve" and cell.kv_cache_usage_mean > 0]
-    short, long = ([cell for cell in served if cell.max_model_len_effective == length] for length in (64, 512))
-    for cell, other in pairs(short, long, "study source gpu model workload knob_users"):
-        held, by_other = (c.kv_cache_usage_mean * c.kv_cache_tokens / c.running_mean for c in (cell, other))
-        what = f"Slots of a running request with a length of 64 over 512, with {plural(int(cell.knob_users), 'user')}"
-        yield number(claim, cell, what, held / by_other, "kv_slots_ratio", " times", beside=other)
-
-
 # --- requests at once ------------------------------------------------------------------------------------------------
 
 
@@ -105,35 +88,3 @@ def concurrency_gained_by_paging(claim: Claim, tables: StudyTables) -> Iterator[
             gained = cell.running_while_others_wait / other.running_while_others_wait
             under = a_fifth_of_512(cell)
             yield number(claim, cell, what, gained, "concurrency_ratio", " times", beside=other, under=under)
-
-
-@check("prompts-limit-concurrency")
-def prompts_limit_concurrency(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
-    for cell in tables.cells:
-        if cell.num_requests == 200 and cell.max_concurrency_allowed > 100 and cell.running_peak >= 0:
-            what = f"Of {cell.num_requests:g} requests ran at once at most ({cell.running_mean:.0f} on average)"
-            yield number(claim, cell, what, cell.running_peak, "concurrency", under=like_sharegpt(cell))
-
-
-@check("slots-are-never-the-bottleneck")
-def slots_are_never_the_bottleneck(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
-    for cell in tables.cells:
-        if cell.num_requests == 200 and cell.knob_max_num_seqs == 16 and cell.waiting_peak >= 0:
-            waited = cell.waiting_peak if cell.running_peak >= 16 else 0
-            what = f"Requests that waited while {cell.running_peak:.0f} ran"
-            yield number(claim, cell, what, waited, "waiting", under=like_sharegpt(cell))
-
-
-# --- prefix caching --------------------------------------------------------------------------------------------------
-
-
-@check("eviction-by-lowest-utility")
-def eviction_by_lowest_utility(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
-    """Blocks of no future use would go first, so no seen prompt is computed again while the cache holds all."""
-    for row, cell in tables.with_cells(tables.rows("predictions")):
-        if row.quantity == "prefix_cache_hit_rate" and row.evicted_blocks_predicted > 0:
-            found, possible = cell.prefix_cache_hit_rate, cell.prefix_cache_hit_rate_predicted
-            what = f"Prompt tokens found less than without eviction ({found:.1%}; predicted: {row.predicted:.1%})"
-            holds_all = cell.num_gpu_blocks * cell.block_size_effective >= cell.prompt_tokens * (1 - possible)
-            lost_pct = 100 * (possible - found)
-            yield number(claim, row, what, lost_pct, "hits_lost", " %", tolerance=0.5, under=holds_all)

@@ -1,4 +1,4 @@
-"""Checks of claims about rates by max-num-seqs, block size, device, engine, ranks and users."""
+"""Checks of claims about rates by max-num-seqs, block size, device, engine and users."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +25,6 @@ from workflow_scripts.questions.claims.evidence import (
     number,
     within,
 )
-from workflow_scripts.questions.claims.on_memory import like_sharegpt
 from workflow_scripts.questions.claims.study_tables import Estimate, Row, StudyTables, highest, pairs
 from workflow_scripts.questions.devices.table import PREDICTED
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
@@ -38,6 +37,11 @@ ALL_VERSIONS = "vLLM 0.11 to 0.32"
 # A published number differs from what was found if the difference is larger than this.
 SAME_PCT = 10.0
 _AT_LEAST_ONE = Stated(min=1)
+
+
+def like_sharegpt(cell: Row) -> bool:
+    """Whether the workload's lengths are like ShareGPT's."""
+    return bool(150 <= cell.prompt_tokens_mean <= 300 and 120 <= cell.output_tokens_mean <= 300)
 
 
 def effect_text(effect: Row) -> str:
@@ -248,28 +252,7 @@ def faster_for_a_single_request(claim: Claim, tables: StudyTables) -> Iterator[E
             yield gain(claim, row, _AT_LEAST_ONE)
 
 
-# --- ranks and users -------------------------------------------------------------------------------------------------
-
-
-@check("tensor-for-latency-pipeline-for-throughput")
-def pipeline_over_tensor(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
-    """Pipeline stages must be faster in all than as many tensor ranks, and slower for a token."""
-    times_s = tables.intervals("tpot_s_p50")
-    stages, ranks = (
-        [effect for effect in tables.effects(f"{kind}_parallel_size") if effect.cell_id in times_s]
-        for kind in ("pipeline", "tensor")
-    )
-    for stage, rank in pairs(stages, ranks, "study source gpu engine model workload held value_b value_a"):
-        of_stages, of_ranks = (Estimate(one.ratio, one.low, one.high) for one in (stage, rank))
-        rate, time = of_stages / of_ranks, times_s[stage.cell_id] / times_s[rank.cell_id]
-        text = (
-            f"Pipeline stages make {rate.value:.3g} times the output tokens/s of as many tensor ranks ({rate.ends()}), "
-            f"and a token takes {time.value:.3g} times as long ({time.ends()})."
-        )
-        said = {within(*pair) for pair in zip((rate, time), claim.quantities, strict=True)}
-        # Support needs both.
-        says = next((each for each in (CONTRADICTED, None, NOT_DECIDED) if each in said), SUPPORTED)
-        yield measured(claim, stage, text, says, beside=rank)
+# --- users -----------------------------------------------------------------------------------------------------------
 
 
 @check("concurrent-users-of-a-small-model")

@@ -17,12 +17,11 @@ from workflow_scripts.questions.comparisons import table as comparisons
 from workflow_scripts.questions.comparisons.pairs import ENGINE, overall
 from workflow_scripts.questions.devices import table as devices
 from workflow_scripts.questions.memory import fragmentation
-from workflow_scripts.questions.predictions import table as predictions
 from workflow_scripts.tables import cell_intervals
 from workflow_scripts.tables.summary import IDENTITY, PLACE, RATE, STEADY, comparable_rows, numbers, reduced
 
 # The tables that checks read, beside what was measured.
-TABLES = [str(part.SCHEMA.name) for part in (cell_intervals, comparisons, devices, fragmentation, predictions)]
+TABLES = [str(part.SCHEMA.name) for part in (cell_intervals, comparisons, devices, fragmentation)]
 
 LENGTHS = ("prompt_tokens", "output_tokens")
 # A row of a table: a number that is not known is NaN, a text or flag None.
@@ -51,9 +50,6 @@ class StudyTables:
 
     frames: Mapping[str, pd.DataFrame]
     published: Published
-
-    def rows(self, table: str) -> list[Row]:
-        return _rows(self.frames[table])
 
     @cached_property
     def cells(self) -> list[Row]:

@@ -14,10 +14,6 @@ from workflow_scripts.tables.summary import PLACE, RATE
 
 SEQS_TABLE = "paged_attention_lab_max_num_seqs.csv"
 SLOW = [{"gpu": "H200", "max_num_seqs": n, "throughput_tok_s": 100, "approximate": False} for n in (1, 256)]
-# Lengths of ShareGPT, of 200 requests
-SHAREGPT = {"num_requests": 200, "prompt_tokens": 200 * 216, "output_tokens": 200 * 188}
-SHORT = {"prompt_tokens": 200 * 64}
-WAITING = {"running_peak": 16.0, "waiting_peak": 184.0}
 EMPTY_SLOTS = {"block_size": 16, "wasted_slots_per_sequence": 15.1}
 
 
@@ -100,13 +96,10 @@ def test_arithmetic_decides(claim_id, numbers, verdict):
     assert judged(claim_id, tables(), **numbers) == verdict
 
 
-MANY, FEW = ({"max_num_seqs": 256}, SHAREGPT), ({"max_num_seqs": 16}, SHAREGPT)
-
-
-def of_cells(*cells, others=None, **common):
-    """Tables of cells of (knobs, columns), each of three starts, and other tables."""
+def of_cells(*cells, **common):
+    """Tables of cells of (knobs, columns), each of three starts."""
     made = [cell(knobs, [1.0] * 3, **(columns | common)) for knobs, columns in cells]
-    return tables(cells=made, **(others or {}))
+    return tables(cells=made)
 
 
 def pools(users, length=512, output=50, peak=36.0, prompt=77):
@@ -151,14 +144,6 @@ def served(rate, slower):
     return of_cells(*cells, engine="vllm-serve", model="smollm-135m", max_model_len_effective=512)
 
 
-def evicted(pool, found):
-    """64 requests of 8,000 prompt tokens, of which 80 % are repeated: 102,400 tokens to keep."""
-    rates = {"prefix_cache_hit_rate": found, "prefix_cache_hit_rate_predicted": 0.8, "prompt_tokens": 64 * 8000}
-    row = {"cell_id": f"h200/vllm/{LLAMA}/chat/bs16", "quantity": "prefix_cache_hit_rate", "predicted": 0.7}
-    others = {"predictions": [row | {"evicted_blocks_predicted": 5.0, "source": "predicted"}]}
-    return of_cells(({"block_size": 16}, rates), others=others, num_gpu_blocks=pool // 16, block_size_effective=16)
-
-
 def waste(layouts, length=512, output=50, prompt=77, engine="vllm", **knobs):
     tokens = {"prompt_tokens": 64 * prompt, "output_tokens": 64 * output, "max_model_len_effective": length}
     of = of_cells((knobs or {"block_size": 16}, tokens), engine=engine)
@@ -186,35 +171,9 @@ def lengths(concurrency, blocks):
     return of_cells(*cells, gpu="l4", model="opt-125m", block_size_effective=16, max_num_seqs_effective=256)
 
 
-def held_by_length(held):
-    """Slots that each of four running requests holds with a length of 64, and 44 with 512."""
-    cells = [
-        ({"users": 5, "max_model_len": n}, {"max_model_len_effective": n, "kv_cache_usage_mean": 4 * slots / 8192})
-        for n, slots in ((64, held), (512, 44.0))
-    ]
-    return of_cells(*cells, engine="vllm-serve", model="smollm-135m", running_mean=4.0, kv_cache_tokens=8192.0)
-
-
-def stages(ratio, slower):
-    """Pipeline stages that are so many times as fast as tensor ranks, and so many times as slow for a token."""
-    cells, rows = [], []
-    for turn, (knob, of_knob, tpot) in enumerate((("tensor", 1.5, 0.01), ("pipeline", 1.5 * ratio, 0.01 * slower))):
-        name = f"{knob}_parallel_size"
-        cells.append(({name: 2}, {"tpot_s_p50": around(tpot, 0.001, turn)}))
-        of_pair = {"name": name, "values": "1, 2", "held": "", "ratio": of_knob}
-        cell_id = of_cells(cells[-1]).cells[0].cell_id
-        rows.append({"a": "one", "b": cell_id} | effect(of_knob * 0.99, of_knob * 1.01, **of_pair))
-    return of_cells(*cells, others={"comparisons": rows})
-
-
 @pytest.mark.parametrize(
     ("claim_id", "of", "verdict"),
     [
-        ("prompts-limit-concurrency", lambda: of_cells(MANY, running_peak=101.0), CONTRADICTED),
-        ("prompts-limit-concurrency", lambda: of_cells(MANY, running_peak=100.0), SUPPORTED),
-        # Other lengths than ShareGPT's.
-        ("prompts-limit-concurrency", lambda: of_cells(MANY, running_peak=200.0, **SHORT), NOT_TESTABLE),
-        ("slots-are-never-the-bottleneck", lambda: of_cells(FEW, **WAITING), CONTRADICTED),
         ("concurrency-gained-by-paging", lambda: pools(36.0), SUPPORTED),
         ("concurrency-gained-by-paging", lambda: pools(48.0), CONTRADICTED),
         ("concurrency-gained-by-paging", lambda: pools(36.0, peak=256.0), NOT_TESTABLE),  # all that max-num-seqs allows
@@ -234,10 +193,6 @@ def stages(ratio, slower):
         ("concurrent-users-of-a-small-model", lambda: served(8.0, 2.0), SUPPORTED),
         ("concurrent-users-of-a-small-model", lambda: served(3.0, 6.0), CONTRADICTED),
         ("concurrent-users-of-a-small-model", lambda: served(8.0, 8.0), NOT_DECIDED),
-        ("eviction-by-lowest-utility", lambda: evicted(200_000, 0.8), SUPPORTED),
-        # Blocks that would be used again were evicted, although there was room for all.
-        ("eviction-by-lowest-utility", lambda: evicted(200_000, 0.7), CONTRADICTED),
-        ("eviction-by-lowest-utility", lambda: evicted(50_000, 0.7), NOT_TESTABLE),
         # Waste is judged with requests that hold a fifth of 512 slots.
         ("memory-used-by-paging", lambda: waste(both(80, 9.9)), SUPPORTED),
         ("memory-used-by-paging", lambda: waste(both(80, 10.1)), CONTRADICTED),
@@ -253,14 +208,6 @@ def stages(ratio, slower):
         ("max-model-len-is-a-capacity-knob", lambda: lengths(137.3, 8788), SUPPORTED),
         ("max-model-len-is-a-capacity-knob", lambda: lengths(100.0, 8788), CONTRADICTED),
         ("max-model-len-is-a-capacity-knob", lambda: lengths(137.3, 9000), CONTRADICTED),
-        # A short length must cut what a running request holds.
-        ("short-max-model-len", lambda: held_by_length(44.0), CONTRADICTED),
-        ("short-max-model-len", lambda: held_by_length(30.0), SUPPORTED),
-        # Stages must be faster in all, and slower for a token.
-        ("tensor-for-latency-pipeline-for-throughput", lambda: stages(1.2, 2.0), SUPPORTED),
-        ("tensor-for-latency-pipeline-for-throughput", lambda: stages(0.8, 2.0), CONTRADICTED),
-        ("tensor-for-latency-pipeline-for-throughput", lambda: stages(1.2, 0.5), CONTRADICTED),
-        ("tensor-for-latency-pipeline-for-throughput", lambda: stages(1.0, 2.0), NOT_DECIDED),
     ],
 )
 def test_measurements_decide_under_the_conditions_of_a_claim(claim_id, of, verdict):
