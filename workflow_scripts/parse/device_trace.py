@@ -16,7 +16,6 @@ import re
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import parse_json
-from workflow_scripts.device.device_check import reasons_of
 from workflow_scripts.logs.engine_log_text import read_log_text
 
 if TYPE_CHECKING:
@@ -35,34 +33,24 @@ TraceSample = dict[str, SampleValue]
 
 # Column of the trace -> what nvidia-smi, its dmon, dcgmi dmon (DCGM 4.5), dcgm-exporter, amd-smi and rocm-smi (ROCm 7)
 # call it. Of several that have a value, the first here counts. On GPUs since Ampere `power.draw` is the average of the
-# last second, like `power.draw.average`.
+# last second, like `power.draw.average`. Names without a column belong to a header too.
 _NAMES = {
-    "time_unix_s": "timestamp, date time",
-    "gpu": "index, gpu, entity, device, uuid, gpu_uuid, gpu_bus_id, pci.bus_id, name, gpu_name",
     "memory_used_bytes": "memory.used, fb, fbusd, fb_used, vram_used, used_vram, vram total used memory",
-    "memory_free_bytes": "memory.free, fbfre, fb_free, vram_free, free_vram",
-    "memory_total_bytes": "memory.total, fbttl, fb_total, vram_total, total_vram, vram total memory",
     "utilization_pct": "utilization.gpu, sm, gputl, gpu_util, gfx, gfx_activity, gfx_util, gfx_utilization, gpu use",
-    "temperature_c": "temperature.gpu, gtemp, gpu_temp, tmptr, hotspot, hotspot_temperature, "
-    "temperature (sensor junction)",
     "power_w": "power.draw, pwr, power, power_usage, socket_power, average_socket_power, current_socket_power, "
     "average graphics package power, current socket graphics package power, power.draw.average, power.draw.instant, "
     "power_usage_instant",
-    "sm_clock_mhz": "clocks.sm, clocks.current.sm, sm_clock, pclk, smclk, gfx_clk, gfx_clock, gfx_0_clk, "
-    "sclk clock speed:",
-    "memory_clock_mhz": "clocks.mem, clocks.current.memory, mem_clock, mclk, mmclk, mem_0_clk, mclk clock speed:",
-    "throttle_reasons": "clocks_event_reasons.active, clocks_throttle_reasons.active",
+    "": "timestamp, date time, index, gpu, entity, device, uuid, gpu_uuid, gpu_bus_id, pci.bus_id, name, gpu_name",
 }
 _COLUMN_OF = {name: column for column, names in _NAMES.items() for name in names.split(", ")}
-_MAIN_NAMES = ", ".join(names.partition(", ")[0] for names in _NAMES.values())
-_DCGM_LINE = re.compile(r"DCGM_FI_(?:DEV_)?(\w{1,60})\{([^{}]{0,2000})\}\s+(\S{1,40})(?:\s+(\d{10,16}))?\s*$")
+_MAIN_NAMES = "memory.used, utilization.gpu, power.draw"
+_DCGM_LINE = re.compile(r"DCGM_FI_(?:DEV_)?(\w{1,60})\{([^{}]{0,2000})\}\s+(\S{1,40})(?:\s+\d{10,16})?\s*$")
 
 # By the first letter of the unit; a value with another unit is null. Sizes are powers of 1024, even if an old driver
 # wrote MB.
 _SCALE: dict[str, dict[str, float]] = {
     "bytes": {"": 2**20, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40},
     "w": {"": 1, "m": 1e-3, "W": 1, "k": 1e3},
-    "mhz": {"": 1, "M": 1, "G": 1e3},
 }
 
 # All fields that nvidia-smi knows give a line of 4,000 characters.
@@ -71,7 +59,6 @@ MOST_NAMES = 20  # of a header, in a message
 
 _NUMBER = re.compile(r"([-+]?\d{1,20}(?:\.\d{0,20})?(?:e[-+]?\d\d?)?)\s*([A-Za-z%]*)")
 _DATE = re.compile(r"\d{4}[/-]\d\d[/-]\d\d[ T]\d\d:\d\d")
-_MASK = re.compile(r"0x[0-9a-fA-F]{1,16}")
 _NULL = re.compile(r"-?|N/A|ERR!|Not Supported|Unknown Error|\[.*")  # of nvidia-smi
 _HEADER_UNIT = re.compile(r"(?:\[([A-Za-z%]*)\]|(?<=\s)\(([A-Za-z%]*)\))$")
 # The header of `nvidia-smi dmon`, perhaps with date and time, or of `dcgmi dmon`; a line of units may follow.
@@ -84,20 +71,18 @@ _IS_READ = (
     " amd-smi and rocm-smi with --csv, and dcgm-exporter; without such a header, name the fields with --columns"
 )
 
+# Of a cell's trace; other tools' have the first three.
 NUMBERS = (
-    *("time_unix_s", "time_monotonic_s", "memory_used_bytes", "memory_free_bytes", "memory_total_bytes"),
-    *("utilization_pct", "power_w", "energy_j", "sm_clock_mhz", "memory_clock_mhz"),
-    *("temperature_c", "process_memory_bytes", "process_cpu_pct"),
+    *("memory_used_bytes", "utilization_pct", "power_w", "time_unix_s", "time_monotonic_s", "memory_total_bytes"),
+    *("energy_j", "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "process_memory_bytes", "process_cpu_pct"),
 )
-COLUMNS = ("gpu", *NUMBERS, "throttle_reasons")
+COLUMNS = (*NUMBERS, "throttle_reasons")
 
 # What `kvsweep trace` prints: of which column, and what of its values; sizes in MiB. Memory is that of one device, not
 # the sum over several; the mean is over the samples with a value.
 _SUMMARY: Mapping[str, tuple[str, Callable[[Sequence[float]], float]]] = {
     "memory_used_mib_max": ("memory_used_bytes", max),
     "memory_used_mib_min": ("memory_used_bytes", min),
-    "memory_free_mib_min": ("memory_free_bytes", min),
-    "memory_total_mib_max": ("memory_total_bytes", max),
     "utilization_pct_max": ("utilization_pct", max),
     "power_w_mean": ("power_w", fmean),
 }
@@ -107,10 +92,8 @@ _SUMMARY: Mapping[str, tuple[str, Callable[[Sequence[float]], float]]] = {
 class Trace:
     """The samples of a trace, in its order.
 
-    A sample has those of `COLUMNS` that the trace gives, with the same names for both formats: `time_unix_s` (from
-    nvidia-smi its local time, read as UTC), `time_monotonic_s`, sizes in bytes, `power_w`, `energy_j` (a counter),
-    clocks in MHz, `throttle_reasons` (list of names), and `gpu`, the label of the device if nvidia-smi gave one.
-    `reason` holds the notes for the reader, if there are any.
+    A sample has those of `COLUMNS` that the trace gives: sizes in bytes, `energy_j` (a counter), clocks in MHz, and
+    `throttle_reasons` (list of names). `reason` holds the notes for the reader, if there are any.
     """
 
     samples: Sequence[TraceSample]
@@ -156,18 +139,17 @@ def parse_trace(text: str, columns: Sequence[str] | None = None) -> Trace:
 def _scraped(text: str) -> list[TraceSample]:
     """The samples in one or several pages of dcgm-exporter; a new one begins where a metric of a GPU comes again."""
     found: list[dict[str, str]] = []
-    last: dict[str, dict[str, str]] = {}
+    last: dict[tuple[str, ...], dict[str, str]] = {}
     for match in filter(None, map(_DCGM_LINE.match, text.split("\n"))):
-        name, labels, value, when_ms = match.groups()
+        name, labels, value = match.groups()
         # Nodes number their GPUs alike, and a page has all GPUs of a metric before the next one.
-        named = dict(re.findall(r'\b(gpu|UUID|Hostname|instance)="([^"]{0,80})"', labels))
-        label, name = "/".join(named.values()), name.lower()
-        if name not in _COLUMN_OF:
+        gpu, name = tuple(re.findall(r'\b(?:gpu|UUID|Hostname|instance)="([^"]{0,80})"', labels)), name.lower()
+        if not _COLUMN_OF.get(name):
             continue
-        if name in last.get(label, {name: ""}):
-            last[label] = {"index": named.get("gpu", label), "timestamp": str(int(when_ms) // 1000) if when_ms else ""}
-            found.append(last[label])
-        last[label][name] = value
+        if name in last.get(gpu, {name: ""}):
+            last[gpu] = {}
+            found.append(last[gpu])
+        last[gpu][name] = value
     return [_sample(list(row.values()), [(name, "") for name in row]) for row in found]
 
 
@@ -218,7 +200,7 @@ def _parse_csv(text: str, columns: Sequence[str] | None = None) -> tuple[list[Tr
     spaced = any(map(_TABLE.match, lines)) or (len(columns or ()) > 1 and not any("," in line for line in lines))
     table = [(_words if spaced else _cells)(line) for line in lines]
     header = next(filter(None, map(_header, table)), None)
-    if columns and not any(_COLUMN_OF.get(name) in NUMBERS[1:] for name, _ in header or []):
+    if columns and not any(_COLUMN_OF.get(name) for name, _ in header or []):
         header, table = _named_columns(table, columns), [row for row in table if not _header(row)]
     rows: list[TraceSample] = []
     bad_lines, current, before = 0, header or [], [""]
@@ -236,7 +218,7 @@ def _parse_csv(text: str, columns: Sequence[str] | None = None) -> tuple[list[Tr
             rows, bad_lines = rows[:-1], bad_lines + 1
         before = row
     unknown = [name for name, _ in header or [] if name not in _COLUMN_OF][:MOST_NAMES]
-    if not rows or any(sample.keys() & set(NUMBERS[1:]) for sample in rows):
+    if not rows or any(rows):
         return rows, bad_lines, None
     return rows, bad_lines, f"no field with a value is known ({', '.join(unknown)}): name the fields with --columns"
 
@@ -297,7 +279,7 @@ def _named_columns(table: Iterable[Sequence[str]], names: Sequence[str]) -> list
     if sizes and len(names) not in sizes:
         raise ValueError(f"--columns names {len(names)} fields, but the lines have {sizes[0]}")
     columns = [_column(name) for name in names]
-    if not any(name in _COLUMN_OF for name, _ in columns):
+    if not any(_COLUMN_OF.get(name) for name, _ in columns):
         raise ValueError(f"--columns {','.join(names)}: none is known; allowed are {_MAIN_NAMES}")
     return columns
 
@@ -306,40 +288,18 @@ def _sample(row: Sequence[str], columns: Sequence[_Column]) -> TraceSample:
     sample: TraceSample = {}
     cells = {name: (cell, unit) for cell, (name, unit) in zip(row, columns, strict=True)}
     for name, column in _COLUMN_OF.items():
-        if name in cells and column not in sample and (value := _value(column, *cells[name])) is not None:
+        if column and name in cells and column not in sample and (value := _value(column, *cells[name])) is not None:
             sample[column] = value
     return sample
 
 
-def _value(column: str, cell: str, unit: str) -> SampleValue | None:
-    if _NULL.fullmatch(cell):
-        return None
-    if column == "gpu":
-        return cell
-    if column == "time_unix_s":
-        return _unix_seconds(cell)
-    if column == "throttle_reasons":
-        return reasons_of(int(cell, 16)) if _MASK.fullmatch(cell) else None
+def _value(column: str, cell: str, unit: str) -> float | None:
     match = _NUMBER.fullmatch(cell.strip("()"))
     if not match:
         return None
     scales, letter = _SCALE.get(column.rpartition("_")[2]), (match[2] or unit)[:1]
     scale = scales.get(letter, scales.get(letter.upper())) if scales else 1
     return None if scale is None else float(match[1]) * scale
-
-
-def _unix_seconds(cell: str) -> float | None:
-    """Seconds since the epoch, as amd-smi prints them; nvidia-smi prints local time without its zone, read as UTC.
-
-    >>> _unix_seconds("1970/01/01 00:00:01.500"), _unix_seconds("1740000000")
-    (1.5, 1740000000.0)
-    """
-    if re.fullmatch(r"\d{9,10}(?:\.\d{1,9})?", cell):
-        return float(cell)
-    with contextlib.suppress(ValueError):
-        when = datetime.fromisoformat(cell.replace("/", "-"))
-        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
-    return None
 
 
 @command(

@@ -21,8 +21,6 @@ EXTREMES = {
     "rows": 3,
     "memory_used_mib_max": 70321,
     "memory_used_mib_min": 1000,
-    "memory_free_mib_min": None,
-    "memory_total_mib_max": 81920,
     "utilization_pct_max": 100,
     "power_w_mean": 293.916667,
 }
@@ -55,10 +53,7 @@ def test_forms_of_one_trace(tmp_path_factory, header, units, spaces, mark, newli
     path.write_bytes(text.encode())
     trace = read_trace(path, ["not", "looked", "at"] if header else NAMES)
     assert summarise(trace) == {**EXTREMES, "reason": None}
-    table = trace.table()
-    assert table["memory_used_bytes"].tolist() == [1000 * MIB, 70321 * MIB, 70320 * MIB]
-    assert table["time_unix_s"].diff().tolist()[1:] == [1.0, 1.0]
-    assert table["gpu"].tolist() == ["0", "0", "0"]
+    assert trace.known("memory_used_bytes") == [1000 * MIB, 70321 * MIB, 70320 * MIB]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +79,7 @@ POWERS = "power.draw [W], power.draw.average [W], power.draw.instant [W]\n"
         ("power.limit [W], power.draw [W]\n700.00 W, 61.00 W\n", "power_w_mean", 61),
         ("power.draw\n50000 mW\n", "power_w_mean", 50),
         ("memory.used\n1.5 GiB\n", "memory_used_mib_max", 1536),
-        ("memory.free\n512 KiB\n", "memory_free_mib_min", 0.5),
+        ("memory.used\n512 KiB\n", "memory_used_mib_min", 0.5),
         ("memory.used [GiB]\n2\n", "memory_used_mib_max", 2048),
         ("memory.used\n2097152 bytes\n", "memory_used_mib_max", 2),
         ("memory.used, power.draw\n45 %, 61 watts\n", "memory_used_mib_max", None),  # a share of the memory is no size
@@ -122,18 +117,6 @@ def test_what_no_query_names_is_not_taken():
     assert (facts["rows"], "--columns" in facts["reason"]) == (0, True)
 
 
-def test_clocks_and_reasons_for_throttling():
-    trace = parse_trace(
-        "clocks.current.sm [MHz], clocks.mem [MHz], temperature.gpu, clocks_throttle_reasons.active\n"
-        "1410 MHz, 1593 MHz, 66, 0x0000000000000024\n"
-        "1980 MHz, 1593 MHz, 67, [N/A]\n"
-        "1980 MHz, 1593 MHz, 67, 0xNONE\n"
-    ).table()
-    assert trace["sm_clock_mhz"].tolist() == [1410, 1980, 1980]
-    assert trace["temperature_c"].tolist() == [66, 67, 67]
-    assert trace["throttle_reasons"][0] == ["SwPowerCap", "SwThermalSlowdown"]
-
-
 OWN = [
     {"time_monotonic_s": 5.0, "memory_used_bytes": 3 * MIB, "utilization_pct": 7, "power_w": 60.0},
     {"time_monotonic_s": 5.1, "memory_used_bytes": MIB, "power_w": 80.0, "throttle_reasons": ["A"]},
@@ -159,7 +142,7 @@ def test_the_pipelines_own_trace_and_its_bad_lines():
     [
         (["missing.csv"], "missing.csv: No such file"),
         (["gpu.csv", "--columns", "memory.used,power.draw"], "--columns names 2 fields, but the lines have 6"),
-        (["gpu.csv", "--columns", "a,b,c,d,e,f"], "none is known; allowed are timestamp, index"),
+        (["gpu.csv", "--columns", "a,b,c,d,e,f"], "none is known; allowed are memory.used, utilization.gpu, power"),
     ],
 )
 def test_the_command_prints_the_extremes_or_one_message(tmp_path, capsys, monkeypatch, arguments, words):
@@ -180,11 +163,7 @@ def test_tables_of_other_tools(path):
     trace = parse_trace(text)
     assert trace.reason is None
     assert trace.known("memory_used_bytes") == [4 * MIB, 52 * MIB]
-    columns = ("power_w", "utilization_pct", "sm_clock_mhz")
-    assert [trace.known(name) for name in columns] == [[64, 61], [0, 96], [210, 1275]]
-    if path.stem in ("nvidia-smi-dmon-dated", "amd-smi-monitor"):
-        first, second = trace.known("time_unix_s")
-        assert second - first == 1
+    assert [trace.known(name) for name in ("power_w", "utilization_pct")] == [[64, 61], [0, 96]]
     # A header may be printed again, and the first one may be missing.
     assert parse_trace(text + text).samples == [*trace.samples, *trace.samples]
 
@@ -193,7 +172,6 @@ SCRAPED = {
     "POWER_USAGE": ("64", "6.1e+01"),
     "GPU_UTIL": ("0", "96"),
     "FB_USED": ("4", "52"),
-    "SM_CLOCK": ("210", "1275"),
 }
 
 
@@ -205,10 +183,8 @@ def test_a_page_of_dcgm_exporter_has_a_sample_of_each_gpu(labels, at, names):
         f"DCGM_FI_DEV_{name}{{{labels.format(gpu)}}} {SCRAPED[name][gpu]}{at}\n" for name in names for gpu in (0, 1)
     ]
     trace = parse_trace("# HELP DCGM_FI_DEV_GPU_UTIL use\n" + "".join(lines))
-    columns = ("power_w", "utilization_pct", "sm_clock_mhz")
-    assert [trace.known(name) for name in columns] == [[64, 61], [0, 96], [210, 1275]]
+    assert [trace.known(name) for name in ("power_w", "utilization_pct")] == [[64, 61], [0, 96]]
     assert trace.known("memory_used_bytes") == [4 * MIB, 52 * MIB]
-    assert trace.known("time_unix_s") == ([1772359200] * 2 if at else [])
 
 
 def test_columns_of_a_trace_may_have_units_and_white_space():
