@@ -30,7 +30,7 @@ from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import facts_on, read_model_facts
 from workflow_scripts.predict.prediction_record import Band
 from workflow_scripts.predict.predictions import at_version, predict_cells
-from workflow_scripts.predict.public_costs import CURRENT, OLD_CORE, SYNCHRONOUS, generation_of
+from workflow_scripts.predict.public_costs import is_synchronous
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
@@ -50,7 +50,6 @@ GOALS = {
     "TPOT from 0.15 on, calibrated GPU, TP 4 and 8": (6, 12),
     "TTFT from 0.15 on, calibrated GPU": (8, 20),
     "TPOT of 0.10 to 0.11, dense models": (10, 30),
-    "throughput of V0 on NVIDIA": (15, 40),
     "KV tokens": (1.5, 4),
 }
 console = Console(width=180)
@@ -122,7 +121,7 @@ def _compared(
         row = {
             **{"run_id": run.Index, "how": record.how, "refused": record.infeasible or record.unknown},
             **{"speed_source": record.speed_source, "group": record.band_group or "own calibration"},
-            "generation": generation_of(versions[run.sweep]),
+            "synchronous": is_synchronous(versions[run.sweep]),
             "experts": any(read_model_facts(get_model(record.model).config, weights=False).of_kind(Experts)),
         }
         for column, (name, factor) in MEASURED.items():
@@ -182,17 +181,12 @@ def print_groups(table: pd.DataFrame) -> None:
 
 
 def print_goals(table: pd.DataFrame, kv: pd.Series) -> None:
-    now = (table["generation"] == CURRENT) & (table["speed_source"] == "project file")
+    now = ~table["synchronous"] & (table["speed_source"] == "project file")
     chosen = {
         "TPOT from 0.15 on, calibrated GPU, TP 1 and 2": table.loc[now & (table["tp"] <= 2), "error_tpot_ms"],
         "TPOT from 0.15 on, calibrated GPU, TP 4 and 8": table.loc[now & (table["tp"] > 2), "error_tpot_ms"],
         "TTFT from 0.15 on, calibrated GPU": table.loc[now, "error_ttft_ms"],
-        "TPOT of 0.10 to 0.11, dense models": table.loc[
-            (table["generation"] == SYNCHRONOUS) & ~table["experts"], "error_tpot_ms"
-        ],
-        "throughput of V0 on NVIDIA": table.loc[
-            (table["generation"] == OLD_CORE) & ~table["gpu"].str.startswith("mi"), "error_rate"
-        ],
+        "TPOT of 0.10 to 0.11, dense models": table.loc[table["synchronous"] & ~table["experts"], "error_tpot_ms"],
         "KV tokens": kv,
     }
     shown = Table("goal", "runs", "median / p90 / worst", "goal", "", title="Goals, in %")

@@ -2,11 +2,11 @@
 
     python -m benchmarks.external_fit FOLDER [--out FILE]
 
-FOLDER is that of `benchmarks.external`. Costs are fitted, by generation of vLLM, to times per output token, or to rates
-where a run states no such time, and for servers also to times to the first token. A small error counts squared, a large
-one by its size; a source counts like the square root of its runs. What is known of a cost without these runs holds it
-(`Free`); these values were written down after earlier fits. The last table has the errors of the runs whose source was
-left out, on the schedules of the present costs. Neither AMD's GPUs nor the file are touched.
+FOLDER is that of `benchmarks.external`. Costs are fitted, first of current versions, to times per output token, or to
+rates where a run states no such time, and for servers also to times to the first token. A small error counts squared, a
+large one by its size; a source counts like the square root of its runs. What is known of a cost without these runs
+holds it (`Free`); these values were written down after earlier fits. The last table has the errors of the runs whose
+source was left out, on the schedules of the present costs. The file is not touched.
 """
 
 import argparse
@@ -29,14 +29,7 @@ from benchmarks.external import MEASURED, cells_of, console, in_words, version_o
 from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.step_time import StepCosts, StepWork
 from workflow_scripts.predict.predictions import tasks_of
-from workflow_scripts.predict.public_costs import (
-    CURRENT,
-    OLD_CORE,
-    SYNCHRONOUS,
-    Beyond,
-    PublicCosts,
-    public_costs,
-)
+from workflow_scripts.predict.public_costs import Beyond, PublicCosts, public_costs
 from workflow_scripts.predict.schedule import RequestLengths, Schedule
 from workflow_scripts.predict.speed import schedule_for, work_of
 from workflow_scripts.predict.timing import time_schedule
@@ -53,6 +46,7 @@ class Free(NamedTuple):
 
 # Launches of the calibrated H200 and H100 take 2.4 ms per step and 25 us per sequence. The rates of links are those of
 # data sheets. Other values are orders of magnitude: of an all-reduce of NCCL, of a message between processes.
+CURRENT, SYNCHRONOUS = "current", "synchronous"
 FREE: Mapping[str, Sequence[Free]] = {
     CURRENT: (
         Free("links.nvlink[2-5].latency_s.2", 4e-6, 3),
@@ -65,15 +59,10 @@ FREE: Mapping[str, Sequence[Free]] = {
         Free("kernel_share", 0.1, 2),
     ),
     SYNCHRONOUS: (
-        Free("hosts.synchronous.steps", 2.4e-3, 1.5),
-        Free("hosts.synchronous.sequences", 2.5e-5, 3),
+        Free("synchronous.steps", 2.4e-3, 1.5),
+        Free("synchronous.sequences", 2.5e-5, 3),
         Free("links.pcie[3-5].latency_s.2", 40e-6, 2),
         Free("links.pcie4.bytes_per_s", 32e9, 1.5),
-    ),
-    OLD_CORE: (
-        Free("hosts.v0.steps", 2.4e-3, 1.5),
-        Free("hosts.v0.sequences", 2.5e-5, 3),
-        Free("hosts.v0.ranks", 1e-3, 2),
     ),
 }
 
@@ -113,12 +102,12 @@ class Run:
         names = [
             n for n in ("tpot_ms", "output_tokens_per_s", "total_tokens_per_s") if not math.isnan(getattr(self.row, n))
         ]
-        served = self.beyond.served and self.beyond.generation == CURRENT and not self.no_ttft
+        served = self.beyond.served and not self.beyond.synchronous and not self.no_ttft
         return names[:1] + ["ttft_ms"] * (served and not math.isnan(self.row.ttft_ms))
 
 
 def runs_of(folder: Path, only: str = "") -> Iterator[Run]:
-    """The folder's usable runs on NVIDIA's GPUs."""
+    """The folder's usable runs whose speed is predicted."""
     table = pd.read_csv(folder / "runs.csv")
     by_sweep = {row.sweep: row for row in table.itertuples()}
     versions = {name: version_of(str(row.vllm)) for name, row in by_sweep.items()}
@@ -137,13 +126,14 @@ def runs_of(folder: Path, only: str = "") -> Iterator[Run]:
             for task in tasks_of(study, [cell for cell, _ in cells.values()])[0]:
                 made: list[Schedule] = []
                 for cell in sorted(task.cells, key=lambda cell: -(cell.record.num_blocks or 0)):
-                    assert cell.speed
+                    if cell.speed is None:
+                        continue
                     beyond, costs, _ = of_one_gpu[id(cell.speed.costs)]
                     schedule = schedule_for(cell, task, made)
                     work = work_of(schedule, cell, task)
                     for sweep in cells[cell.record.cell_id][1]:
                         row = by_sweep[sweep]
-                        if row.flag != row.flag and beyond.gpu.kind == "cuda":
+                        if row.flag != row.flag:
                             yield Run(row, beyond, costs, task.requests, schedule, work, cell.users)
     Beyond.costs = add  # type: ignore[method-assign]
 
@@ -190,11 +180,9 @@ def described(run: Run) -> dict[str, Any]:
     experts = any(beyond.facts.of_kind(Experts)) if beyond.facts else False
     sheet = "data sheet" if beyond.calibrated is None else "calibrated"
     ranks = "1 and 2" if beyond.ranks <= 2 else "4 and 8"
-    goal = {
-        CURRENT: f"current, {sheet}, TP {ranks}",
-        SYNCHRONOUS: f"synchronous, {'experts' if experts else 'dense'}",
-        OLD_CORE: "before 0.8",
-    }[beyond.generation]
+    goal = f"{CURRENT}, {sheet}, TP {ranks}"
+    if beyond.synchronous:
+        goal = f"{SYNCHRONOUS}, {'experts' if experts else 'dense'}"
     return {"run_id": run.row.run_id, "source": run.row.source, "band": beyond.band.group, "goal": f"({goal})"}
 
 
@@ -231,7 +219,8 @@ def main() -> None:
     args = parser.parse_args()
     all_runs, errors, public = list(runs_of(args.folder)), [], public_costs()
     for generation, free in FREE.items():
-        runs = [run for run in all_runs if run.beyond.generation == generation and run.fitted_to()]
+        synchronous = generation == SYNCHRONOUS
+        runs = [run for run in all_runs if run.beyond.synchronous == synchronous and run.fitted_to()]
         for left_out in [None, *sorted({run.row.source for run in runs})]:
             values = fitted([run for run in runs if run.row.source != left_out], free, public)
             shown = ", ".join(f"{path} {value:.3g}" for path, value in values.items())

@@ -29,7 +29,7 @@ MODELS = CONFIG / "models"
 
 FlopDtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8"]
 Dtype = Literal["float32", "bfloat16", "float16"]
-LinkType = Literal["nvlink2", "nvlink3", "nvlink4", "nvlink5", "pcie3", "pcie4", "pcie5", "infinity_fabric"]
+LinkType = Literal["nvlink2", "nvlink3", "nvlink4", "nvlink5", "pcie3", "pcie4", "pcie5"]
 ModelDtype = Dtype | Literal["native"]
 Positive = Annotated[float, Field(gt=0)]
 

@@ -26,7 +26,7 @@ from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.physics.step_time import COMPUTING, READING, LaunchCosts, StepCosts
 from workflow_scripts.predict.pipeline_fit import GUIDED, GUIDED_BY_DATA_SHEET, GUIDED_WITHIN
-from workflow_scripts.predict.public_costs import CURRENT, Beyond, GroupBand, generation_of, public_costs
+from workflow_scripts.predict.public_costs import Beyond, GroupBand, is_synchronous, public_costs
 from workflow_scripts.predict.schedule import ScheduleError
 from workflow_scripts.predict.step_fit import LEAST_ERROR, FitError, StepFit, fit_calibration
 from workflow_scripts.study.calibrations import CalibrationRecord, identity
@@ -37,9 +37,9 @@ PROJECT_FILES = CONFIG / "calibration"
 # Shares of a device's rates that steps reach, and the overhead of a step, without calibration. On a GPU the fits to two
 # calibrations come within a few per cent of 1/1.1 of the measured rates.
 DEFAULT_MEMORY_EFFICIENCY = 0.85
-DEFAULT_FLOP_EFFICIENCY = {"cuda": 0.6, "rocm": 0.45, "cpu": 0.8}
+DEFAULT_FLOP_EFFICIENCY = {"cuda": 0.6, "cpu": 0.8}
 OF_MEASURED_RATES = 1 / 1.1
-DEFAULT_OVERHEAD_S = {"cuda": 1.0e-3, "rocm": 1.5e-3, "cpu": 2.0e-3}
+DEFAULT_OVERHEAD_S = {"cuda": 1.0e-3, "cpu": 2.0e-3}
 # What the host of a GPU takes, as fitted to vLLM's calibrations on an H200 and an H100, and seen in HuggingFace's steps
 # there: docs/plan.md.
 DEFAULT_LAUNCH = LaunchCosts(
@@ -128,7 +128,9 @@ class AskedSpeed:
 
 
 def speed_for(wanted: AskedSpeed, calibrations: Path | None, project_files: Path = PROJECT_FILES) -> Speed | None:
-    """The best known costs; None without any. Raises InputError if a record cannot be read."""
+    """The best known costs; None without any, and on AMD GPUs. Raises InputError if a record cannot be read."""
+    if wanted.gpu.kind == "rocm":
+        return None
     default = default_speed(wanted.gpu, wanted.dtype, ahead=wanted.ahead, rates=wanted.rates)
     unused = ""
     for source, path in _candidates(wanted, calibrations, project_files):
@@ -161,7 +163,7 @@ def _with_public_costs(speed: Speed, wanted: AskedSpeed, record: CalibrationReco
     of_version = record is not None and record.environment == wanted.environment
     beyond = Beyond(
         gpu=wanted.gpu,
-        generation=CURRENT if of_version else generation_of(version_of(wanted.environment)),
+        synchronous=not of_version and is_synchronous(version_of(wanted.environment)),
         ranks=wanted.ranks,
         served=served,
         facts=wanted.facts,

@@ -153,7 +153,7 @@ def changes(study: Study, case: Case, points: list[tuple[int, int]], prepared: P
 
 
 # How GPUs with such links between them are usually attached to their host.
-_HOST_LINKS = {"nvlink2": "pcie3", "nvlink3": "pcie4", "infinity_fabric": "pcie5"}
+_HOST_LINKS = {"nvlink2": "pcie3", "nvlink3": "pcie4"}
 _HOST_LINKS |= dict.fromkeys(("nvlink4", "nvlink5"), "pcie5")
 # Those that are attached by faster links: NVLink-C2C and PCIe 6.
 _FASTER = ("gh200-96gb", "gh200-144gb", "b300")

@@ -1,4 +1,4 @@
-"""Costs that no calibration of one GPU has: of old hosts, of links between ranks, of servers, and of AMD's GPUs.
+"""Costs that no calibration of one GPU has: of old hosts, of links between ranks, and of servers.
 
 `config/calibration/public_runs.yaml` holds them, fitted to runs that others published; docs/plan.md says how well they
 hold for runs that they were not fitted to.
@@ -13,24 +13,20 @@ from pydantic import Field
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG, Gpu
 from workflow_scripts.common.records import Record, read_yaml, validated
-from workflow_scripts.engines.vllm.memory import ASYNC_SCHEDULING, V1, EngineSettings
+from workflow_scripts.engines.vllm.memory import ASYNC_SCHEDULING, EngineSettings
 from workflow_scripts.physics.layers import Attention
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import COMPUTING, READING, StepCosts
 
 PUBLIC_COSTS = CONFIG / "calibration/public_runs.yaml"
 GPUS_OF_A_NODE = 8
-CURRENT, SYNCHRONOUS, OLD_CORE = "current", "synchronous", "v0"
-_HOSTS = {SYNCHRONOUS: "a host that plans no step ahead (before vLLM 0.14)", OLD_CORE: "the host of vLLM before 0.8"}
 
 
 class HostCosts(Record):
-    """Seconds per step, and per sequence in it, in which the device waits for a host that plans one step after the
-    other; `ranks`: per step if there are several."""
+    """Seconds per step, and per sequence in it, in which the device waits for a host."""
 
     steps: float
     sequences: float
-    ranks: float = 0.0
 
 
 class Interconnect(Record):
@@ -43,15 +39,6 @@ class Interconnect(Record):
     def latency_of(self, ranks: int) -> float:
         sizes = sorted(self.latency_s)
         return self.latency_s[next((size for size in sizes if size >= ranks), sizes[-1])]
-
-
-class Amd(Record):
-    """Factors on the times of reading and, by generation of the engine, computing; seconds per step and sequence."""
-
-    reading: float
-    computing: Mapping[str, float]
-    steps: float
-    sequences: float
 
 
 class GroupBand(Record):
@@ -68,13 +55,14 @@ class GroupBand(Record):
 
 
 class PublicCosts(Record):
-    """`link_share`: of a link's rate that all-reduces reach. `server_steps`, `server_s`: what a server adds to each
+    """`synchronous`: of a host that plans one step after the other, as before vLLM 0.14. `link_share`: of a link's rate
+    that all-reduces reach. `server_steps`, `server_s`: what a server adds to each
     step, and to the time to the first token. `multi_head_reading`: factor on reading KV if query heads share none.
     `kernel_share`: of the time to read the matrices of a layer of `layer_parameters`, what does not depend on their
     size. `bands`: by `Beyond.band`. `kv_error_pct`: of tokens in the KV cache, from logs."""
 
     version: int
-    hosts: Mapping[str, HostCosts]
+    synchronous: HostCosts
     links: Mapping[str, Interconnect]
     link_share: float = Field(gt=0, le=1)
     server_steps: float
@@ -84,7 +72,6 @@ class PublicCosts(Record):
     layer_parameters: float
     bands: Mapping[str, GroupBand]
     kv_error_pct: float
-    amd: Amd
 
 
 @cache
@@ -92,16 +79,13 @@ def public_costs(path: Path = PUBLIC_COSTS) -> PublicCosts:
     return validated(PublicCosts, read_yaml(path), str(path))
 
 
-def generation_of(version: str) -> str:
-    """How vLLM of a version plans steps; an empty one is the current version.
+def is_synchronous(version: str) -> bool:
+    """Whether vLLM of a version plans a step only when the one before is done; an empty one is the current version.
 
-    >>> [generation_of(version) for version in ("0.6.3.post1", "0.10", "0.14.0", "")]
-    ['v0', 'synchronous', 'current', 'current']
+    >>> [is_synchronous(version) for version in ("0.10", "0.14.0", "")]
+    [True, False, False]
     """
-    if not version:
-        return CURRENT
-    numbers = EngineSettings(vllm_version=version).version
-    return OLD_CORE if numbers < V1 else SYNCHRONOUS if numbers < ASYNC_SCHEDULING else CURRENT
+    return bool(version) and EngineSettings(vllm_version=version).version < ASYNC_SCHEDULING
 
 
 def _is_multi_head(facts: ModelFacts | None) -> bool:
@@ -115,36 +99,27 @@ def parameters_of_a_layer(facts: ModelFacts) -> float:
 
 @dataclass(frozen=True)
 class Beyond:
-    """In what a prediction differs from a GPU that was calibrated: the generation of vLLM, or the current one if the
+    """In what a prediction differs from a GPU that was calibrated: a host that plans no step ahead, unless the
     calibration is of that version; ranks; whether times are those of a server's clients; the model and the one that was
     calibrated, if any; whether the model itself was."""
 
     gpu: Gpu
-    generation: str
+    synchronous: bool
     ranks: int
     served: bool
     facts: ModelFacts | None
     calibrated: ModelFacts | None
     same_model: bool = False
 
-    @property
-    def amd(self) -> bool:
-        return self.gpu.kind == "rocm" and self.calibrated is None
-
     def costs(self, costs: StepCosts, public: PublicCosts | None = None) -> StepCosts:
         """Costs of one GPU's steps with what comes on top, by default as in the project's file."""
         public, more = public or public_costs(), dict.fromkeys(("steps", "sequences"), 0.0)
         factors = dict.fromkeys((*READING, *COMPUTING), 1.0)
-        if host := public.hosts.get(self.generation):
-            more["steps"] += host.steps + host.ranks * (self.ranks > 1)
-            more["sequences"] += host.sequences
+        if self.synchronous:
+            more["steps"] += public.synchronous.steps
+            more["sequences"] += public.synchronous.sequences
         if self.served:
             more["steps"] += public.server_steps
-        if self.amd:
-            more["steps"] += public.amd.steps
-            more["sequences"] += public.amd.sequences
-            factors |= dict.fromkeys(READING, public.amd.reading)
-            factors |= dict.fromkeys(COMPUTING, public.amd.computing[self.generation])
         if _is_multi_head(self.facts) and not _is_multi_head(self.calibrated):
             factors["kv_bytes"] *= public.multi_head_reading
         if self.facts:
@@ -164,8 +139,7 @@ class Beyond:
     def band(self) -> GroupBand:
         """The band of the group that a prediction belongs to; what was seen to be worst decides."""
         groups = {
-            "amd": self.gpu.kind == "rocm",
-            self.generation: self.generation in public_costs().hosts,
+            "synchronous": self.synchronous,
             "data_sheet": self.calibrated is None,
             "ranks": self.ranks > 1,
             "calibrated": self.same_model,
@@ -175,10 +149,10 @@ class Beyond:
     @property
     def how(self) -> str:
         """What was added, in words; empty if nothing was."""
-        named = [_HOSTS[self.generation]] if self.generation in public_costs().hosts else []
+        named = ["a host that plans no step ahead (before vLLM 0.14)"] * self.synchronous
         if self.ranks > 1:
             named.append(f"all-reduces of {self.ranks} ranks over {self.gpu.link or 'an unknown link, left out'}")
         if self.ranks > GPUS_OF_A_NODE:
             named.append(f"{GPUS_OF_A_NODE} GPUs of a node (the network between nodes is not modelled)")
-        named += ["a server"] * self.served + ["AMD's reachable rates"] * self.amd
+        named += ["a server"] * self.served
         return f"; with costs from public runs of {', '.join(named)}" if named else ""

@@ -32,9 +32,9 @@ from workflow_scripts.workloads.warmup import USUAL_PASSES, pass_size
 # Seconds that the pipeline itself takes for a cell besides the engine's work: `start` until the engine is ready, `stop`
 # until its memory is free. These are allowances where no calibration tells it, and in time limits, because a job may
 # have to load the engine first; on a GPU they are for graphs and profiling, and the time to load the weights is added.
-START_S = {"cpu": 6.0, "cuda": 60.0, "rocm": 90.0}
-EAGER_START_S = {"cpu": 6.0, "cuda": 25.0, "rocm": 35.0}
-STOP_S = {"cpu": 1.0, "cuda": 5.0, "rocm": 5.0}
+START_S = {"cpu": 6.0, "cuda": 60.0}
+EAGER_START_S = {"cpu": 6.0, "cuda": 25.0}
+STOP_S = {"cpu": 1.0, "cuda": 5.0}
 WEIGHTS_BYTES_PER_S = 1.5e9
 
 
@@ -105,6 +105,8 @@ def _predict(cell: CellTask, task: Task, schedule: Schedule) -> Prediction:
     work, speed, record = work_of(schedule, cell, task), cell.speed, cell.record
     if speed is None:
         unknown = "the rates of this device are not known: `snakemake calibrate --configfile STUDY` measures them"
+        if cell.kind == "rocm":
+            unknown = "speed is not predicted on AMD GPUs"
         return replace(record, **_counts(cell, schedule, work.steps, task), unknown=unknown)
     if why := _beyond(work, speed) + (f"; {cell.unmodelled}" if cell.unmodelled else ""):
         speed = speed.model_copy(update={"how": speed.how + why})
