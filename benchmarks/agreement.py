@@ -26,7 +26,7 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.wording import number
 from workflow_scripts.present.compare import print_comparison, wide_terminal
 from workflow_scripts.questions.compare.comparison import Comparison, comparison
-from workflow_scripts.questions.compare.digest import read_digest
+from workflow_scripts.questions.compare.run import read_run
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import load_study
@@ -136,7 +136,7 @@ def agreement(study: Path, first: Path, second: Path, pause_s: float) -> tuple[C
                 time.sleep(left)
         measure(study, second)
     runs = [StudyPaths(results, name) for results in (first, second)]
-    first_run, second_run = (read_digest(paths.root) for paths in runs)
+    first_run, second_run = (read_run(paths.root) for paths in runs)
     return comparison([first_run], second_run), pairs_of(runs)
 
 

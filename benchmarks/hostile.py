@@ -2,7 +2,7 @@
 
     make bench-hostile SEED=1 CASES=2000 [ARGS="--only studies"]
 
-The cases follow from the seed: real files (a small study of the two GPUs with its evidence, tables, digest and page;
+The cases follow from the seed: real files (a small study of the two GPUs with its evidence, tables and page;
 the studies in config/; logs of engines) in which bytes or values were changed, or which are large or slow to read. Each
 is read in a child process with limits. A command ends with 0 if a file is accepted, and with 2 and one message if it is
 refused. The exit code is 1 if any command ended with a traceback, or took more than 1 GB of memory, or 5 s of processor

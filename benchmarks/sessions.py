@@ -24,7 +24,7 @@ from workflow_scripts.common.files import write_text
 from workflow_scripts.common.wording import number
 from workflow_scripts.present.compare import wide_terminal
 from workflow_scripts.questions.compare.comparison import comparison
-from workflow_scripts.questions.compare.digest import read_digest
+from workflow_scripts.questions.compare.run import read_run
 from workflow_scripts.statistics.comparisons import CHANGES
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import OUTCOME, StudyPaths
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"bench-sessions: {e}", file=sys.stderr)
             return BAD_INPUT
         alone_s, shared_s = map(device_s, runs)
-        a, b = (read_digest(paths.root) for paths in runs)
+        a, b = (read_run(paths.root) for paths in runs)
         found = comparison([a], b)
         ratios = [cell.ratio for cell in found.cells if cell.ratio]
         contradictions = int(pairs_of(runs)["contradicts"].notna().sum())

@@ -11,7 +11,6 @@ rule tables:
     output:
         tables=list(map(table, TABLES)),
         csv=[table(name).with_suffix(".csv") for name in TABLES],
-        digest=PATHS.digest,
     log:
         PATHS.root / "logs/tables.log",
     threads: 2

@@ -147,7 +147,7 @@ def other_runs(key):
     if missing := [place for place in places if not Path(place).exists()]:
         raise WorkflowError(f"--config {key}=: there is no {', '.join(map(str, missing))}")
     if not places:
-        raise WorkflowError(f"name what to compare with: --config {key}=FOLDER of a study, or a digest.json")
+        raise WorkflowError(f"name what to compare with: --config {key}=FOLDER of a study")
     return places
 
 

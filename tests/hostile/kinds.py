@@ -70,11 +70,6 @@ class Base:
         folders = ["--cells", str(self.root / "cells"), "--out", str(self.root / "parsed" / gpu)]
         return [*folders, "--gpu", gpu, "--processes=1"]
 
-    def digests(self) -> tuple[bytes, bytes]:
-        """The digest, and that of the same study as if it had been measured on other days."""
-        digest = (self.tables / "digest.json").read_bytes()
-        return digest, digest.replace(b'"began":"20', b'"began":"19')
-
     def copy(self, folder: Path) -> "Base":
         """The same in another folder; files are links to the same content until they are replaced."""
         shutil.copytree(self.study.parent, folder, copy_function=os.link, dirs_exist_ok=True)
@@ -121,12 +116,16 @@ def evidence(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     return [calls[gpu], of.tables_call("cells"), calls.get(last) or of.tables_call(last)]
 
 
-def digests(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
-    """Digests of a study, one side of a comparison."""
-    one, other = base.digests()
-    files = [put(folder / "a.json", one), put(folder / "b.json", mutations.json_file(other, rnd))]
-    endless(Path(files[1]), rnd)
-    words = [*rnd.sample(files, 2), "--json", "c.json"]
+def runs(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
+    """Two runs, of which one has another table."""
+    of = base.copy(folder)
+    repeats = of.tables / "repeats.parquet"
+    later = pd.read_parquet(repeats).assign(started_at="2027-01-01T00:00:00Z")
+    put(repeats, later.to_parquet(index=False))
+    path = of.tables / f"{rnd.choice(('cells', 'starts', 'repeats'))}.parquet"
+    put(path, _other_table(path, rnd))
+    endless(path, rnd)
+    words = [*rnd.sample([str(base.root), str(of.root)], 2), "--json", "c.json"]
     return [("compare", [*words, *rnd.choice((["--html", "c.html"], ["--fail-if-worse"], []))])]
 
 
@@ -236,4 +235,4 @@ def studies(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     return [("check", [put(folder / path.name, mutations.yaml_file(path.read_bytes(), rnd))])]
 
 
-KINDS = {make.__name__: make for make in (evidence, digests, imports, logs, tables, records, studies)}
+KINDS = {make.__name__: make for make in (evidence, runs, imports, logs, tables, records, studies)}

@@ -21,9 +21,9 @@ from pydantic_core import from_json
 from workflow_scripts.common.faults import InputError
 
 MIB = 2**20
-# A file that is read whole. The digest of 10,000 cells has 24 MiB, their report 16 MiB.
+# A file that is read whole. The report of 10,000 cells has 16 MiB.
 MOST_BYTES = 64 * MIB
-# Values in one JSON text, each of which takes up to 250 bytes in memory. The digest of 10,000 cells has 1.3 million.
+# Values in one JSON text, each of which takes up to 250 bytes in memory.
 MOST_VALUES = 4_000_000
 # JSON Lines are read one by one. Half an hour of steps of 2 ms has 900,000 lines of 210 bytes; a request of 100,000
 # tokens that keeps its answer has a line of 3 MiB.

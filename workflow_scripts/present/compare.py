@@ -2,7 +2,7 @@
 
     kvsweep compare results/demo other/results/demo --html comparison.html
 
-Each run is the folder of a study, an unpacked archive or a digest.json. A is the run that began earlier, or the first
+Each run is the folder of a study or an unpacked archive. A is the run that began earlier, or the first
 one if that is not known; ratios are of B over A. If two cells cannot be compared, the output says why. Starts of one
 occasion do not show how much a cell varies between occasions, so a cell counts as changed only if the change exceeds
 that variation too.
@@ -30,7 +30,7 @@ from workflow_scripts.common.files import write_text
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.common.wording import listed, number, plural
 from workflow_scripts.questions.compare.comparison import Comparison, comparison, in_order, in_words, ratio_text
-from workflow_scripts.questions.compare.digest import Digest, read_digest
+from workflow_scripts.questions.compare.run import Run, read_run
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
 from workflow_scripts.study.setting_words import knob_name
 from workflow_scripts.tables.differences import value_text
@@ -166,9 +166,9 @@ def print_comparison(result: Comparison, guard: bool = False) -> None:
             terminal.print(f"{MOST_ROWS} of {len(table.rows)} rows; --json writes all")
 
 
-def against(places: Sequence[Path], now: Digest, vary_pct: float | None) -> Comparison:
+def against(places: Sequence[Path], now: Run, vary_pct: float | None) -> Comparison:
     """The present run beside the mean of earlier ones, each cell by its rate or latencies."""
-    earlier = {place: read_digest(place).judged() for place in places}
+    earlier = {place: read_run(place).judged() for place in places}
     now = now.judged()
     for place, run in earlier.items():
         if run.study != now.study:
@@ -180,9 +180,7 @@ def against(places: Sequence[Path], now: Digest, vary_pct: float | None) -> Comp
 
 @command(
     "compare",
-    option(
-        "runs", type=Path, nargs="+", help="two runs: each the folder of a study, an unpacked archive or a digest.json"
-    ),
+    option("runs", type=Path, nargs="+", help="two runs: each the folder of a study or an unpacked archive"),
     option("--fail-if-worse", action="store_true", help="fail only if the last run is worse than those before it"),
     option(
         "--occasions-vary",
@@ -199,12 +197,12 @@ def main(args: Namespace) -> int:
     *earlier, last = args.runs
     if not earlier or (len(earlier) > 1 and not args.fail_if_worse):
         raise InputError(f"{len(args.runs)} runs; allowed: two, or with --fail-if-worse several")
-    now = read_digest(last)
+    now = read_run(last)
     if args.fail_if_worse:
         result = against(earlier, now, args.occasions_vary)
         failed = bool(result.worse)
     else:
-        a, b = in_order(read_digest(earlier[0]), now)
+        a, b = in_order(read_run(earlier[0]), now)
         if a == b:
             raise InputError(f"{earlier[0]}, {last}: the same run twice; allowed: two runs")
         result = comparison([a], b, args.occasions_vary)

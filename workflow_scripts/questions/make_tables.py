@@ -2,8 +2,7 @@
 
     kvsweep tables --study config/studies/demo.yaml
 
-docs/tables.md documents every column. A table that the study does not need has no rows. With all tables it also writes
-`digest.json`, with which another study is compared.
+docs/tables.md documents every column. A table that the study does not need has no rows.
 """
 
 import sys
@@ -17,8 +16,7 @@ from typing import Any
 
 from workflow_scripts.common.command import RESULTS, STUDY, command, option
 from workflow_scripts.questions.all_tables import TABLES, makers
-from workflow_scripts.questions.compare.digest import digest_of
-from workflow_scripts.study.paths import DIGEST, StudyPaths
+from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.table_maker import TableInputs, TableMaker
 
@@ -43,8 +41,6 @@ def main(args: Namespace) -> None:
         for maker in others:
             made = other.submit(_make_shared, chosen.index(maker))
             inputs.elsewhere |= {str(schema.name): made for schema in maker.schemas}
-        if args.only == TABLES:
-            inputs.elsewhere[DIGEST] = other.submit(_write_digest)
         for maker in chosen:
             if not maker.beside:
                 _make(maker, inputs)
@@ -72,8 +68,3 @@ def _share(*shared: Any) -> None:
 def _make_shared(number: int) -> None:
     chosen, inputs = _shared
     _make(chosen[number], inputs)
-
-
-def _write_digest() -> None:
-    _, inputs = _shared
-    digest_of(inputs.study, inputs.grid, inputs.summed).write(inputs.folder / DIGEST, indent=None)

@@ -20,7 +20,6 @@ OUTCOME, MEASURE_LOG, RAW, PARTIAL = "outcome.json", "measure.log", "raw", "raw.
 ENGINE_LOG, TRACE, METRICS, JOB = "engine.log", "device_trace.jsonl", "metrics.jsonl", "job.json"
 # Beside the requests of a workload: those that warm up, and what the requests are.
 WARMUP, MANIFEST = "warmup.jsonl", "workload.json"
-DIGEST = "digest.json"
 
 
 def start_folder(start: int) -> str:
@@ -86,9 +85,8 @@ class StudyPaths:
         # The predictions for every cell, what knobs can change, and what the study costs.
         self.plan = root / "plan"
         self.capacity = self.plan / "capacity.jsonl"
-        # Tidy tables and verdicts, with all that a comparison with another study needs.
+        # Tidy tables and verdicts.
         self.tables = root / "tables"
-        self.digest = self.tables / DIGEST
         self.figures, self.report = root / "figures", root / "report.html"
         # Files to serve one setting, with what the study promises for it.
         self.deploy = root / "deploy"

@@ -1,5 +1,6 @@
 """Everything that was measured of the cells of a study, from the parsed tables."""
 
+import json
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -34,10 +35,12 @@ def grid_rows(study: Study, cells: Sequence[Cell]) -> pd.DataFrame:
     """What the study asks for: one row per cell, indexed by `cell_id`; those of one device, engine, model and workload
     together, in the order of their settings' values, those that the study does not set first."""
     models = resolved_models(study)
+    measured = {cell.id: cell_definition(study, cell, models) for cell in cells}
     rows = [
         {
             "cell_id": cell.id,
             "study": study.name,
+            "equivalence_margin_pct": study.equivalence_margin_pct,
             "sweeps": ",".join(cell.sweeps),
             "gpu": cell.gpu,
             "engine": cell.engine_at,
@@ -47,7 +50,8 @@ def grid_rows(study: Study, cells: Sequence[Cell]) -> pd.DataFrame:
             "knobs": cell.knobs.slug(),
             **{f"knob_{name}": value for name, value in flat(cell.knobs.set_values()).items()},
             "max_concurrency_allowed": cell.knobs.max_concurrency,
-            "definition_asked": definition_sha256(cell_definition(study, cell, models)),
+            "definition": json.dumps(measured[cell.id].as_json()),
+            "definition_asked": definition_sha256(measured[cell.id]),
         }
         for cell in cells
     ]

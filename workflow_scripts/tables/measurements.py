@@ -48,6 +48,8 @@ CELLS = table_schema(
     INTEGER("max_concurrency_allowed", "sequences that may run at once"),
     _HOW_ENDED,
     INTEGER("start", "the start that the outcome is of; null if there is none"),
+    OBJECT("definition", "what is measured: model, workload, settings; a JSON object. Null for imported cells"),
+    NUMBER("equivalence_margin_pct", "of the study"),
     TEXT("failed_starts", "how other starts ended if this one is `ok`; null if none failed"),
     key=["cell_id"],
     knobs=True,

@@ -5,20 +5,18 @@ import random
 import pytest
 
 from tests.integration.parallel.test_report_accessibility import AXE, CHECK
-from tests.unit.questions.digests import random_digest
-from workflow_scripts.present import compare
+from tests.unit.questions.runs import random_run
+from workflow_scripts.present.comparison_page import page
+from workflow_scripts.questions.compare import comparison as compare
 
 pytestmark = pytest.mark.needs_tool("chromium")
 
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory):
-    folder, chance = tmp_path_factory.mktemp("comparison"), random.Random(1)
-    runs = [folder / name for name in ("a.json", "b.json")]
-    for run in runs:
-        run.write_text(random_digest(chance).model_dump_json())
-    compare.main([*map(str, runs), "--occasions-vary", "1", "--html", str(folder / "comparison.html")])
-    return folder / "comparison.html"
+    path, chance = tmp_path_factory.mktemp("comparison") / "comparison.html", random.Random(1)
+    path.write_text(page(compare.comparison([random_run(chance)], random_run(chance), 1)), encoding="utf-8")
+    return path
 
 
 @pytest.mark.parametrize("dark", [False, True])

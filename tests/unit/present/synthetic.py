@@ -4,6 +4,7 @@ Numbers of cells are made up here. Tables that follow from them are made by the 
 evidence than cells are made up too, and checked with their schema.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,13 @@ import yaml
 from tests.unit.made_studies import fixed, study_content
 from tests.unit.questions.synthetic_cells import plan_of, write_measurements
 from workflow_scripts.present import figures, page
-from workflow_scripts.questions.compare.digest import digest_of
 from workflow_scripts.questions.comparisons.table import comparison_tables
 from workflow_scripts.questions.predictions.table import QUANTITIES, predictions_table
 from workflow_scripts.questions.recommendations.table import recommendations
 from workflow_scripts.questions.sections import SUBJECTS
 from workflow_scripts.questions.table_docs import schemas
 from workflow_scripts.questions.trust.provenance import provenance_table
+from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.parsed_columns import table_columns
 from workflow_scripts.study.paths import StudyPaths
@@ -30,7 +31,6 @@ from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.cell_intervals import cell_intervals, with_waste
 from workflow_scripts.tables.measurements import FRAME_COLUMNS, read_measurements
 from workflow_scripts.tables.summary import Summaries
-from workflow_scripts.tables.table_maker import TableInputs
 from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS, read_table, write_table
 
 schemas()  # imports every module that makes a table, so that each table has its schema here
@@ -106,10 +106,12 @@ def outcome_of(row: dict[str, object]) -> tuple[str, str | None]:
 
 
 def cells_table(study: Study) -> pd.DataFrame:
-    rng = np.random.default_rng(7)
+    rng, models = np.random.default_rng(7), resolved_models(study)
     rows: list[dict[str, object]] = []
     for cell in expand(study):
         asked: dict[str, object] = {"cell_id": cell.id, "study": study.name, "sweeps": ",".join(cell.sweeps)}
+        definition = json.dumps(cell_definition(study, cell, models).as_json())
+        asked |= {"definition": definition, "equivalence_margin_pct": study.equivalence_margin_pct}
         asked |= {"knobs": cell.knobs.slug(), "max_concurrency_allowed": cell.knobs.max_concurrency, **MEASURED_BY}
         asked |= {name: getattr(cell, name) for name in NAMES}
         asked |= {"engine": cell.engine_at, "environment": cell.environment or None}
@@ -324,8 +326,6 @@ def write_results(
     study = load_study(path)
     cells = change(cells_table(study))
     write_tables(cells, folder / "tables")
-    tables = TableInputs(study, StudyPaths(folder.parent, folder.name))
-    digest_of(study, tables.grid, tables.summed).write(folder / "tables/digest.json", indent=None)
     for gpu in dict.fromkeys(cells.loc[cells["repeat"].notna(), "gpu"]):
         parsed = folder / "parsed" / gpu
         parsed.mkdir(parents=True, exist_ok=True)

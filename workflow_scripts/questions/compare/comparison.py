@@ -1,4 +1,4 @@
-"""Compare a run of a study with an earlier one, or with the mean of several, by their digests, cell by cell.
+"""Compare a run of a study with an earlier one, or with the mean of several, cell by cell.
 
 docs/report.md explains the result. What became worse is a rate that is shown to be lower, or a latency that is shown
 to be higher, by more than the study's margin, by one-sided tests; a cell with fewer KV tokens by more than the margin;
@@ -16,7 +16,7 @@ from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.columns import column
 from workflow_scripts.common.records import Record
 from workflow_scripts.common.wording import finite, number
-from workflow_scripts.questions.compare.digest import Digest, DigestCell, Mean
+from workflow_scripts.questions.compare.run import Mean, Run, RunCell
 from workflow_scripts.statistics.comparisons import CHANGES, NOT_DECIDED, Means, compare_occasions, verdicts, worse
 from workflow_scripts.statistics.errors import Error, added
 from workflow_scripts.tables.differences import Different, counted, differences, value_text
@@ -81,7 +81,7 @@ class Comparison(Record):
     their mean, and what else differs is what differs from the latest one.
 
     `began_a` and `began_b`: when the first repeat of each began, None if not known; `differences`: settings that took
-    effect and differ although a cell asks for the same in both, and differences of the studies and of what they ran on;
+    effect and differ although a cell asks for the same in both, and differences of what the cells ran on;
     `labels`: each cell's settings in words, by its id; `undecided`: cells that ended `ok` in the latest earlier run and
     are not compared, or have a measure not decided.
     """
@@ -126,13 +126,13 @@ def in_words(labels: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     }
 
 
-def in_order(one: Digest, other: Digest) -> tuple[Digest, Digest]:
+def in_order(one: Run, other: Run) -> tuple[Run, Run]:
     """The two runs, the earlier one first; as given if it is not known when one began."""
     later = one.began is not None and other.began is not None and other.began < one.began
     return (other, one) if later else (one, other)
 
 
-def why_not(a: DigestCell, b: DigestCell) -> list[str]:
+def why_not(a: RunCell, b: RunCell) -> list[str]:
     """Every reason not to compare two cells, or only their outcomes if these differ; empty if they may be compared.
 
     They may differ in what a comparison examines: host, device, processor, versions, and the settings that an engine
@@ -162,7 +162,7 @@ def why_not(a: DigestCell, b: DigestCell) -> list[str]:
     return reasons
 
 
-def comparison(earlier: Sequence[Digest], now: Digest, occasions_vary_pct: float | None = None) -> Comparison:
+def comparison(earlier: Sequence[Run], now: Run, occasions_vary_pct: float | None = None) -> Comparison:
     """Compare a run with the mean of earlier ones in which a cell may be compared with it, by the margin of the latest
     of them; `occasions_vary_pct` is the standard deviation between occasions, or None for that of each kind of device.
     """
@@ -181,7 +181,6 @@ def comparison(earlier: Sequence[Digest], now: Digest, occasions_vary_pct: float
     decided = {c.cell for c in cells} - {c.cell for c in cells if c.verdict == NOT_DECIDED}
     decided |= {w.cell for w in worse_ones}
     names, names_now = (dict.fromkeys(cell.id for cell in run.cells) for run in (latest, now))
-    of_study = differences(latest.settings, now.settings)
     return Comparison(
         study_a=latest.study,
         study_b=now.study,
@@ -204,14 +203,13 @@ def comparison(earlier: Sequence[Digest], now: Digest, occasions_vary_pct: float
         only_b=[name for name in names_now if name not in names],
         differences=[
             *counted(d for x, y, _ in ended for d in differences(x.effective, y.effective) if None not in (d.a, d.b)),
-            *(Different(what=f"study: {d.path}", a=d.a, b=d.b, cells=0, others=0) for d in of_study),
             *counted(d for x, y, _ in ended for d in differences(_environment(x), _environment(y))),
         ],
-        labels={cell.id: cell.label or cell.id.split("/", 4)[-1] for cell in (*now.cells, *latest.cells)},
+        labels={cell.id: cell.label for cell in (*now.cells, *latest.cells)},
     )
 
 
-def _ended_pairs(run: Digest, now: Digest) -> Iterator[tuple[DigestCell, DigestCell, list[str]]]:
+def _ended_pairs(run: Run, now: Run) -> Iterator[tuple[RunCell, RunCell, list[str]]]:
     """Each cell of an earlier run, the same cell of the present one, and why they may not be compared."""
     of_now = {cell.id: cell for cell in now.cells}
     for x in run.cells:
@@ -219,9 +217,7 @@ def _ended_pairs(run: Digest, now: Digest) -> Iterator[tuple[DigestCell, DigestC
             yield x, y, why_not(x, y)
 
 
-def _worse(
-    cells: Iterable[CellRatio], pairs: Iterable[tuple[DigestCell, DigestCell]], margin_pct: float
-) -> Iterator[Worse]:
+def _worse(cells: Iterable[CellRatio], pairs: Iterable[tuple[RunCell, RunCell]], margin_pct: float) -> Iterator[Worse]:
     """Everything that became worse, the largest change of a measure first. KV tokens and outcomes are compared with
     every earlier run, the latest first."""
     for c in sorted(cells, key=lambda c: -c.size):
@@ -239,12 +235,12 @@ def _worse(
     yield from others.values()
 
 
-def _kv_tokens(cell: DigestCell) -> float | None:
+def _kv_tokens(cell: RunCell) -> float | None:
     blocks, size = cell.effective.get("num_gpu_blocks"), cell.effective.get("block_size")
     return float(blocks) * size if isinstance(blocks, int | float) and isinstance(size, int | float) else None
 
 
-def _environment(cell: DigestCell) -> dict[str, str]:
+def _environment(cell: RunCell) -> dict[str, str]:
     return {name: ", ".join(values) for name, values in cell.environment.items()}
 
 

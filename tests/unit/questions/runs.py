@@ -1,10 +1,14 @@
-"""Digests made up for tests of comparisons; nothing in them was measured."""
+"""Runs made up for tests of comparisons; nothing in them was measured."""
 
+import json
 import math
 import random
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from workflow_scripts.questions.compare.digest import Digest, DigestCell, Mean
+from tests.unit.questions import synthetic_cells
+from workflow_scripts.questions.compare.run import Mean, Run, RunCell
 
 CONTENT = {
     "model": {"name": "tiny", "dtype": "bfloat16", "load_format": "dummy"},
@@ -20,21 +24,41 @@ def mean(rate: float, error_pct: float | None = 1.0, *, measure: str = "output_t
     return Mean(measure=measure, log_mean=math.log(rate), squared_error=squared, df=df)
 
 
-def cell(name: str, *means: Mean, **changes: Any) -> DigestCell:
+def cell(name: str, *means: Mean, **changes: Any) -> RunCell:
     """A cell that ended ok; `changes` are fields of it."""
     fields: dict[str, Any] = {"id": f"cpu-all/vllm/tiny/chat/{name}", "outcome": "ok", "reason": None, "began": None}
     fields |= {"comparable": True, "source": "measured", "content": CONTENT, "environment": ENVIRONMENT}
-    return DigestCell(**(fields | {"effective": {}, "means": list(means)} | changes))
+    return RunCell(**(fields | {"effective": {}, "means": list(means), "label": name} | changes))
 
 
-def digest(*cells: DigestCell, **changes: Any) -> Digest:
-    """A study of these cells."""
-    fields: dict[str, Any] = {"study": "try", "cells": list(cells)}
-    return Digest(**(fields | {"settings": {"repeats": 3, "equivalence_margin_pct": 2.0}} | changes))
+def run(*cells: RunCell, study: str = "try") -> Run:
+    """A run of a study of these cells."""
+    return Run(study, 2.0, list(cells))
 
 
-def random_digest(chance: random.Random) -> Digest:
-    """A study with some of everything that a comparison tells apart."""
+def written(folder: Path, rates: Mapping[int, float], began: str = "2026-01-01", study: str = "try") -> Path:
+    """The folder of a study with its tables: one cell per `max_num_seqs`, of six starts around its rate."""
+    definition = json.dumps(CONTENT | {"gpu": "cpu-all", "repeats": 1})
+    rows = [
+        synthetic_cells.cell(
+            {"block_size": 16, "max_num_seqs": seqs},
+            [rate * math.exp(0.002 * (start % 3 - 1)) for start in range(6)],
+            gpu="cpu-all",
+            study=study,
+            started_at=[f"{began}T00:0{start}:00Z" for start in range(6)],
+            definition=definition,
+            equivalence_margin_pct=2.0,
+            host="node-1",
+            protocol="3",
+        )
+        for seqs, rate in rates.items()
+    ]
+    synthetic_cells.write_measurements(synthetic_cells.starts_table(*rows), folder / "tables")
+    return folder
+
+
+def random_run(chance: random.Random) -> Run:
+    """A run with some of everything that a comparison tells apart."""
 
     def often(usual: Any, *others: Any) -> Any:
         return usual if chance.random() < 0.8 else chance.choice(others)
@@ -64,6 +88,4 @@ def random_digest(chance: random.Random) -> Digest:
         for name in range(30)
         if chance.random() < 0.9
     ]
-
-    known = {"repeats": chance.choice([3, 5]), "equivalence_margin_pct": 2.0, "slo": {"ttft_s": chance.random()}}
-    return digest(*cells, settings=known)
+    return run(*cells)

@@ -1,4 +1,4 @@
-"""The digest of a study: what it holds of the tables."""
+"""A run: what it holds of the tables."""
 
 import math
 from collections import Counter
@@ -7,25 +7,28 @@ import pandas as pd
 import pytest
 
 from tests.unit.present.synthetic import SCRIPT, STUDY, cells_table, write_study
-from workflow_scripts.questions.compare.digest import digest_of, read_digest
+from workflow_scripts.questions.compare.run import read_run, run_of
 from workflow_scripts.statistics.variation import known_elsewhere
-from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
-from workflow_scripts.tables.measurements import joined, split
-from workflow_scripts.tables.summary import Summaries
+from workflow_scripts.tables.measurements import joined, read_measurements, split
 
 
 @pytest.fixture(scope="module")
-def digest(results):
-    return read_digest(results.root)
+def run(synthetic):
+    return read_run(synthetic)
 
 
-def test_every_cell_is_there_with_what_it_measured(digest, cells):
-    assert [cell.id for cell in digest.cells] == list(cells["cell_id"].drop_duplicates())
-    assert Counter(cell.outcome for cell in digest.cells) == Counter(cells.drop_duplicates("cell_id")["outcome"])
+@pytest.fixture
+def cells(synthetic):
+    return read_measurements(synthetic / "tables")
+
+
+def test_every_cell_is_there_with_what_it_measured(run, cells):
+    assert [cell.id for cell in run.cells] == list(cells["cell_id"].drop_duplicates())
+    assert Counter(cell.outcome for cell in run.cells) == Counter(cells.drop_duplicates("cell_id")["outcome"])
     rates = cells[cells["outcome"] == "ok"].groupby("cell_id")["output_tokens_per_s"]
     known = known_elsewhere(is_cpu=False)
-    for cell in digest.cells:
+    for cell in run.cells:
         if cell.outcome != "ok":
             assert cell.means == []
             continue
@@ -45,13 +48,13 @@ def test_every_cell_is_there_with_what_it_measured(digest, cells):
         assert 0 < mean.df < 30
 
 
-def test_it_says_what_was_asked_and_with_what_it_was_measured(results, digest):
-    cell = next(cell for cell in digest.cells if cell.outcome == "infeasible")
+def test_it_says_what_was_asked_and_with_what_it_was_measured(run):
+    cell = next(cell for cell in run.cells if cell.outcome == "infeasible")
     assert SCRIPT in str(cell.reason)
     assert cell.content["workload"]["name"] in STUDY["workloads"]  # type: ignore[index,call-overload]
     assert "knobs" not in cell.content
     assert cell.environment["host"] == ["node-1"]
-    assert digest.settings["equivalence_margin_pct"] == 2
+    assert (run.study, run.margin_pct) == ("synthetic", 2)
 
 
 def test_a_start_by_an_earlier_definition_says_nothing_of_how_a_cell_was_measured(tmp_path):
@@ -62,8 +65,8 @@ def test_a_start_by_an_earlier_definition_says_nothing_of_how_a_cell_was_measure
     before = ok.loc[[place]].assign(start=2, comparable=False, protocol="0", started_at="2020-01-01T00:00:00+00:00")
 
     def cell_of(rows: pd.DataFrame) -> tuple[object, ...]:
-        digest = digest_of(study, expand(study), Summaries(joined(**split(rows))))
-        cell = next(cell for cell in digest.cells if cell.id == ok.loc[place, "cell_id"])
+        found = run_of(joined(**split(rows)), tmp_path)
+        cell = next(cell for cell in found.cells if cell.id == ok.loc[place, "cell_id"])
         return cell.comparable, cell.began, cell.environment
 
     assert cell_of(pd.concat([before, cells], ignore_index=True)) == cell_of(cells)
