@@ -62,9 +62,9 @@ class Report:
     def logs(self) -> pd.DataFrame:
         """The logs of the start of each cell that is shown, that of the engine first: `what` is a log's place in the
         cell's folder, and `value` its end."""
-        rows = self.tables.get("provenance", "cell_id", "start", "kind", "what", "value")
+        rows = self.tables.get("provenance", "cell_id", "start", "what", "value")
         shown = self.tables.cells[["cell_id", "start"]].fillna({"start": 1})
-        return shown.merge(rows[rows["kind"] == "log"], on=["cell_id", "start"])
+        return shown.merge(rows, on=["cell_id", "start"])
 
     @cached_property
     def labels(self) -> dict[str, str]:

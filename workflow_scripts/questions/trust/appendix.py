@@ -11,7 +11,6 @@ from workflow_scripts.common.records import read_yaml
 from workflow_scripts.common.wording import plural
 from workflow_scripts.page.blocks import (
     UNKNOWN,
-    Absent,
     Block,
     Definitions,
     Fold,
@@ -19,10 +18,9 @@ from workflow_scripts.page.blocks import (
     Table,
     Text,
     outcome_words,
-    shown,
     table_of,
 )
-from workflow_scripts.page.report import PLACE_HEADINGS, REPORT, Report, Subject
+from workflow_scripts.page.report import REPORT, Report, Subject
 from workflow_scripts.study.definition import study_sha256
 from workflow_scripts.tables.results import RAN_IN
 
@@ -31,16 +29,12 @@ SHORT_HASH = 12
 
 
 def counts(report: Report) -> Iterator[Block]:
-    grid, study = report.grid, report.study
+    grid = report.grid
     became = ", ".join(f"{count} {outcome_words(end)}" for end, count in grid["outcome"].value_counts().items())
     yield Text(
         f"{len(grid)} cells: {became}. A cell is one combination of device, engine, model, workload and engine "
-        f"settings. The study asks for {plural(study.repeats, 'timed repeat')} of each, after a warm-up."
+        f"settings. The study asks for {plural(report.study.repeats, 'timed repeat')} of each, after a warm-up."
     )
-    axes = {f"{heading}s": list(dict.fromkeys(grid[name])) for name, heading in PLACE_HEADINGS.items()}
-    axes |= {name.removeprefix("knob_"): sorted(grid[name].dropna().unique()) for name in report.tables.knobs}
-    rows = [[axis, ", ".join(shown(value).replace(",", "") for value in values)] for axis, values in axes.items()]
-    yield Table("What the study combines", ["Axis", "Values"], rows, [False, False])
 
 
 def devices(report: Report) -> Iterator[Block]:
@@ -72,8 +66,7 @@ def devices(report: Report) -> Iterator[Block]:
 
 
 def provenance(report: Report) -> Iterator[Block]:
-    """Cells by device, host, engine, environment and lock, which shows what was merged or measured again; and what is
-    recorded besides numbers."""
+    """Cells by device, host, engine, environment and lock, which shows what was merged or measured again."""
     cells = report.tables.rows
     several = {RAN_IN: "Environment"} if cells.groupby(["gpu", "engine"])[RAN_IN].nunique().max() > 1 else {}
     places = {
@@ -96,14 +89,6 @@ def provenance(report: Report) -> Iterator[Block]:
         note += f" The first and the last repeat started at {started.min()} and {started.max()}."
     rows = groups["cell_id"].nunique().reset_index(name="cells")
     yield table_of(rows, {**places, "cells": "Cells"}, "Cells by where they were measured", note)
-    known = report.tables.get("provenance", "cell_id", "kind", "what", "value")
-    recorded = known[known["kind"] == "record"]
-    if recorded.empty:
-        yield Absent("no cell has a record of versions")
-    for cell, of_cell in recorded.groupby("cell_id", sort=False):
-        facts = of_cell[["what", "value"]].to_numpy(dtype=object).tolist()
-        title = f"Versions and settings recorded in {report.names.get(str(cell), str(cell))}"
-        yield Fold(title, [Table("Provenance", ["What", "Value"], facts, [False, False])])
 
 
 def citation(report: Report) -> Iterator[Block]:
