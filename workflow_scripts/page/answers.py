@@ -8,7 +8,7 @@ import pandas as pd
 
 from workflow_scripts.common.wording import shortened
 from workflow_scripts.page.comparisons import CHANGES, FLAT, LIKELY
-from workflow_scripts.page.digits import agreeing, rounded
+from workflow_scripts.page.digits import agreeing, rounded, rounded_ratio
 from workflow_scripts.page.series import device_names
 from workflow_scripts.study.setting_words import shortly
 from workflow_scripts.tables.results import STEADY, Tables, records
@@ -80,7 +80,7 @@ def times(row: Mapping[str, Any]) -> str:
     >>> times({"ratio": 5.3, "low": 2.06, "high": 13.6})
     '5×'
     """
-    return f"{rounded(row['ratio'], row['low'], row['high'])}×"
+    return f"{rounded_ratio(row['ratio'], row['low'], row['high'])}×"
 
 
 def factor(tables: Tables, row: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from workflow_scripts.common.wording import shortened
-from workflow_scripts.page.digits import rounded
+from workflow_scripts.page.digits import rounded, rounded_ratio
 from workflow_scripts.page.style import COLOURS, GRID, INK, MUTED, PAPER, Look
 from workflow_scripts.tables.results import records
 
@@ -164,9 +164,13 @@ def _of_rows(kind: str, rows: pd.DataFrame, title: str, label: str, **more: Any)
     return Plot(title, f"{title}; {label}. {'; '.join(told)}.", [panel])
 
 
+def _value(unit: str, value: float, low: float, high: float) -> str:
+    return f"{(rounded_ratio if unit == '×' else rounded)(value, low, high)}{unit}"
+
+
 def _told(row: Mapping[str, Any], unit: str, key: str = "value") -> str:
     value, low, high = (float(row.get(name, math.nan)) for name in (key, "low", "high"))
-    text = f"{rounded(value, low, high)}{unit}"
+    text = _value(unit, value, low, high)
     return text if math.isnan(low + high) else f"{text} ({rounded(low, low, high)} to {rounded(high, low, high)})"
 
 
@@ -523,7 +527,7 @@ def _draw_rows(page: _Page, ax: Axes, panel: Panel, names: Sequence[str]) -> Non
         if panel.kind != "bar":
             _dot(ax, row["value"], y, colour, row.get("marker") or "o", bool(row.get("hollow", False)))
         page.mark(ax, row, row["value"], y, panel.measure, row["value"])
-        text = row.get("text", f"{rounded(row['value'], row['low'], row['high'])}{panel.unit}")
+        text = row.get("text", _value(panel.unit, row["value"], row["low"], row["high"]))
         if text and math.isfinite(row["value"]):
             _beside(page, ax, end, y, text, colour, (9, 0))
     ax.set(xlabel="", ylabel="")

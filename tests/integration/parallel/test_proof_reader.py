@@ -15,7 +15,7 @@ from workflow_scripts.common.columns import COLUMNS, column, unit_of
 from workflow_scripts.common.wording import number
 from workflow_scripts.page.blocks import DIGITS as TABLE_DIGITS
 from workflow_scripts.page.blocks import UNKNOWN
-from workflow_scripts.page.digits import rounded
+from workflow_scripts.page.digits import rounded_ratio
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.rate_ceiling import MeanLengths, judge_rate
 from workflow_scripts.tables.measurements import joined
@@ -239,7 +239,7 @@ def test_a_verdict_is_one_of_five_and_agrees_with_the_tables(folder, tables, pag
                     *zip(1 / of["ratio"], 1 / of["high"], 1 / of["low"], strict=True),
                 ]
                 # Beside values with few digits, a ratio has few too.
-                texts = {rounded(value, 0, (high - low) * few) for value, low, high in ratios for few in (1, 10)}
+                texts = {rounded_ratio(value, 0, (high - low) * few) for value, low, high in ratios for few in (1, 10)}
                 assert text in texts, answer
     asked = {"two_gpus": "bandwidth", "h200_later": "Predictions"}.get(folder.name, "")
     assert asked in page.answers[0]["q"]

@@ -24,6 +24,7 @@ CASES = {
     ("likely", 0.5, 0.2, 0.9): ("Likely", "Open", "2×, 16 over 32"),
     ("flat", 1.005, 0.99, 1.01): ("No", "No", "within 2 %"),
     ("not decided", 1.2, 0.8, 1.9): ("Open", "Open", "1.2×, 32 over 16"),
+    ("not decided", 1.28, 0.3, 5.0): ("Open", "Open", "1.3×, 32 over 16"),  # never 1×
 }
 
 
