@@ -49,7 +49,6 @@ STEPS = {
         "list-ended": "cluster.batches",
         "parse-cells": "parse.cell_tables",
         "read-imported": "parse.imported_runs",
-        "promise": "questions.serving.make_promise",
         "figures": "present.figures",
         "next-round": "questions.knobs.decide_round",
         "draw-report": "present.page",

@@ -24,7 +24,6 @@ from tests.processes import wait_for
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.engines.vllm.knobs import VLLM_SERVE
 from workflow_scripts.measure.forkserver import begin
-from workflow_scripts.study.promise import Promise
 
 PICK = "cpu-all/vllm-serve/tiny-llama-57m/short/bs32-seqs4-len512-eager1-cpukv1-rate4"
 KEY = "the key of this test"
@@ -47,18 +46,16 @@ def ports():
 def deploy(served, ports):
     """The exported files, with a short window, beside the results of the study."""
     folder, study = served / "deploy", ("--study", served.parents[1] / "served.yaml")
-    kvsweep, promise = (sys.executable, "-m", "workflow_scripts"), folder / "promise.json"
-    tables = ("--results", served.parent, "--tables", served / "tables")
-    run(*kvsweep, "promise", *study, *tables, "--pick", PICK, "--out", promise)
+    tables = ("--results", served.parent, "--tables", served / "tables", "--pick", PICK)
     watch = ("--window-s", "8", "--scrape-s", "1", "--target", f"127.0.0.1:{ports[0]}")
-    run(*kvsweep, "export", *study, "--promise", promise, "--out", folder, *watch)
+    run(sys.executable, "-m", "workflow_scripts", "export", *study, *tables, "--out", folder, *watch)
     return folder
 
 
 @pytest.fixture(scope="module")
 def server(deploy, environment, ports, own_tmpdir):
     """The address of vLLM's server, started from the exported file."""
-    url, own = f"http://127.0.0.1:{ports[0]}", Promise.read(deploy / "promise.json").serve.environment
+    url, own = f"http://127.0.0.1:{ports[0]}", {"VLLM_CPU_KVCACHE_SPACE": "1"}
     words = ("tests.integration.forked", [str(deploy / "vllm.yaml"), str(ports[0])])
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(tempfile, "tempdir", str(own_tmpdir))

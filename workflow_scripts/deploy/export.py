@@ -1,8 +1,9 @@
 """Write files to serve a setting of a study and to watch whether it performs as measured.
 
-    kvsweep export --study config/studies/demo.yaml --promise results/demo/deploy/promise.json \\
-        --out results/demo/deploy
+    kvsweep export --study config/studies/demo.yaml --tables results/demo/tables --out results/demo/deploy
 
+`--pick` names the cell whose setting is served. Without it, that is the recommendation `best_within_latency`, if the
+study has only one.
 vllm.yaml is for `vllm serve --config`; require_key.py has the server ask for a key; serve.sbatch starts the server on
 Slurm. prometheus.yml, alerts.yml and the folder grafana/ watch it. docs/production.md explains how to use them.
 """
@@ -19,15 +20,18 @@ import jinja2
 
 from workflow_scripts.cluster.site import SITE, Attempt, Site, job_resources, load_site, needs_of, sbatch_options
 from workflow_scripts.common.checkout import own_or_of_checkout
-from workflow_scripts.common.command import STUDY, command, option, out, positive
+from workflow_scripts.common.command import RESULTS, STUDY, TABLES, command, option, out, positive
 from workflow_scripts.common.files import write_text
 from workflow_scripts.common.printable import printable
 from workflow_scripts.common.wording import plural
-from workflow_scripts.study.definition import resolved_models
+from workflow_scripts.deploy.promise import Promise, promise_of
+from workflow_scripts.questions.serving.table import GROWTH_REQUESTS, GROWTH_SHARE  # noqa: F401  for the templates
 from workflow_scripts.study.grid import Cell, find_cell
-from workflow_scripts.study.promise import Promise, PromiseError
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.serve_command import PromiseError
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
+from workflow_scripts.tables.table_maker import TableInputs
 
 # One template per file of a deployment, under the file's name.
 TEMPLATES = Path(__file__).with_name("templates")
@@ -65,7 +69,7 @@ class Deployment:
     @property
     def of_hub(self) -> bool:
         """Whether the model is a repository, not a prepared folder."""
-        return self.promise.serve.arguments.get("load-format") != "dummy"
+        return "load-format" not in self.promise.serve.arguments
 
     @property
     def where(self) -> str:
@@ -106,22 +110,12 @@ class Deployment:
 
 def deployment_of(promise: Promise, study: Study, site: Site) -> Deployment:
     """The promise with what its cell needs. Raises StudyError if the study has no such cell, and PromiseError if it
-    loads its model from elsewhere."""
+    would listen at a port without a key."""
     cell = find_cell(study, promise.cell_id)
-    model, said = resolved_models(study)[cell.model], promise.serve.arguments
-    if int(said.get("data-parallel-size") or 1) > 1:
+    if int(promise.serve.arguments.get("data-parallel-size") or 1) > 1:
         raise PromiseError(
             f"{promise.cell_id}: `vllm serve` lets engines of data_parallel_size meet at a port without a key, on every"
             " address of its host; pick a cell with one engine, and serve it several times"
-        )
-    loaded = (promise.serve.model, *(said.get(name) for name in ("revision", "load-format", "trust-remote-code")))
-    random = None if model.load_format == "auto" else "dummy"
-    expected: tuple[str | bool | None, ...] = (promise.serve.model, None, random, None)
-    if model.load_format == "hub":
-        expected = (model.hub_repo, model.revision, None, model.trust_remote_code or None)
-    if loaded != expected:
-        raise PromiseError(
-            f"{promise.cell_id}: study {study.name} loads another model; `snakemake export` writes it anew"
         )
     return Deployment(promise, _scheduler_options(cell, study, site))
 
@@ -161,7 +155,11 @@ def _address(text: str) -> str:
 @command(
     "export",
     STUDY,
-    option("--promise", type=Path, required=True, help="promise.json, which `kvsweep promise` writes"),
+    RESULTS,
+    TABLES,
+    option(
+        "--pick", help="the cell: gpu/engine/model/workload/knobs, or its knobs alone; without it, the recommended one"
+    ),
     option("--site", type=own_or_of_checkout, default=str(SITE), help="the site file, for the Slurm job (%(default)s)"),
     option("--window-s", type=positive, default=60, help="window of alerts and panels in seconds (%(default)s)"),
     option("--scrape-s", type=positive, default=5, help="scrape interval of Prometheus in seconds (%(default)s)"),
@@ -170,7 +168,12 @@ def _address(text: str) -> str:
     out("folder of the deployment"),
 )
 def main(args: Namespace) -> None:
-    deployment = deployment_of(Promise.read(args.promise), load_study(args.study), load_site(args.site))
+    study = load_study(args.study)
+    paths = StudyPaths(args.results, study.name)
+    tables = TableInputs(study, paths, folder=args.tables)
+    others = tables.table("serving"), tables.table("recommendations")
+    promise = promise_of(study, paths, tables.cells, *others, args.pick or None)
+    deployment = deployment_of(promise, study, load_site(args.site))
     where = {"host": args.host, "target": args.target}
     deployment = replace(deployment, window_s=args.window_s, scrape_s=args.scrape_s, **where)
     for file in FILES:

@@ -88,7 +88,7 @@ class StudyPaths:
         # Tidy tables and verdicts.
         self.tables = root / "tables"
         self.figures, self.report = root / "figures", root / "report.html"
-        # Files to serve one setting, with what the study promises for it.
+        # Files to serve one setting, as the study promises.
         self.deploy = root / "deploy"
 
     def cell(self, cell: Cell | str) -> Path:

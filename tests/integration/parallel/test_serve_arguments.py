@@ -11,7 +11,7 @@ from tests.unit.deploy.promises import deployment, on_cpu, promise
 from tests.unit.study.test_serve_command import ALL_KNOBS, FOLDER, HUB
 from workflow_scripts.deploy.export import written
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
-from workflow_scripts.study.promise import ServeSettings, serve_settings
+from workflow_scripts.study.serve_command import ServeSettings, serve_settings
 
 DEFAULTS = VllmKnobs(max_num_seqs=8, enable_prefix_caching=True, enforce_eager=False, kv_cache_dtype="auto")
 

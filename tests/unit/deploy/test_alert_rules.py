@@ -11,7 +11,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from tests.unit.deploy.promises import deployment, on_cpu, promise
-from workflow_scripts.deploy.export import FILES, main, written
+from workflow_scripts.deploy.export import written
 
 SATURATED, PREEMPTS, SLOWER, FEWER_HITS = ALERTS = (
     *("QueueGrows", "KvCacheLeadsToPreemption", "ThroughputBelowStudy", "HitRateBelowStudy"),
@@ -126,14 +126,3 @@ def missing(made: object, read: object, place: str = "") -> list[str]:
         others = [*read, *[None] * len(made)] if isinstance(read, list) else [None] * len(made)
         return [gap for number, value in enumerate(made) for gap in missing(value, others[number], f"{place}.{number}")]
     return [] if made == read else [place]
-
-
-def test_the_command_writes_every_file(tmp_path):
-    study = deployment(tmp_path, promise()) and tmp_path / "promised.yaml"
-    promise().write(tmp_path / "promise.json")
-    words = ["--study", str(study), "--promise", str(tmp_path / "promise.json"), "--out", str(tmp_path / "deploy")]
-    assert main([*words, "--window-s", "20", "--target", "127.0.0.1:9"]) == 0
-    files = {str(p.relative_to(tmp_path / "deploy")) for p in (tmp_path / "deploy").rglob("*") if p.is_file()}
-    assert files == {*FILES}
-    assert "[20s]" in (tmp_path / "deploy/alerts.yml").read_text()
-    assert "127.0.0.1:9" in (tmp_path / "deploy/prometheus.yml").read_text()

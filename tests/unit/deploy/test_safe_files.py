@@ -6,39 +6,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
-import yaml
 
 from tests.unit.deploy.promises import HOSTILE, deployment, on_cpu, promise, shapes
-from workflow_scripts.common.command import BAD_INPUT
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import write_json, write_text
+from workflow_scripts.common.files import write_text
 from workflow_scripts.common.records import validated
-from workflow_scripts.deploy.export import OPEN_PORT, main, written
-from workflow_scripts.study.promise import Promise
-
-
-def exported(folder: Path, content: dict[str, Any], *words: str) -> int:
-    deployment(folder, promise())
-    write_json(folder / "promise.json", content)
-    promised = ["--study", str(folder / "promised.yaml"), "--promise", str(folder / "promise.json")]
-    try:
-        return main([*promised, "--out", str(folder / "deploy"), *words])
-    except SystemExit as e:
-        return int(str(e.code))
-
-
-def test_another_address_is_asked_for(tmp_path):
-    content = promise().model_dump(mode="json")
-    assert exported(tmp_path, content) == 0
-    assert yaml.safe_load((tmp_path / "deploy/vllm.yaml").read_text())["host"] == "127.0.0.1"
-    assert exported(tmp_path, content, "--host", "0.0.0.0") == 0
-    assert yaml.safe_load((tmp_path / "deploy/vllm.yaml").read_text())["host"] == "0.0.0.0"
-    assert exported(tmp_path, content, "--host", "all\nkey: 1") == BAD_INPUT
+from workflow_scripts.deploy.export import OPEN_PORT, written
+from workflow_scripts.deploy.promise import Promise
+from workflow_scripts.study.serve_command import PromiseError
 
 
 def texts_in(content: Any) -> Iterator[tuple[Any, Any]]:
@@ -60,7 +39,7 @@ def test_texts_of_a_promise_stay_values(tmp_path, of, hostile):
         holder, key = list(texts_in(content))[place]
         holder[key] = hostile
         try:
-            made = deployment(tmp_path, validated(Promise, content, "promise.json"))
+            made = deployment(tmp_path, validated(Promise, content, "a promise"))
         except InputError:
             continue
         accepted.append(key)
@@ -83,15 +62,11 @@ def test_texts_of_a_promise_stay_values(tmp_path, of, hostile):
         {"enable-prompt-embeds": True},
     ],
 )
-def test_only_settings_of_a_study_are_exported(tmp_path, change):
+def test_only_settings_of_a_study_are_exported(change):
     content = promise().model_dump(mode="json")
     content["serve"]["arguments"] |= change
-    assert exported(tmp_path, content) == BAD_INPUT
-
-
-def test_numbers_of_a_promise_are_numbers(tmp_path):
-    for change in ({"busy": "nan"}, {"effective": {"num_gpu_blocks": "many"}}, {"hit_rate": "1 or up"}):
-        assert exported(tmp_path, promise().model_dump(mode="json") | change) == BAD_INPUT
+    with pytest.raises(InputError, match="no setting of a study"):
+        validated(Promise, content, "a promise")
 
 
 @pytest.mark.parametrize(
@@ -129,9 +104,10 @@ def test_a_server_without_a_key_does_not_start(tmp_path):
 
 
 def test_a_port_without_a_key_is_refused_or_named(tmp_path):
-    content = promise().model_dump(mode="json")
-    content["serve"]["arguments"]["data-parallel-size"] = 2
-    assert exported(tmp_path, content) == BAD_INPUT
+    of_two = promise()
+    of_two.serve.arguments["data-parallel-size"] = 2
+    with pytest.raises(PromiseError, match="a port without a key"):
+        deployment(tmp_path, of_two)
     made = deployment(tmp_path, promise())
     for release, is_open in (("0.25.1", True), ("0.32.0", False)):
         of = replace(made, promise=promise(engine_release=release))

@@ -5,9 +5,8 @@ import subprocess
 
 import pytest
 
-from tests.unit.deploy.promises import REVISION, deployment, on_cpu, promise
+from tests.unit.deploy.promises import deployment, on_cpu, promise
 from workflow_scripts.deploy.export import written
-from workflow_scripts.study.promise import PromiseError, ServeSettings
 from workflow_scripts.study.study import StudyError
 
 
@@ -32,10 +31,6 @@ def test_the_slurm_job_serves_with_the_file_and_needs_a_key(cpu, tmp_path):
     assert "VLLM_API_KEY: set a key" in keyless.stderr
 
 
-def test_a_promise_of_another_grid_or_model_is_refused(tmp_path):
+def test_a_promise_of_another_grid_is_refused(tmp_path):
     with pytest.raises(StudyError, match="study 'promised' has no cell 'h200/vllm/other'"):
         deployment(tmp_path, promise(cell_id="h200/vllm/other"))
-    for arguments in ({"revision": "0" * 40}, {"revision": REVISION, "trust-remote-code": True}):
-        serve = ServeSettings("meta-llama/Llama-3.1-8B-Instruct", arguments, {})
-        with pytest.raises(PromiseError, match="study promised loads another model"):
-            deployment(tmp_path, promise(serve=serve))

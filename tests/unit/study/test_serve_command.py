@@ -5,7 +5,7 @@ import pytest
 from tests.unit.engines.test_knobs import LOOKUP, SIZES, SYNTHETIC, VLLM
 from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.study.definition import ResolvedModel
-from workflow_scripts.study.promise import PromiseError, ServeSettings, serve_settings
+from workflow_scripts.study.serve_command import PromiseError, ServeSettings, serve_settings
 
 HUB = ResolvedModel(
     name="model", hub_repo="org/model", revision="0" * 40, dtype="bfloat16", load_format="hub", config_sha256=""

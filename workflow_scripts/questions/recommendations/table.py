@@ -21,7 +21,7 @@ from workflow_scripts.statistics.samples import Samples
 from workflow_scripts.statistics.variation import cell_means
 from workflow_scripts.study.definition import model_key, resolved_models
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.promise import Prepared, ServeSettings, serve_settings
+from workflow_scripts.study.serve_command import Prepared, ServeSettings, serve_settings
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.summary import (
     ENVIRONMENT,

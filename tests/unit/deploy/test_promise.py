@@ -5,21 +5,23 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from tests.unit.deploy.promises import HOSTILE, shapes
 from tests.unit.present.synthetic import write_results
+from tests.unit.questions.synthetic_cells import write_measurements
 from tests.unit.questions.synthetic_starts import samples
 from workflow_scripts.cluster.site import SITE, load_site
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.deploy.export import deployment_of
-from workflow_scripts.questions.serving.make_promise import another_start, promise_of
+from workflow_scripts.deploy.export import FILES, deployment_of, main
+from workflow_scripts.deploy.promise import Promise, another_start, promise_of
 from workflow_scripts.statistics.variation import known_elsewhere
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.promise import Promise, PromiseError
+from workflow_scripts.study.serve_command import PromiseError
 from workflow_scripts.study.study import Slo, Study
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.measurements import read_measurements
-from workflow_scripts.tables.typed_tables import read_table
+from workflow_scripts.tables.typed_tables import read_table, write_table
 
 SERVED = "h200/vllm-serve/llama-3.1-8b-instruct/chat/bs16-seqs64-rate{}"
 
@@ -54,7 +56,6 @@ def test_a_cell_is_picked_by_its_id_or_its_knobs(study, tables):
     found = promised(study.model_copy(update={"slo": Slo(ttft_s=0.5)}), tables)
     assert found.cell_id == SERVED.format(4)
     assert (found.busy, found.slo) == (20.0, {"ttft_s": 0.5})
-    assert (found.growth_share, found.growth_requests) == (0.1, 2.0)
     assert found.serve.model == "meta-llama/Llama-3.1-8B-Instruct"
     assert found.serve.arguments["block-size"] == 16
     assert found.serve.arguments["max-num-seqs"] == 64
@@ -63,6 +64,26 @@ def test_a_cell_is_picked_by_its_id_or_its_knobs(study, tables):
     for pick, cells in (("bs16-seqs64-len4096", r"[2-9]"), ("bs9", "0")):
         with pytest.raises(PromiseError, match=rf"pick={pick}: names {cells} measured cells of vLLM; .*/bs16-seqs64"):
             promised(study, tables, pick)
+
+
+def test_the_files_are_for_the_picked_cell_and_another_address_is_asked_for(results, study, tables, tmp_path):
+    write_measurements(tables["cells"], tmp_path)
+    for name in ("serving", "recommendations"):
+        write_table(tables[name], tmp_path / f"{name}.parquet")
+    words = ["--study", str(results / "synthetic.yaml"), "--tables", str(tmp_path), "--pick", SERVED.format(4)]
+
+    def address(*more: str) -> str:
+        assert main([*words, *more, "--out", str(tmp_path / "deploy")]) == 0
+        return str(yaml.safe_load((tmp_path / "deploy/vllm.yaml").read_text())["host"])
+
+    assert (address(), address("--host", "0.0.0.0")) == ("127.0.0.1", "0.0.0.0")
+    assert address("--window-s", "20", "--target", "127.0.0.1:9") == "127.0.0.1"
+    assert "[20s]" in (tmp_path / "deploy/alerts.yml").read_text()
+    assert "127.0.0.1:9" in (tmp_path / "deploy/prometheus.yml").read_text()
+    files = {str(p.relative_to(tmp_path / "deploy")) for p in (tmp_path / "deploy").rglob("*") if p.is_file()}
+    assert files == {*FILES}
+    with pytest.raises(SystemExit):
+        address("--host", "all\nkey: 1")
 
 
 def test_without_a_pick_it_is_the_only_recommendation_within_the_latency_bound(study, tables):

@@ -1,37 +1,113 @@
-"""Write what a study measured of one vLLM setting, for a deployment with it.
+"""What a study promises of one measured vLLM setting: its rate and latencies after another start of the engine."""
 
-    kvsweep promise --study config/studies/demo.yaml --tables results/demo/tables --out promise.json
-
-`--pick` names the cell whose setting is used. Without it, that is the recommendation
-`best_within_latency`, if the study has only one.
-"""
-
-from argparse import Namespace
-from typing import Any
+import re
+from typing import Annotated
 
 import pandas as pd
-from pydantic import ValidationError
+from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, ConfigDict, ValidationError, field_validator
 
-from workflow_scripts.common.command import RESULTS, STUDY, TABLES, command, option, out
-from workflow_scripts.common.records import faults
+from workflow_scripts.common.records import Record, faults
 from workflow_scripts.common.wording import finite
-from workflow_scripts.engines.vllm.knobs import VLLM, VLLM_SERVE, VllmKnobs
+from workflow_scripts.engines.arguments import arguments_of
+from workflow_scripts.engines.knobs import ENGINE_ARGS
+from workflow_scripts.engines.vllm.knobs import RESERVED, VLLM, VLLM_SERVE, VllmKnobs
 from workflow_scripts.questions.recommendations.table import WITHIN_LATENCY, prepared_models, settings_of
-from workflow_scripts.questions.serving.table import GROWTH_REQUESTS, GROWTH_SHARE
 from workflow_scripts.statistics.comparisons import interval_of, mean_errors
 from workflow_scripts.statistics.errors import Error, FloatArray, added
 from workflow_scripts.statistics.samples import Samples
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.promise import PROMISE, Promise, Promised, PromiseError
-from workflow_scripts.study.study import Study
-from workflow_scripts.study.study_file import load_study
+from workflow_scripts.study.serve_command import PromiseError, ServeSettings
+from workflow_scripts.study.study import Name, Study
 from workflow_scripts.tables.parsed_facts import REPEAT
 from workflow_scripts.tables.summary import Row, comparable_rows, records, summarise
-from workflow_scripts.tables.table_maker import TableInputs
 
+_KNOBS = VllmKnobs.described().items()
+# What `serve_settings` may set: arguments under their command-line names, and environment variables.
+ARGUMENTS = {"revision", "load-format", "trust-remote-code", "dtype"} | {
+    (knob.argument or name).partition(".")[0].replace("_", "-")
+    for name, knob in _KNOBS
+    if not knob.variable and name != ENGINE_ARGS
+}
+# Of the engine's own arguments, numbers, switches and choices of memory and scheduling: others name modules, files and
+# addresses, or let requests bring what is run.
+_SERVED = re.compile(
+    r"(?:kv_|mamba_|max_num_|max_cudagraph|prefix_|long_prefill|prefill_schedule|offload_|swa_|dcp_|disable_)\w+"
+    r"|async_scheduling|watermark|scheduling_policy|performance_mode|stream_interval|cpu_offload_gb|\w+_backend"
+    r"|decode_context_parallel_size"
+)
+ARGUMENTS |= {
+    name.replace("_", "-")
+    for name, kind in (arguments_of("vllm") or {}).items()
+    if (isinstance(kind, list) or kind in ("bool", "int", "float")) and name not in RESERVED and _SERVED.fullmatch(name)
+}
+VARIABLES = {knob.variable for _, knob in _KNOBS if knob.variable}
 # What the alerts and the dashboard compare with.
 MEASURES = ("output_tokens_per_s", "ttft_s_p50", "itl_s_p50")
 CELLS_NAMED = 8
+
+
+def _line(text: str) -> str:
+    if not text.isprintable() or set("{}$") & set(text):
+        raise ValueError("must be one line of printable text without {, } and $")
+    return text
+
+
+def _release(text: str) -> str:
+    try:
+        return str(Version(text))
+    except InvalidVersion:
+        raise ValueError(f"must be a version, such as 0.32.0, not {text!r}") from None
+
+
+# What a study measured may come from somebody else, and goes into comments, shell, YAML and queries. Text is one line,
+# and holds no placeholder of a shell, Prometheus or Grafana.
+OneLine = Annotated[str, AfterValidator(_line)]
+Release = Annotated[str, AfterValidator(_release)]
+
+
+class Promised(Record):
+    """A measured value, and the 95 % interval in which one further start of the engine is expected to lie."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+class Promise(Record):
+    """A vLLM setting, the load that it was measured under, and what it did; times in s, rates per s.
+
+    `served_model`: the model's name in requests. `engine_version`: package and version; `engine_release`: its version
+    alone. `effective`: sizes that took effect. `busy`: requests in the server from which on it is as busy as in the
+    study. `measured`: by measure. `hit_rate`: lowest prefix-cache hit rate of a repeat; None without hits.
+    """
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    study: Name
+    cell_id: OneLine
+    serve: ServeSettings
+    served_model: Name
+    engine_version: OneLine
+    engine_release: Release
+    effective: dict[str, int]
+    max_num_seqs: int
+    starts: int
+    busy: float
+    measured: dict[str, Promised]
+    hit_rate: float | None
+    slo: dict[str, float]
+
+    @field_validator("serve")
+    @classmethod
+    def _only_what_a_study_sets(cls, serve: ServeSettings) -> ServeSettings:
+        _line(serve.model)
+        for given, allowed in ((serve.arguments, ARGUMENTS), (serve.environment, VARIABLES)):
+            if unknown := given.keys() - allowed:
+                raise ValueError(f"{min(unknown)!r} is no setting of a study; allowed: {', '.join(sorted(allowed))}")
+        return serve
 
 
 def promise_of(
@@ -79,8 +155,6 @@ def promise_of(
             },
             hit_rate=finite(rows["prefix_cache_hit_rate"].min()) or None,
             slo=study.slo.bounds() if study.slo else {},
-            growth_share=GROWTH_SHARE,
-            growth_requests=GROWTH_REQUESTS,
         )
     except ValidationError as e:
         kind = VllmKnobs if e.title == VllmKnobs.__name__ else Promise
@@ -113,27 +187,7 @@ def _promised(samples: Samples) -> Promised:
     return Promised(value=value, low=finite(low), high=finite(high))
 
 
-def _effective(row: Row) -> dict[str, Any]:
+def _effective(row: Row) -> dict[str, int]:
     names = ("block_size", "num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
     facts = {name: row.get(f"{name}_effective", row.get(name)) for name in names}
-    return {name: int(value) for name, value in facts.items() if not pd.isna(value)} | {
-        "dtype": None if pd.isna(row["dtype"]) else str(row["dtype"])
-    }
-
-
-@command(
-    "promise",
-    STUDY,
-    RESULTS,
-    TABLES,
-    option(
-        "--pick", help="the cell: gpu/engine/model/workload/knobs, or its knobs alone; without it, the recommended one"
-    ),
-    out(PROMISE),
-)
-def main(args: Namespace) -> None:
-    study = load_study(args.study)
-    paths = StudyPaths(args.results, study.name)
-    tables = TableInputs(study, paths, folder=args.tables)
-    others = tables.table("serving"), tables.table("recommendations")
-    promise_of(study, paths, tables.cells, *others, args.pick or None).write(args.out)
+    return {name: int(value) for name, value in facts.items() if not pd.isna(value)}
