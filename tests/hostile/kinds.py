@@ -161,12 +161,9 @@ def imports(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
 
 def logs(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     """Logs of engines and traces of devices."""
-    how = rnd.randrange(4)
-    if how == 3:
-        return [("log", [put(folder / "a", mutations.results_file(rnd))])]
+    how = rnd.randrange(3)
     if how == 0:
-        trace = rnd.choice(sorted(base.root.glob("cells/**/device_trace.jsonl")))
-        return [("trace", [put(folder / "a", mutations.jsonl_file(trace.read_bytes(), rnd))])]
+        return [("log", [put(folder / "a", mutations.results_file(rnd))])]
     if how == 1:
         columns = rnd.choice(([], ["--columns", "timestamp,memory.used,power.draw"]))
         return [("trace", [put(folder / "a", mutations.csv_file(CSV, rnd)), *columns])]

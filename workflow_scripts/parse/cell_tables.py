@@ -30,11 +30,9 @@ from workflow_scripts.common.records import mapping_of, validated
 from workflow_scripts.common.wording import listed
 from workflow_scripts.engines.engine import CLIENT_CPU_S
 from workflow_scripts.engines.registry import load_engines, metrics_of_columns
-from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import EngineLogFacts, read_engine_log
-from workflow_scripts.study import paths
+from workflow_scripts.study import parsed_columns, paths
 from workflow_scripts.study.outcome import Outcome
-from workflow_scripts.study.parsed_columns import RECORDED, REQUEST_COLUMNS, ROW, STEP_COLUMNS, table_columns
 from workflow_scripts.workloads.highest_load import Search
 from workflow_scripts.workloads.warmup import is_warm
 
@@ -55,14 +53,15 @@ TYPES: dict[str, Any] = {
 }
 
 
-def _line_of(columns: Mapping[str, str], **others: Any) -> Any:
+def _line_of(columns: Mapping[str, str], required: Mapping[str, Any] | None = None, **others: Any) -> Any:
     """The type of a line of evidence with these columns; what other versions recorded beside them is left out."""
-    fields = {name: TYPES[dtype] for name, dtype in columns.items() if name not in ROW}
-    return mapping_of(fields | others, {"repeat": INTEGER})
+    fields = {name: TYPES[dtype] for name, dtype in columns.items() if name not in parsed_columns.ROW}
+    return mapping_of(fields | others, required or {"repeat": INTEGER})
 
 
-_REQUEST = _line_of(REQUEST_COLUMNS, request_id=Annotated[str, Field(pattern=r"^[0-9]{1,9}$")])
-_STEP = _line_of(STEP_COLUMNS)
+_REQUEST = _line_of(parsed_columns.REQUEST_COLUMNS, request_id=Annotated[str, Field(pattern=r"^[0-9]{1,9}$")])
+_STEP = _line_of(parsed_columns.STEP_COLUMNS)
+_SAMPLE = _line_of(parsed_columns.TRACE_COLUMNS, {"time_monotonic_s": TYPES["Float64"]}, throttle_reasons=list[str])
 _COUNTERS = mapping_of({}, {"repeat": INTEGER, "before": dict[str, Any], "after": dict[str, Any]})
 
 
@@ -123,7 +122,7 @@ def start_row(outcome: Outcome, log: EngineLogFacts | None) -> tuple[dict[str, A
     known |= {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
     row: dict[str, Any] = {}
     faults = []
-    for column, (dtype, places) in RECORDED.items():
+    for column, (dtype, places) in parsed_columns.RECORDED.items():
         if place := next((place for place in places if known.get(place) is not None), None):
             try:
                 row[column] = validated(TYPES[dtype], known[place], f"{place} in {paths.OUTCOME}")
@@ -193,10 +192,9 @@ def _read_start(folder: Path, outcome: Outcome, rows: CellFacts) -> None:
 
 
 def _trace_rows(trace: Path, outcome: Outcome, rows: CellFacts) -> None:
-    if not trace.exists():
-        return
-    samples = read_trace(trace).table()
-    if "time_monotonic_s" not in samples:
+    records = enumerate(read_jsonl(trace), 1) if trace.exists() else ()
+    lines = (validated(_SAMPLE, r, f"{trace}: record {n}") for n, r in records if "schema" not in r)
+    if (samples := pd.DataFrame(lines)).empty:
         return
     for memory in samples.reindex(columns=["process_memory_bytes"]).dropna().head(1).to_numpy(float):
         # The first sample is taken before the engine is started.
@@ -263,7 +261,7 @@ def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> int:
         ({"cell_id": cell, "start": start}, facts.tables())
         for (cell, start), facts in zip(folders, parsed, strict=True)
     ]
-    for name, columns in table_columns().items():
+    for name, columns in parsed_columns.table_columns().items():
         rows = [{**place, **row} for place, rows_of in tables for row in rows_of[name]]
         write_bytes(out / f"{name}.parquet", to_parquet(frame(rows, columns)))
     return len(folders)

@@ -1,35 +1,27 @@
-"""Print the extremes of a device trace, of a tool that watches GPUs or of a cell, as JSON.
+"""Print the extremes of the trace of a tool that watches GPUs, as JSON.
 
     kvsweep trace gpu.csv
 
 prints one JSON object with the extremes and the mean power; a value is null if the trace does not give it. FILE is what
 `nvidia-smi --query-gpu=... --format=csv` prints, with or without units, the CSV of `amd-smi` or `rocm-smi`, the table
-of `nvidia-smi dmon` or `dcgmi dmon`, the metrics of dcgm-exporter, or JSON Lines of a cell. If a table has no header,
-or one with other names, `--columns` names its fields, perhaps with units: `--columns "memory.used [GiB],power.draw"`.
-Other modules take the samples from `read_trace`.
+of `nvidia-smi dmon` or `dcgmi dmon`, or the metrics of dcgm-exporter. If a table has no header, or one with other
+names, `--columns` names its fields, perhaps with units: `--columns "memory.used [GiB],power.draw"`. Other modules take
+the samples from `read_trace`.
 """
 
-import contextlib
 import json
-import math
 import re
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
 
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import parse_json
 from workflow_scripts.logs.engine_log_text import read_log_text
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-SampleValue = float | str | list[str]
-TraceSample = dict[str, SampleValue]
+TraceSample = dict[str, float]
 
 # Column of the trace -> what nvidia-smi, its dmon, dcgmi dmon (DCGM 4.5), dcgm-exporter, amd-smi and rocm-smi (ROCm 7)
 # call it. Of several that have a value, the first here counts. On GPUs since Ampere `power.draw` is the average of the
@@ -71,13 +63,6 @@ _IS_READ = (
     " amd-smi and rocm-smi with --csv, and dcgm-exporter; without such a header, name the fields with --columns"
 )
 
-# Of a cell's trace; other tools' have the first three.
-NUMBERS = (
-    *("memory_used_bytes", "utilization_pct", "power_w", "time_unix_s", "time_monotonic_s", "memory_total_bytes"),
-    *("energy_j", "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "process_memory_bytes", "process_cpu_pct"),
-)
-COLUMNS = (*NUMBERS, "throttle_reasons")
-
 # What `kvsweep trace` prints: of which column, and what of its values; sizes in MiB. Memory is that of one device, not
 # the sum over several; the mean is over the samples with a value.
 _SUMMARY: Mapping[str, tuple[str, Callable[[Sequence[float]], float]]] = {
@@ -90,43 +75,26 @@ _SUMMARY: Mapping[str, tuple[str, Callable[[Sequence[float]], float]]] = {
 
 @dataclass(frozen=True)
 class Trace:
-    """The samples of a trace, in its order.
-
-    A sample has those of `COLUMNS` that the trace gives: sizes in bytes, `energy_j` (a counter), clocks in MHz, and
-    `throttle_reasons` (list of names). `reason` holds the notes for the reader, if there are any.
-    """
+    """The samples of a trace, in its order: bytes, `utilization_pct` and `power_w`. `reason` holds the notes for the
+    reader, if there are any."""
 
     samples: Sequence[TraceSample]
     reason: str | None
 
     def known(self, name: str) -> list[float]:
-        """The finite numbers of a column, in the order of the samples."""
-        numbers = []
-        for sample in self.samples:
-            with contextlib.suppress(TypeError, ValueError, OverflowError):
-                numbers.append(float(sample.get(name)))  # type: ignore[arg-type]  # what is no number is left out
-        return [number for number in numbers if math.isfinite(number)]
-
-    def table(self) -> "pd.DataFrame":
-        """One row per sample, with the columns that any of them has; a value that the trace does not give is NaN."""
-        import pandas as pd  # takes longer than the whole command, which does not need it
-
-        present = {name for sample in self.samples for name in sample}
-        table = pd.DataFrame(self.samples, columns=[name for name in COLUMNS if name in present])
-        return table.assign(**{name: pd.to_numeric(table[name], errors="coerce") for name in NUMBERS if name in table})
+        """The values of a column, in the order of the samples."""
+        return [sample[name] for sample in self.samples if name in sample]
 
 
 def read_trace(path: Path, columns: Sequence[str] | None = None) -> Trace:
-    """Read a trace: JSON Lines of the pipeline, or CSV of nvidia-smi, whose fields `columns` names if it has no header.
+    """Read a trace, whose fields `columns` names if it has no header.
     Raises OSError if the file cannot be read, and ValueError if it is too large or `columns` does not fit it."""
     return parse_trace(read_log_text(path), columns)
 
 
 def parse_trace(text: str, columns: Sequence[str] | None = None) -> Trace:
     note: str | None = None
-    if text.lstrip().startswith("{"):
-        rows, bad_lines = _json_lines(text)
-    elif "DCGM_FI_" in text:
+    if "DCGM_FI_" in text:
         rows, bad_lines = _scraped(text), 0
     else:
         rows, bad_lines, note = _parse_csv(text, columns)
@@ -151,22 +119,6 @@ def _scraped(text: str) -> list[TraceSample]:
             found.append(last[gpu])
         last[gpu][name] = value
     return [_sample(list(row.values()), [(name, "") for name in row]) for row in found]
-
-
-def _json_lines(text: str) -> tuple[list[TraceSample], int]:
-    """The samples of a cell's trace, and the number of lines without one; the header is none."""
-    rows: list[TraceSample] = []
-    bad_lines = 0
-    for line in filter(str.strip, text.split("\n")):
-        record: Any = None
-        with contextlib.suppress(ValueError):  # half a surrogate pair too
-            record = parse_json(line.encode(), "")
-        if not isinstance(record, dict) or not record.keys() & {"schema", *COLUMNS}:
-            bad_lines += 1
-        elif "schema" not in record:
-            types = {name: (list if name == "throttle_reasons" else (int, float, str)) for name in record}
-            rows.append({name: value for name, value in record.items() if isinstance(value, types[name])})
-    return rows, bad_lines
 
 
 def summarise(trace: Trace) -> dict[str, float | str | None]:

@@ -114,13 +114,12 @@ def test_times_count_from_the_start_of_the_repeat(cells):
 
 
 @pytest.mark.parametrize("name", ["requests.jsonl", "steps.jsonl", "metrics.jsonl", "device_trace.jsonl"])
-def test_a_truncated_file_costs_only_its_last_record(cells, name):
+def test_a_truncated_file_is_damage_that_costs_no_repeat(cells, name):
     path = cells / CELL / "raw" / name
     path.write_bytes(path.read_bytes() + b'{"repeat": 0, "reques')
     rows = parsed(cells)
     assert rows.repeats[0]["wall_s"] == 4
-    if name != "device_trace.jsonl":
-        assert rows.of_start["damaged"].startswith(f"raw/{name}: line ")
+    assert rows.of_start["damaged"].startswith(f"raw/{name}: line ")
 
 
 def test_missing_requests_are_damage_and_absent_evidence_is_none(cells):

@@ -1,4 +1,4 @@
-"""Traces from nvidia-smi in every form that it prints, and the pipeline's own trace."""
+"""Traces from nvidia-smi in every form that it prints."""
 
 import json
 import re
@@ -115,26 +115,6 @@ def test_what_no_query_names_is_not_taken():
     # Without a header or names nothing is guessed.
     facts = summary(lines_of())
     assert (facts["rows"], "--columns" in facts["reason"]) == (0, True)
-
-
-OWN = [
-    {"time_monotonic_s": 5.0, "memory_used_bytes": 3 * MIB, "utilization_pct": 7, "power_w": 60.0},
-    {"time_monotonic_s": 5.1, "memory_used_bytes": MIB, "power_w": 80.0, "throttle_reasons": ["A"]},
-]
-
-
-def test_the_pipelines_own_trace_and_its_bad_lines():
-    text = "".join(json.dumps(record) + "\n" for record in [{"schema": "device_trace/1", "interval_s": 0.1}, *OWN])
-    trace = parse_trace(text).table()
-    assert trace["time_monotonic_s"].tolist() == [5.0, 5.1]
-    assert trace["throttle_reasons"].iloc[1] == ["A"]
-    assert "energy_j" not in trace
-    extremes = {"memory_used_mib_max": 3, "memory_used_mib_min": 1, "utilization_pct_max": 7, "power_w_mean": 70}
-    assert summary(text).items() >= {**extremes, "rows": 2, "reason": None}.items()
-    lines = [json.dumps(record) for record in OWN]
-    text = "\n".join([lines[0], "{not json", "[1, 2]", '{"other": 1}', lines[1], lines[1][:30]])
-    trace = parse_trace(text)
-    assert (len(trace.samples), trace.reason) == (2, "4 lines without a readable sample")
 
 
 @pytest.mark.parametrize(
