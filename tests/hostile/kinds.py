@@ -165,8 +165,7 @@ def logs(base: Base, rnd: Random, folder: Path) -> Sequence[Call]:
     if how == 0:
         return [("log", [put(folder / "a", mutations.results_file(rnd))])]
     if how == 1:
-        columns = rnd.choice(([], ["--columns", "timestamp,memory.used,power.draw"]))
-        return [("trace", [put(folder / "a", mutations.csv_file(CSV, rnd)), *columns])]
+        return [("trace", [put(folder / "a", mutations.csv_file(CSV, rnd))])]
     return [("log", [put(folder / "a.log", mutations.text_file(rnd.choice(LOGS).read_bytes(), rnd))])]
 
 

@@ -4,21 +4,20 @@
 
 prints one JSON object with the extremes and the mean power; a value is null if the trace does not give it. FILE is what
 `nvidia-smi --query-gpu=... --format=csv` prints, with or without units, the CSV of `amd-smi` or `rocm-smi`, the table
-of `nvidia-smi dmon` or `dcgmi dmon`, or the metrics of dcgm-exporter. If a table has no header, or one with other
-names, `--columns` names its fields, perhaps with units: `--columns "memory.used [GiB],power.draw"`. Other modules take
-the samples from `read_trace`.
+of `nvidia-smi dmon` or `dcgmi dmon`, or the metrics of dcgm-exporter. A table that has no header, or one with
+other names, needs a first line with nvidia-smi's, perhaps with units: `memory.used [GiB],power.draw`. Other modules
+take the samples from `read_trace`.
 """
 
 import json
 import re
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 from workflow_scripts.common.command import command, option
-from workflow_scripts.common.faults import InputError
 from workflow_scripts.logs.engine_log_text import read_log_text
 
 TraceSample = dict[str, float]
@@ -30,13 +29,11 @@ _NAMES = {
     "memory_used_bytes": "memory.used, fb, fbusd, fb_used, vram_used, used_vram, vram total used memory",
     "utilization_pct": "utilization.gpu, sm, gputl, gpu_util, gfx, gfx_activity, gfx_util, gfx_utilization, gpu use",
     "power_w": "power.draw, pwr, power, power_usage, socket_power, average_socket_power, current_socket_power, "
-    "average graphics package power, current socket graphics package power, power.draw.average, power.draw.instant, "
-    "power_usage_instant",
+    "average graphics package power, current socket graphics package power, power.draw.average, power.draw.instant",
     "": "timestamp, date time, index, gpu, entity, device, uuid, gpu_uuid, gpu_bus_id, pci.bus_id, name, gpu_name",
 }
 _COLUMN_OF = {name: column for column, names in _NAMES.items() for name in names.split(", ")}
-_MAIN_NAMES = "memory.used, utilization.gpu, power.draw"
-_DCGM_LINE = re.compile(r"DCGM_FI_(?:DEV_)?(\w{1,60})\{([^{}]{0,2000})\}\s+(\S{1,40})(?:\s+\d{10,16})?\s*$")
+_DCGM_LINE = re.compile(r"DCGM_FI_(?:DEV_)?(\w{1,60})\{[^{}]{0,2000}\}\s+(\S{1,40})(?:\s+\d{10,16})?\s*$")
 
 # By the first letter of the unit; a value with another unit is null. Sizes are powers of 1024, even if an old driver
 # wrote MB.
@@ -58,9 +55,10 @@ _TABLE = re.compile(r"\s*#\s*(?:date\s+)?(?:time\s+)?(?:gpu|entity)\b(?!,)", re.
 _UNITS_OF_A_TABLE = re.compile(r"\s*(?:#\s*(?:YYYY\W?MM\W?DD[\s,]+)?(?:HH:MM:SS[\s,]+)?Idx|I[Dd])(?![\w.])")
 
 # What to do about a text without a sample.
+_NAME_THEM = "name the fields in a first line as nvidia-smi does: memory.used [MiB],utilization.gpu,power.draw"
 _IS_READ = (
     "no sample was recognised: this reads `nvidia-smi --query-gpu=... --format=csv`, `nvidia-smi dmon`, `dcgmi dmon`,"
-    " amd-smi and rocm-smi with --csv, and dcgm-exporter; without such a header, name the fields with --columns"
+    f" amd-smi and rocm-smi with --csv, and dcgm-exporter; {_NAME_THEM}"
 )
 
 # What `kvsweep trace` prints: of which column, and what of its values; sizes in MiB. Memory is that of one device, not
@@ -86,39 +84,27 @@ class Trace:
         return [sample[name] for sample in self.samples if name in sample]
 
 
-def read_trace(path: Path, columns: Sequence[str] | None = None) -> Trace:
-    """Read a trace, whose fields `columns` names if it has no header.
-    Raises OSError if the file cannot be read, and ValueError if it is too large or `columns` does not fit it."""
-    return parse_trace(read_log_text(path), columns)
+def read_trace(path: Path) -> Trace:
+    """Read a trace. Raises OSError or InputError if the file cannot be read."""
+    return parse_trace(read_log_text(path))
 
 
-def parse_trace(text: str, columns: Sequence[str] | None = None) -> Trace:
+def parse_trace(text: str) -> Trace:
     note: str | None = None
     if "DCGM_FI_" in text:
-        rows, bad_lines = _scraped(text), 0
+        rows, bad_lines = list(_scraped(text)), 0
     else:
-        rows, bad_lines, note = _parse_csv(text, columns)
+        rows, bad_lines, note = _parse_table(text)
     if not rows and note is None:
         note = _IS_READ if text.strip() else "the trace is empty"
     bad = f"{bad_lines} line{'s' if bad_lines > 1 else ''} without a readable sample" if bad_lines else None
     return Trace(rows, "; ".join(filter(None, (note, bad))) or None)
 
 
-def _scraped(text: str) -> list[TraceSample]:
-    """The samples in one or several pages of dcgm-exporter; a new one begins where a metric of a GPU comes again."""
-    found: list[dict[str, str]] = []
-    last: dict[tuple[str, ...], dict[str, str]] = {}
+def _scraped(text: str) -> Iterator[TraceSample]:
+    """The values in pages of dcgm-exporter, each as a sample of its own."""
     for match in filter(None, map(_DCGM_LINE.match, text.split("\n"))):
-        name, labels, value = match.groups()
-        # Nodes number their GPUs alike, and a page has all GPUs of a metric before the next one.
-        gpu, name = tuple(re.findall(r'\b(?:gpu|UUID|Hostname|instance)="([^"]{0,80})"', labels)), name.lower()
-        if not _COLUMN_OF.get(name):
-            continue
-        if name in last.get(gpu, {name: ""}):
-            last[gpu] = {}
-            found.append(last[gpu])
-        last[gpu][name] = value
-    return [_sample(list(row.values()), [(name, "") for name in row]) for row in found]
+        yield from filter(None, [_sample([match[2]], [(match[1].lower(), "")])])
 
 
 def summarise(trace: Trace) -> dict[str, float | str | None]:
@@ -132,28 +118,20 @@ def summarise(trace: Trace) -> dict[str, float | str | None]:
     return extremes | {"reason": trace.reason}
 
 
-# --- CSV of nvidia-smi ------------------------------------------------------------------------------------------------
-
-
 # The name of a field, and the header's unit for values without one.
 _Column = tuple[str, str]
 
 
-def _parse_csv(text: str, columns: Sequence[str] | None = None) -> tuple[list[TraceSample], int, str | None]:
-    r"""The samples of a text in its order, the number of lines without one, and a note for the reader. `columns` names
-    the fields of a text without a header.
+def _parse_table(text: str) -> tuple[list[TraceSample], int, str | None]:
+    r"""The samples of a text in its order, the number of lines without one, and a note for the reader.
 
-    >>> _parse_csv("memory.used [MiB], power.draw [W]\n1 MiB, 61.5 W\n[N/A], 60.5 W\n")
+    >>> _parse_table("memory.used [MiB], power.draw [W]\n1 MiB, 61.5 W\n[N/A], 60.5 W\n")
     ([{'memory_used_bytes': 1048576.0, 'power_w': 61.5}, {'power_w': 60.5}], 0, None)
-
-    Raises ValueError if `columns` does not fit the lines.
     """
     lines = [line for line in text.splitlines() if line.strip() and not _UNITS_OF_A_TABLE.match(line)]
-    spaced = any(map(_TABLE.match, lines)) or (len(columns or ()) > 1 and not any("," in line for line in lines))
+    spaced = any(map(_TABLE.match, lines))
     table = [(_words if spaced else _cells)(line) for line in lines]
     header = next(filter(None, map(_header, table)), None)
-    if columns and not any(_COLUMN_OF.get(name) for name, _ in header or []):
-        header, table = _named_columns(table, columns), [row for row in table if not _header(row)]
     rows: list[TraceSample] = []
     bad_lines, current, before = 0, header or [], [""]
     for row in table:
@@ -172,7 +150,7 @@ def _parse_csv(text: str, columns: Sequence[str] | None = None) -> tuple[list[Tr
     unknown = [name for name, _ in header or [] if name not in _COLUMN_OF][:MOST_NAMES]
     if not rows or any(rows):
         return rows, bad_lines, None
-    return rows, bad_lines, f"no field with a value is known ({', '.join(unknown)}): name the fields with --columns"
+    return rows, bad_lines, f"no field with a value is known ({', '.join(unknown)}): {_NAME_THEM}"
 
 
 def _is_data(row: Sequence[str]) -> bool:
@@ -204,7 +182,7 @@ def _words(line: str) -> list[str]:
 
 
 def _column(heading: str) -> _Column:
-    """The name and the unit in a heading or in `--columns`.
+    """The name and the unit in a heading.
 
     >>> _column("memory.used [MiB]"), _column("VRAM Total Memory (B)"), _column("GPU_Name")
     (('memory.used', 'MiB'), ('vram total memory', 'B'), ('gpu_name', ''))
@@ -226,16 +204,6 @@ def _header(row: Sequence[str]) -> list[_Column] | None:
     return [("", "")] * len(row) if "pid" in row else named  # values of processes are not read
 
 
-def _named_columns(table: Iterable[Sequence[str]], names: Sequence[str]) -> list[_Column]:
-    sizes = [len(row) for row in table if any(_NUMBER.fullmatch(cell) for cell in row)]
-    if sizes and len(names) not in sizes:
-        raise ValueError(f"--columns names {len(names)} fields, but the lines have {sizes[0]}")
-    columns = [_column(name) for name in names]
-    if not any(_COLUMN_OF.get(name) for name, _ in columns):
-        raise ValueError(f"--columns {','.join(names)}: none is known; allowed are {_MAIN_NAMES}")
-    return columns
-
-
 def _sample(row: Sequence[str], columns: Sequence[_Column]) -> TraceSample:
     sample: TraceSample = {}
     cells = {name: (cell, unit) for cell, (name, unit) in zip(row, columns, strict=True)}
@@ -254,19 +222,6 @@ def _value(column: str, cell: str, unit: str) -> float | None:
     return None if scale is None else float(match[1]) * scale
 
 
-@command(
-    "trace",
-    option("file", type=Path, metavar="FILE", help="the trace"),
-    option(
-        "--columns",
-        metavar="A,B,C",
-        help=f"the fields of a table without a header that is known, in order, perhaps with units: {_MAIN_NAMES}, ...",
-    ),
-)
+@command("trace", option("file", type=Path, metavar="FILE", help="the trace"))
 def main(args: Namespace) -> None:
-    columns = [name.strip() for name in args.columns.split(",")] if args.columns else None
-    try:
-        summary = summarise(read_trace(args.file, columns))
-    except ValueError as error:
-        raise InputError(f"{args.file}: {error}") from None
-    print(json.dumps(summary, indent=2))
+    print(json.dumps(summarise(read_trace(args.file)), indent=2))

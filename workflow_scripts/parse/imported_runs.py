@@ -51,7 +51,7 @@ def _record(run: Run, mapping: Path, where: str, read: Read) -> dict[str, Any]:
         "tokens_per_request": run.tokens_per_request or _tokens_per_request(log or {}),
         "files": [name for name in (run.results, run.trace) if name],
         "log": log,
-        "trace": _trace(file_of(mapping, run.trace), run.trace_columns, where) if run.trace else None,
+        "trace": _trace(file_of(mapping, run.trace)) if run.trace else None,
     }
 
 
@@ -79,11 +79,8 @@ def _log(path: Path, number: int | None, where: str, read: Read) -> dict[str, An
     return stated | {"words": list(words_on(facts))}
 
 
-def _trace(path: Path, columns: list[str] | None, where: str) -> Mapping[str, Any]:
-    try:
-        trace = read_trace(path, columns)
-    except ValueError as e:
-        raise InputError(f"{where}: {path}: {e}") from None
+def _trace(path: Path) -> Mapping[str, Any]:
+    trace = read_trace(path)
     known = {name: trace.known(name) for name in ("memory_used_bytes", "power_w", "utilization_pct")}
     means = {f"{name}_mean": sum(values) / len(values) if values else None for name, values in known.items()}
     return {"memory_used_bytes_max": max(known["memory_used_bytes"], default=None), **means}

@@ -34,7 +34,6 @@ class Run(StrictRecord):
     results: str | None = Field(None, description="the output of vLLM or of its benchmark, as text")
     result: int | None = Field(None, ge=1, description="which of several results of a file counts, from 1")
     trace: str | None = Field(None, description="a CSV of nvidia-smi")
-    trace_columns: list[str] | None = Field(None, description="fields of a CSV without a header, in order")
 
     @model_validator(mode="after")
     def _is_complete(self) -> "Run":

@@ -30,11 +30,11 @@ def lines_of(samples=SAMPLES, units=("", "", " MiB", " MiB", " %", " W")) -> str
     return "".join(", ".join(map("{}{}".format, sample, units)) + "\n" for sample in samples)
 
 
-def summary(text, columns=None) -> dict:
-    return summarise(parse_trace(text, columns))
+def summary(text) -> dict:
+    return summarise(parse_trace(text))
 
 
-NAMES = ["timestamp", "index", "memory.used", "memory.total", "utilization.gpu", "power.draw"]
+NAMES = "timestamp, index, memory.used, memory.total, utilization.gpu, power.draw"
 
 
 @given(
@@ -47,11 +47,12 @@ NAMES = ["timestamp", "index", "memory.used", "memory.total", "utilization.gpu",
 )
 def test_forms_of_one_trace(tmp_path_factory, header, units, spaces, mark, newline, end):
     lines = (lines_of() if units else lines_of(units=[""] * 6)).splitlines()
-    text = "\n".join([*([HEADER.strip(), lines[0], HEADER.strip()] if header else lines[:1]), *lines[1:]]) + end
+    names = HEADER.strip() if header else NAMES
+    text = "\n".join([names, lines[0], names, *lines[1:]]) + end
     text = mark + (text if spaces else text.replace(", ", ",")).replace("\n", newline)
     path = tmp_path_factory.mktemp("trace") / "gpu.csv"
     path.write_bytes(text.encode())
-    trace = read_trace(path, ["not", "looked", "at"] if header else NAMES)
+    trace = read_trace(path)
     assert summarise(trace) == {**EXTREMES, "reason": None}
     assert trace.known("memory_used_bytes") == [1000 * MIB, 70321 * MIB, 70320 * MIB]
 
@@ -112,28 +113,20 @@ def test_what_no_query_names_is_not_taken():
     text = HEADER + lines_of() + "pid, used_gpu_memory [MiB]\n4242, 99999 MiB\n" + HEADER + lines_of()
     assert summary(text)["memory_used_mib_max"] == 70321
     assert summary(text)["rows"] == 6
-    # Without a header or names nothing is guessed.
+    # Without a header nothing is guessed.
     facts = summary(lines_of())
-    assert (facts["rows"], "--columns" in facts["reason"]) == (0, True)
+    assert (facts["rows"], "a first line" in facts["reason"]) == (0, True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["missing.csv"], "missing.csv: No such file"),
-        (["gpu.csv", "--columns", "memory.used,power.draw"], "--columns names 2 fields, but the lines have 6"),
-        (["gpu.csv", "--columns", "a,b,c,d,e,f"], "none is known; allowed are memory.used, utilization.gpu, power"),
-    ],
-)
-def test_the_command_prints_the_extremes_or_one_message(tmp_path, capsys, monkeypatch, arguments, words):
+def test_the_command_prints_the_extremes_or_one_message(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "gpu.csv").write_text(lines_of(units=[""] * 6))
-    assert main(["gpu.csv", "--columns", ",".join(NAMES)]) == 0
+    (tmp_path / "gpu.csv").write_text(HEADER + lines_of())
+    assert main(["gpu.csv"]) == 0
     assert json.loads(capsys.readouterr().out) == {**EXTREMES, "reason": None}
-    assert main(arguments) == 2
+    assert main(["missing.csv"]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert words in err
+    assert "missing.csv: No such file" in err
 
 
 @pytest.mark.parametrize("path", sorted(Path("tests/fixtures/device_traces").iterdir()), ids=lambda path: path.stem)
@@ -167,17 +160,10 @@ def test_a_page_of_dcgm_exporter_has_a_sample_of_each_gpu(labels, at, names):
     assert trace.known("memory_used_bytes") == [4 * MIB, 52 * MIB]
 
 
-def test_columns_of_a_trace_may_have_units_and_white_space():
-    columns = ["index", "memory.used [GiB]", "power.draw (mW)"]
-    for text in ("0 2 64000\n", "0,2,64000\n", "gpu,mine,yours\n0,2,64000\n"):
-        trace = parse_trace(text, columns)
-        assert (trace.known("memory_used_bytes"), trace.known("power_w")) == ([2 * 1024 * MIB], [64])
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("timestamp,gpu,mine\n2026-03-01T00:00:00Z,0,535\n", r"known \(mine\): name the fields with --columns"),
+        ("timestamp,gpu,mine\n2026-03-01T00:00:00Z,0,535\n", r"known \(mine\): name the fields in a first line"),
         ("| NVIDIA-SMI 580.65 |\n| 45C P0 70W / 700W | 4MiB / 81559MiB |\n", "--query-gpu"),
         ("# gpu   pid  type   sm\n# Idx    #   C/G    %\n    0  4242     C   45\n", "nvidia-smi dmon"),
         ('{"card0": {"GPU use (%)": "35"}}\n', "--csv"),
