@@ -27,7 +27,6 @@ AT_REST = {
     "energy_counter_w": 100,
     "sm_clock_mhz": 1980,
     "memory_clock_mhz": 3201,
-    "clock_max_mhz": 1980,
     "temperature_c": 41,
     "throttle_bits": IDLE,
     "mig_mode": 0,

@@ -66,16 +66,14 @@ def test_a_gpu_is_described_and_what_it_does_not_support_is_null(gpus):
         "name": "Pretended GPU",
         "uuid": "GPU-pretended-0",
         "memory_total_bytes": 80_000_000_000,
-        "memory_used_before_bytes": 600_000_000,
         "driver_version": "pretended",
         "power_limit_w": 700,
         "mig_mode": 0,
         "other_processes": 0,
         "throttle_reasons_before": ["GpuIdle", "SwPowerCap"],
         "temperature_before_c": 41,
-        "sm_clock_max_mhz": 1980,
     }
-    names = ("power_limit_w", "mig_mode", "processes", "throttle_bits", "temperature_c", "clock_max_mhz")
+    names = ("power_limit_w", "mig_mode", "processes", "throttle_bits", "temperature_c")
     gpus.show(**dict.fromkeys(names, NOT_SUPPORTED))
     assert sum(value is None for value in found_device(PRETENDED).values()) == len(names)
     # CUDA counts GPUs as NVML does.

@@ -24,7 +24,7 @@ from pydantic import Field, field_validator, model_validator
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG, load_gpus, load_models
 from workflow_scripts.common.checkout import own_or_of_checkout
-from workflow_scripts.common.command import STUDY, command, option, positive
+from workflow_scripts.common.command import STUDY, command, option
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
 from workflow_scripts.common.records import Record, read_yaml, validated
@@ -334,16 +334,13 @@ def _lines(study: Study, site: Site, cells: Sequence[Cell], cells_per_job: int) 
     "sbatch",
     STUDY,
     option("--site", type=own_or_of_checkout, default=str(SITE), help="the site file (%(default)s)"),
-    option("--cells-per-job", type=positive, help="cells of the largest job (default: by slurm/config.yaml)"),
 )
 def main(args: Namespace) -> None:
     study, site = load_study(args.study), load_site(args.site)
     settings = read_yaml(own_or_of_checkout("slurm/config.yaml"), InputError)["set-scatter"]
     # The largest job has half as many more cells than the profile says (rules/batches.smk).
-    of_profile = (
-        3 * int(next(setting.partition("=")[2] for setting in settings if setting.startswith("cells_per_job="))) // 2
-    )
-    together = cells_per_job(site, study, args.cells_per_job or of_profile)
+    of_profile = next(setting.partition("=")[2] for setting in settings if setting.startswith("cells_per_job="))
+    together = cells_per_job(site, study, 3 * int(of_profile) // 2)
     print("\n".join(_lines(study, site, expand(study), together)))
 
 

@@ -91,19 +91,16 @@ def _described(handle: Any) -> Device:
     def slowed_by(reasons: list[str]) -> bool:
         return not set(reasons).isdisjoint(FAULTS)
 
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     return {
         "name": pynvml.nvmlDeviceGetName(handle),
         "uuid": pynvml.nvmlDeviceGetUUID(handle),
-        "memory_total_bytes": int(memory.total),
-        "memory_used_before_bytes": int(memory.used),
+        "memory_total_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
         "driver_version": pynvml.nvmlSystemGetDriverVersion(),
         "power_limit_w": _or_none(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
         "mig_mode": _or_none(lambda: int(pynvml.nvmlDeviceGetMigMode(handle)[0])),
         "other_processes": _or_none(lambda: _settled(processes, bool, LEAVING_S)),
         "throttle_reasons_before": _or_none(lambda: _settled(lambda: throttle_reasons(handle), slowed_by, COOLING_S)),
         "temperature_before_c": _or_none(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
-        "sm_clock_max_mhz": _or_none(lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
     }
 
 

@@ -29,21 +29,17 @@ class Device(TypedDict, total=False):
     shared_cores: list[list[int]]  # of earlier versions, as the next one
     huge_pages: str | None
     uuid: str
-    memory_used_before_bytes: int
     driver_version: str
     power_limit_w: float | None
     mig_mode: int | None
     other_processes: int | None
     throttle_reasons_before: list[str] | None
     temperature_before_c: int | None
-    sm_clock_max_mhz: int | None
 
 
 class LoadByOthers(TypedDict, total=False):
     """Load on the host while something was timed, in per cent of all cores; empty if nothing was timed."""
 
-    load_average_1m_before: float
-    load_average_1m_after: float
     cpu_steal_pct: float
     cpu_others_pct: float
 

@@ -61,7 +61,7 @@ def _slept_s() -> float:
 def load_by_others() -> Iterator[LoadByOthers]:
     """Load by others while a cell is measured, in per cent of all cores; the record is filled at the end. Raises
     SuspendedError if the process was suspended meanwhile, whatever else went wrong."""
-    record: LoadByOthers = {"load_average_1m_before": os.getloadavg()[0]}
+    record: LoadByOthers = {}
     with suspension() as why:
         began_s, before, own_before_s = time.monotonic(), psutil.cpu_times(), _own_cpu_s()
         try:
@@ -72,7 +72,6 @@ def load_by_others() -> Iterator[LoadByOthers]:
     after = psutil.cpu_times()
     available_s = (time.monotonic() - began_s) * (psutil.cpu_count() or 1)
     busy_s = sum(getattr(after, kind) - getattr(before, kind) for kind in ("user", "nice", "system", "irq", "softirq"))
-    record["load_average_1m_after"] = os.getloadavg()[0]
     record["cpu_steal_pct"] = 100 * (after.steal - before.steal) / available_s
     record["cpu_others_pct"] = max(0.0, 100 * (busy_s - (_own_cpu_s() - own_before_s)) / available_s)
 

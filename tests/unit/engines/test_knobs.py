@@ -39,7 +39,7 @@ OF_SGLANG = {
     **{"chunked_prefill_size": 128, "enable_prefix_caching": False, "kv_cache_dtype": "fp8_e5m2"},
     **{"tensor_parallel_size": 2, "enforce_eager": True, "attention_backend": "flashinfer"},
 }
-LOOKUP = {"speculative_method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
+LOOKUP = {"speculative_method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
 SYNTHETIC = {"speculative_method": "mtp", "num_speculative_tokens": 4, "synthetic_acceptance_length": 2.5}
 SIZES = {
     **{"kv_cache_memory_bytes": 2**32, "mamba_ssm_cache_dtype": "float32"},
@@ -58,7 +58,7 @@ SLUGS: list[tuple[str, dict[str, Any], str]] = [
     ("vllm", SIZES, "ssmfloat32-tp4-dcp2-kvbytes4294967296"),
     ("vllm", {"block_size": 16, "engine_args": {"watermark": 0.2, "async_scheduling": True}}, OF_OTHERS),
     ("vllm", {"engine_args": {"cudagraph_capture_sizes": [1, 2]}}, "cudagraph_capture_sizes3a316d6d"),
-    ("vllm", LOOKUP, "specngram-draft4-lookup3-lookupmin2"),
+    ("vllm", LOOKUP, "specngram-draft4-lookup3"),
     ("vllm", SYNTHETIC, "specmtp-draft4-accept2.5"),
     ("vllm-serve", LOAD | VLLM, f"{OF_VLLM}-rate2-burst0.5-users7"),
     ("vllm-serve", {"users": 2, "reasoning_parser": "deepseek_r1"}, "reasondeepseek_r1-users2"),

@@ -52,7 +52,6 @@ def test_a_given_size_of_the_cache_and_shared_tokens_are_predicted_as_the_capaci
     given = predict(kv_cache_memory_bytes=2**30, max_model_len=4096)
     assert (given["kv_cache_bytes"], given["gpu_memory_utilization"]) == (2**30, None)
     assert given["num_blocks"] == 2**30 // given["bytes_per_block"]
-    assert "beyond the" in predict(kv_cache_memory_bytes=2**40)["infeasible"]
     assert predict("cpu-all", TINY, kv_cache_memory_bytes=2**30)["kv_cache_bytes"] == 2**30
     assert "must divide" in predict(decode_context_parallel_size=2)["infeasible"]
 
@@ -88,7 +87,6 @@ def test_blocks_that_the_study_gives_replace_those_that_fit():
     # 4,096 tokens take 256 blocks, and the engine keeps one.
     assert predict(num_gpu_blocks_override=257, max_model_len=4096)["infeasible"] is None
     assert "are 256 blocks, too few" in predict(num_gpu_blocks_override=256, max_model_len=4096)["infeasible"]
-    assert "40000 is beyond" in predict(num_gpu_blocks_override=40_000, max_model_len=4096)["infeasible"]
     on_a_cpu = predict("cpu-all", TINY, num_gpu_blocks_override=65, block_size=32, max_model_len=256)
     assert (on_a_cpu["num_blocks"], on_a_cpu["unknown"]) == (65, None)
 

@@ -32,7 +32,6 @@ GOOD = study_content(
 )
 MANY = list(range(1, 1001))
 NGRAM = {"speculative_method": "ngram", "num_speculative_tokens": 4}
-LOOKUP = {"prompt_lookup_min": 5, "prompt_lookup_max": 2}
 STARTS = {"at_least": 2, "at_most": 4, "budget_min": 120}
 DRAFT = {"speculative_method": "draft_model", "num_speculative_tokens": [0, 4], "speculative_model": "smollm-135m"}
 
@@ -101,7 +100,6 @@ def test_a_good_study_is_the_union_of_its_cross_products_with_engine_defaults(tm
         ({"sweeps": sweep(knobs={**NGRAM, "speculative_method": "mtp"})}, ["mtp: tiny-llama-57m has no layers"]),
         ({"sweeps": sweep(knobs={**NGRAM, "synthetic_acceptance_length": 5.5})}, ["1 to num_speculative_tokens + 1"]),
         ({"sweeps": sweep(knobs={"synthetic_acceptance_length": 2})}, ["needs speculative_method"]),
-        ({"sweeps": sweep(knobs={**NGRAM, **LOOKUP})}, ["prompt_lookup_min 5 must be at most prompt_lookup_max 2"]),
         ({"sweeps": sweep(knobs={**DRAFT, "speculative_model": "l-9"})}, ["(a).knobs.speculative_model", "'l-9' is"]),
         ({"sweeps": [*sweep(), *sweep(name="b")]}, ["sweeps[1] (b)", "a duplicate of sweep 'a'"]),
         ({"sweeps": [*sweep(), *sweep(gpu="h200")]}, ["sweeps[1] (a)", "another sweep is named 'a'"]),

@@ -4,9 +4,8 @@
         --block-size 16 --gpu-memory-utilization 0.9 --max-model-len 8192
 
 prints the memory of the limiting device as a sum, the KV cache of a token, of a request of `--max-model-len` tokens
-and, with `--batch`, of so many requests, and what fits. If the longest request does not fit, it names settings with
-which it would. Each term is predicted from the way in which vLLM profiles memory, read from an
-engine's log (`--from-log`), or given.
+and, with `--batch`, of so many requests, and what fits. Each term is predicted from the way in which vLLM profiles
+memory, read from an engine's log (`--from-log`), or given.
 
 With `--json`, each term has a value, a unit and how it was found. Sizes are those of the limiting device, the one with
 the fewest blocks. If the capacity of such a model cannot be predicted, the field `unknown` says why.
@@ -16,7 +15,6 @@ import json
 import math
 import re
 from argparse import BooleanOptionalAction, Namespace
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,7 +28,6 @@ from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.common.command import command, option, positive, share
 from workflow_scripts.common.files import read_json
 from workflow_scripts.common.records import mapping_of, validated
-from workflow_scripts.common.wording import listed
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.engines.capacity import KvPool, PipelineRank, Term
 from workflow_scripts.engines.vllm.kv_groups import kv_cache_tokens, kv_pool
@@ -71,9 +68,6 @@ _ROWS = {
     "bytes_per_block": "a KV block",
     "num_blocks": "KV blocks",
 }
-
-# Maximum number of devices that are tried for a model that does not fit.
-MOST_RANKS = 64
 
 
 def predict_capacity(
@@ -119,29 +113,6 @@ def predict_capacity(
     of_all = {n: Term(t.value * engines, t.unit, f"{t.how}, x {engines} engines") for n, t in of_an_engine.items()}
     fitted = of_an_engine if engines == 1 else of_all
     return limiting | fitted | {"bytes_per_request": of_a_request, "feasible": fitting}
-
-
-def fitting_settings(facts: ModelFacts, gpu: Gpu, settings: EngineSettings) -> dict[str, int]:
-    """Settings with each of which all fits: more tensor ranks, up to `MOST_RANKS` devices, a lower `max_model_len`, or
-    as few sequences as there are blocks. One that cannot make it fit is left out."""
-
-    def fits(**changes: Any) -> bool:
-        try:
-            return bool(predict_capacity(facts, gpu, replace(settings, **changes))["feasible"].value)
-        except CapacityError:
-            return False
-
-    most = MOST_RANKS // settings.pipeline_parallel_size
-    sizes = (size for size in range(settings.tensor_parallel_size + 1, most + 1) if fits(tensor_parallel_size=size))
-    lengths = range(1, batch_of(settings, facts, gpu).max_model_len)
-    blocks = int(predict_capacity(facts, gpu, settings)["num_blocks"].value) // settings.data_parallel_size
-    for_states = blocks > 0 and needs_a_block_each(facts, gpu, settings) and fits(max_num_seqs=blocks)
-    found = {
-        "max_num_seqs": for_states * blocks,
-        "tensor_parallel_size": next(sizes, 0),
-        "max_model_len": bisect_left(lengths, True, key=lambda length: not fits(max_model_len=length)),
-    }
-    return {name: value for name, value in found.items() if value}
 
 
 def _check_ranks(facts: ModelFacts, settings: EngineSettings) -> None:
@@ -266,16 +237,12 @@ def main(args: Namespace) -> None:
         return
     devices = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
     title = f"{args.model} on {devices} x {gpu.name}, vLLM {settings.vllm_version}, predicted"
-    fits = {}
-    if not (terms["feasible"].value or log):
-        fits = fitting_settings(facts, gpu, settings)
-    elif named := re.search(r"estimated maximum model length is (\d{1,9})", str(log.get("error"))):
-        fits = {"max_model_len": int(named[1])}
-    _print(title, terms, settings, batch, fits)
+    named = re.search(r"estimated maximum model length is (\d{1,9})", str(log.get("error")))
+    _print(title, terms, settings, batch, named and named[1])
 
 
 def _print(
-    title: str, terms: Mapping[str, Term], settings: EngineSettings, batch: BatchLimits, fits: Mapping[str, int]
+    title: str, terms: Mapping[str, Term], settings: EngineSettings, batch: BatchLimits, fitting_len: str | None
 ) -> None:
     # Here, because rich takes longer to import than JSON takes to print.
     from rich.table import Table
@@ -294,7 +261,7 @@ def _print(
     for name in (name for name in _ROWS if name in terms):
         table.add_row(_ROWS[name], _size(terms[name]), terms[name].how)
     terminal = Terminal()
-    for part in (title, "", table, "", *_what_fits(terms, batch, fits)):
+    for part in (title, "", table, "", *_what_fits(terms, batch, fitting_len)):
         terminal.print(part)
 
 
@@ -309,8 +276,8 @@ def _size(term: Term) -> str:
     return f"{term.value / GIB:,.2f} GiB" if abs(term.value) >= GIB / 10 else f"{term.value / MIB:.3g} MiB"
 
 
-def _what_fits(terms: Mapping[str, Term], batch: BatchLimits, fits: Mapping[str, int]) -> Iterator[str]:
-    """What fits, and settings with which all would."""
+def _what_fits(terms: Mapping[str, Term], batch: BatchLimits, fitting_len: str | None) -> Iterator[str]:
+    """What fits, and the length that would, if the log names one."""
     blocks, tokens, of_block = (terms[name].value for name in ("num_blocks", "kv_cache_tokens", "tokens_per_block"))
     yield f"KV cache: {blocks:,.0f} blocks of {of_block:,.0f} tokens, {tokens:,.0f} tokens in all."
     length, concurrency = f"{batch.max_model_len:,} tokens", terms["max_concurrency"].value
@@ -323,7 +290,5 @@ def _what_fits(terms: Mapping[str, Term], batch: BatchLimits, fits: Mapping[str,
         yield f"vLLM refuses to start: {terms['feasible'].how}."
     else:
         yield f"It does not fit: a request of {length} needs more blocks (maximum concurrency {concurrency:.2f})."
-    if options := [f"--{name.replace('_', '-')} {value}" for name, value in fits.items()]:
-        yield f"It would fit with {listed(options, 'or')}."
-    elif "log: " not in left.how:
-        yield "No number of such devices makes it fit."
+    if fitting_len:
+        yield f"It would fit with --max-model-len {fitting_len}, says the log."

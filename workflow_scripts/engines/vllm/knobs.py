@@ -172,10 +172,6 @@ class VllmKnobs(Knobs):
         Annotated[int, Field(ge=1, description="longest n-gram that ngram looks up")] | None,
         Knob("lookup", argument="speculative_config.prompt_lookup_max"),
     ] = None
-    prompt_lookup_min: Annotated[
-        Annotated[int, Field(ge=1, description="shortest n-gram that ngram looks up")] | None,
-        Knob("lookupmin", argument="speculative_config.prompt_lookup_min"),
-    ] = None
     speculative_model: Annotated[
         Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="a name in config/models/")] | None,
         Knob("by", settles=("speculative_method", "num_speculative_tokens"), argument="speculative_config.model"),
@@ -198,8 +194,8 @@ class VllmKnobs(Knobs):
     def _speculation_is_whole(self) -> Self:
         if (self.speculative_method is None) != (self.num_speculative_tokens is None):
             raise ValueError("speculative_method and num_speculative_tokens go together; one is set without the other")
-        if self.speculative_method != "ngram" and (self.prompt_lookup_max or self.prompt_lookup_min):
-            raise ValueError("prompt_lookup_max and prompt_lookup_min need speculative_method: ngram")
+        if self.speculative_method != "ngram" and self.prompt_lookup_max:
+            raise ValueError("prompt_lookup_max needs speculative_method: ngram")
         if (self.speculative_method in _BY_MODEL) != (self.speculative_model is not None):
             methods = ", ".join(_BY_MODEL)
             raise ValueError(f"speculative_method: {methods} and speculative_model go together; one is set alone")
@@ -207,10 +203,6 @@ class VllmKnobs(Knobs):
         if (self.synthetic_acceptance_length or 0) > most:
             raise ValueError(
                 "synthetic_acceptance_length needs speculative_method, and 1 to num_speculative_tokens + 1"
-            )
-        if (self.prompt_lookup_min or 1) > (self.prompt_lookup_max or math.inf):
-            raise ValueError(
-                f"prompt_lookup_min {self.prompt_lookup_min} must be at most prompt_lookup_max {self.prompt_lookup_max}"
             )
         return self
 

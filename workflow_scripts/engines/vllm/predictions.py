@@ -86,7 +86,7 @@ def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = 
                     )
                 settings = replace(settings, draft_stack=draft.stack)
             terms = predict_capacity(facts, gpu, settings)
-            refused = refused or _beyond_the_gpu(facts, gpu, settings) or _too_small(terms)
+            refused = refused or _too_small(terms)
         except CapacityError as e:
             refused, terms = refused or str(e), {}
         except ModelFactsError as e:
@@ -152,24 +152,6 @@ def why_gpu_is_refused(gpu: Gpu, knobs: VllmKnobs, facts: ModelFacts) -> str | N
         if applies and has < needed:
             return f"{what} needs compute capability {needed}, and {gpu.name} has {has}: {remedy}"
     return None
-
-
-def _beyond_the_gpu(facts: ModelFacts, gpu: Gpu, settings: EngineSettings) -> str | None:
-    """Why the requested size of the cache does not fit; None if it does, or on a CPU, where nothing limits it but its
-    memory."""
-    blocks, size = settings.num_gpu_blocks_override, settings.kv_cache_memory_bytes
-    if (blocks is None and size is None) or gpu.kind == "cpu":
-        return None
-    profiled = replace(settings, num_gpu_blocks_override=None, kv_cache_memory_bytes=None, gpu_memory_utilization=1.0)
-    try:
-        terms = predict_capacity(facts, gpu, profiled)
-    except ModelFactsError:  # what weights take is not known
-        return None
-    if blocks is not None:
-        fit = max(0, int(terms["num_blocks"].value))
-        return None if blocks <= fit else f"num_gpu_blocks_override {blocks} is beyond the {fit} blocks that fit"
-    fit = max(0, int(terms["available_kv_cache"].value))
-    return None if size is None or size <= fit else f"kv_cache_memory_bytes {size} is beyond the {fit} bytes that fit"
 
 
 def _too_small(terms: Mapping[str, Term]) -> str | None:

@@ -256,16 +256,12 @@ def test_the_cache_of_a_token_a_request_and_a_batch_is_printed(capsys):
     assert sizes == [[5 * 2**20 / 16], [1.25], [40.0], [5.0]]
 
 
-def test_people_read_what_would_make_a_model_fit(capsys):
+def test_people_read_how_much_memory_a_model_lacks(capsys):
     out, rows = printed(capsys)
     lacking = -rows["KV cache"][0]
     assert lacking > 60
     assert f"{lacking:.2f} GiB" in out
-    assert re.findall(r"--[a-z-]+ \d+", out) == ["--tensor-parallel-size 2"]
-    assert "--" not in printed(capsys, "--tensor-parallel-size", "2")[0]
-    # 190 blocks of 16 tokens, of which the engine keeps one.
-    out, _ = printed(capsys, "--kv-cache-memory-bytes", "1000000000")
-    assert re.findall(r"--[a-z-]+ \d+", out) == ["--tensor-parallel-size 4", "--max-model-len 3024"]
+    assert "lacks" not in printed(capsys, "--tensor-parallel-size", "2")[0]
 
 
 def report_of(capsys, *argv):
@@ -295,7 +291,6 @@ def test_where_nothing_fits_the_length_that_the_log_names_is_told(error, tmp_pat
     printed = " ".join(capsys.readouterr().out.split())
     assert "It does not fit" in printed
     assert ("--max-model-len 1280" in printed) == ("1280" in error)
-    assert "No number" not in printed
 
 
 def test_a_log_with_the_memory_needs_no_weights_but_a_structure(tmp_path, capsys):
