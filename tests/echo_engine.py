@@ -17,7 +17,7 @@ from workflow_scripts.workloads.request import Request
 class EchoKnobs(Knobs):
     """What a study may set."""
 
-    at_once: Annotated[Positive, Knob("atonce", value_in="running_peak", limits="sequences")]
+    at_once: Annotated[Positive, Knob("atonce", limits="sequences")]
 
     @property
     def max_concurrency(self) -> int:

@@ -6,12 +6,10 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Knob:
-    """One knob, in the `Annotated[...]` of its field. Columns are those of the cells table.
+    """One knob, in the `Annotated[...]` of its field.
 
     Args:
         code: short name in the ids of cells.
-        value_in: column in which the engine shows the value that took effect.
-        effect_in: column in which the engine shows only what follows from the value; has no meaning with `value_in`.
         settles: other effective settings that follow from the knob. They may differ in a comparison of this knob.
         neutral: only for a knob that changes what is computed, in how many steps or on how many devices: the values
             with which it changes nothing. The first is what applies if a study leaves the knob out.
@@ -27,8 +25,6 @@ class Knob:
     """
 
     code: str
-    value_in: str | None = None
-    effect_in: str | None = None
     settles: tuple[str, ...] = ()
     neutral: tuple[Any, ...] | None = None
     limits: Literal["sequences"] | None = None
@@ -39,8 +35,3 @@ class Knob:
     argument: str | None = None
     variable: str | None = None
     wording: str | tuple[str, str] | None = None
-
-    @property
-    def shown_in(self) -> str:
-        """The column that shows the knob's value or effect; empty if there is none."""
-        return self.value_in or self.effect_in or ""

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, readable_models
-from workflow_scripts.engines.registry import every_knob, load_engines, metrics_of_columns, without_environment
+from workflow_scripts.engines.registry import every_knob, load_engines, without_environment
 from workflow_scripts.statistics.errors import FloatArray, IntArray
 from workflow_scripts.statistics.samples import Samples
 from workflow_scripts.statistics.variation import mean_of
@@ -86,12 +86,10 @@ class Summaries:
     @cached_property
     def _settings(self) -> pd.DataFrame:
         """What a cell has beside its measures, in the order of its number `cell`: the first value of its repeats that
-        is not null; of counts, which differ between repeats, the mean."""
-        shown_in = {knob.shown_in for knob in every_knob().values() if knob.shown_in}
-        means = dict.fromkeys(shown_in & metrics_of_columns().keys(), "mean")
-        first = ["max_concurrency_allowed", *knob_columns(self._rows), *sorted(shown_in), *_OBSERVED]
+        is not null."""
+        first = ["max_concurrency_allowed", *knob_columns(self._rows), *_OBSERVED]
         first += [str(name) for name in self._rows if str(name).endswith("_effective")]
-        how = dict.fromkeys(first, "first") | BOUND_BY_NEEDS | means
+        how = dict.fromkeys(first, "first") | BOUND_BY_NEEDS
         named = self._rows.assign(dtype=dtypes, quantization=lambda rows: as_applied(rows, "quantization"))
         groups = named.groupby("cell", sort=False)
         taken = {

@@ -36,7 +36,7 @@ class Load(StrictRecord):
             Field(ge=1, description="maximum number of requests, or of conversations, that the client has in flight"),
         ]
         | None,
-        Knob("users", value_in="running_peak", wording="{} users"),
+        Knob("users", wording="{} users"),
     ] = None
 
     find: Annotated[

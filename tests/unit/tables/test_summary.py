@@ -56,12 +56,12 @@ def test_a_rate_of_arrivals_is_no_throughput_of_the_engine():
 
 
 def test_other_columns_become_one_value_a_cell():
-    seen = {"preemptions": [None, 2, 3], "running_peak": [4.0, 7.0, None], "attention_backend": [None, "A", "B"]}
+    seen = {"preemptions": [None, 2, 3], "running_peak": [4.0, 7.0, None], "kv_cache_tokens": [None, 8, 9]}
     seen |= {"num_requests": [4, 4, 5]}
     wanted = {
         "preemptions": 5,
         "running_peak": 7.0,
-        "attention_backend": "A",
+        "kv_cache_tokens": 8,
         "num_requests": 4,
         "num_requests_values": 2,
     }

@@ -14,7 +14,7 @@ PACKAGES = ("transformers",)
 class HfStaticKnobs(Knobs):
     """`transformers` `generate()` on left-padded static batches."""
 
-    batch_size: Annotated[Positive, Knob("static-batch", value_in="running_peak", wording="batches of {}")]
+    batch_size: Annotated[Positive, Knob("static-batch", wording="batches of {}")]
     cache_implementation: Annotated[Literal["dynamic", "static"], Knob("cache", kernels=True)] = "dynamic"
 
     @property
@@ -27,15 +27,14 @@ class HfContinuousKnobs(Knobs):
 
     page_size: Annotated[
         Positive,
-        Knob("continuous-page", value_in="block_size_effective", settles=("block_size",), wording="pages of {} tokens"),
+        Knob("continuous-page", settles=("block_size",), wording="pages of {} tokens"),
     ]
     # Without it the cache is sized from the host's memory and takes all of it.
-    num_blocks: Annotated[Positive, Knob("blocks", value_in="num_gpu_blocks", reserves="amount", wording="{} blocks")]
+    num_blocks: Annotated[Positive, Knob("blocks", reserves="amount", wording="{} blocks")]
     max_batch_tokens: Annotated[
         Positive,
         Knob(
             "tokens",
-            value_in="max_num_batched_tokens_effective",
             settles=("max_num_batched_tokens",),
             wording="at most {} tokens per step",
         ),

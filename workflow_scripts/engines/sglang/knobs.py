@@ -31,14 +31,12 @@ class SglangServeKnobs(Knobs, Load):
     mem_fraction_static: Annotated[
         Annotated[float, Field(gt=0, lt=1, description="share of the free memory for weights and KV cache together")]
         | None,
-        Knob(
-            "static", effect_in="kv_cache_tokens", reserves="share", wording="{} of the memory for weights and KV cache"
-        ),
+        Knob("static", reserves="share", wording="{} of the memory for weights and KV cache"),
     ] = None
     max_total_tokens: Annotated[
         Annotated[int, Field(ge=1, description="tokens of the KV cache; the number that fits, if that is smaller")]
         | None,
-        Knob("kvtokens", value_in="kv_cache_tokens", reserves="amount", wording="KV cache of {} tokens"),
+        Knob("kvtokens", reserves="amount", wording="KV cache of {} tokens"),
     ] = None
     # Not vLLM's max_num_batched_tokens, which counts the sequences that decode too.
     chunked_prefill_size: Annotated[Positive | None, Knob("chunk", wording="at most {} prompt tokens per step")] = None

@@ -76,50 +76,44 @@ _BY_MODEL = ("draft_model", "eagle", "eagle3")
 class VllmKnobs(Knobs):
     """Arguments of vLLM's engine."""
 
-    block_size: Annotated[Positive | None, Knob("bs", value_in="block_size_effective")] = None
+    block_size: Annotated[Positive | None, Knob("bs")] = None
     max_num_seqs: Annotated[
         Positive | None,
-        Knob("seqs", value_in="running_peak", limits="sequences", pinned=True, wording="at most {} sequences"),
+        Knob("seqs", limits="sequences", pinned=True, wording="at most {} sequences"),
     ] = None
     max_num_batched_tokens: Annotated[
         Positive | None,
-        Knob("tokens", value_in="max_num_batched_tokens_effective", pinned=True, wording="at most {} tokens per step"),
+        Knob("tokens", pinned=True, wording="at most {} tokens per step"),
     ] = None
-    max_model_len: Annotated[
-        Positive | None, Knob("len", value_in="max_model_len_effective", pinned=True, wording="context of {} tokens")
-    ] = None
+    max_model_len: Annotated[Positive | None, Knob("len", pinned=True, wording="context of {} tokens")] = None
     gpu_memory_utilization: Annotated[
         Annotated[float, Field(gt=0, le=1)] | None,
-        Knob("util", effect_in="kv_cache_tokens", reserves="share", wording="{} of the memory"),
+        Knob("util", reserves="share", wording="{} of the memory"),
     ] = None
-    enable_prefix_caching: Annotated[bool | None, Knob("pc", effect_in="prefix_cache_hits")] = None
+    enable_prefix_caching: Annotated[bool | None, Knob("pc")] = None
     enable_chunked_prefill: Annotated[bool | None, Knob("cp")] = None
     kv_cache_dtype: Annotated[
         CacheDtype | None,
-        Knob("kv", effect_in="kv_cache_tokens", neutral=("auto", "bfloat16", "float16"), kernels=True),
+        Knob("kv", neutral=("auto", "bfloat16", "float16"), kernels=True),
     ] = None
     mamba_ssm_cache_dtype: Annotated[
         Literal["auto", "float32", "float16", "bfloat16"] | None,
-        Knob("ssm", effect_in="kv_cache_tokens", neutral=("auto",), kernels=True, wording="recurrent states in {}"),
+        Knob("ssm", neutral=("auto",), kernels=True, wording="recurrent states in {}"),
     ] = None
     quantization: Annotated[
         Literal["awq", "awq_marlin", "gptq", "gptq_marlin", "fp8", "fp8_per_tensor", "compressed-tensors"] | None,
         Knob("quant", settles=("dtype",), neutral=(), kernels=True),
     ] = None
-    tensor_parallel_size: Annotated[
-        Positive | None, Knob("tp", effect_in="kv_cache_tokens", neutral=(1,), wording="{} tensor ranks")
-    ] = None
-    pipeline_parallel_size: Annotated[
-        Positive | None, Knob("pp", effect_in="kv_cache_tokens", neutral=(1,), wording="{} pipeline ranks")
-    ] = None
+    tensor_parallel_size: Annotated[Positive | None, Knob("tp", neutral=(1,), wording="{} tensor ranks")] = None
+    pipeline_parallel_size: Annotated[Positive | None, Knob("pp", neutral=(1,), wording="{} pipeline ranks")] = None
     data_parallel_size: Annotated[
         Annotated[int, Field(ge=1, description="engines of one server, each with devices and a KV cache of its own")]
         | None,
-        Knob("dp", effect_in="kv_cache_tokens", neutral=(1,), wording="{} engines side by side"),
+        Knob("dp", neutral=(1,), wording="{} engines side by side"),
     ] = None
     decode_context_parallel_size: Annotated[
         Annotated[int, Field(ge=1, description="tensor ranks that share the tokens of a request")] | None,
-        Knob("dcp", effect_in="kv_cache_tokens", neutral=(1,), wording="{} ranks that share a request's tokens"),
+        Knob("dcp", neutral=(1,), wording="{} ranks that share a request's tokens"),
     ] = None
     enable_expert_parallel: Annotated[
         Annotated[bool, Field(description="each tensor rank has some whole experts, not a part of each")] | None,
@@ -128,14 +122,13 @@ class VllmKnobs(Knobs):
     enforce_eager: Annotated[
         bool | None, Knob("eager", kernels=True, wording=("no compiled graphs", "compiled graphs"))
     ] = None
-    attention_backend: Annotated[
-        Annotated[str, Field(pattern=r"^[A-Z0-9_]+$")] | None, Knob("attn", value_in="attention_backend", kernels=True)
-    ] = None
+    attention_backend: Annotated[Annotated[str, Field(pattern=r"^[A-Z0-9_]+$")] | None, Knob("attn", kernels=True)] = (
+        None
+    )
     cpu_kv_cache_gib: Annotated[
         Annotated[int, Field(ge=1, description="VLLM_CPU_KVCACHE_SPACE; CPU devices only")] | None,
         Knob(
             "cpukv",
-            effect_in="kv_cache_tokens",
             reserves="amount",
             only_on="cpu",
             variable="VLLM_CPU_KVCACHE_SPACE",
@@ -143,7 +136,7 @@ class VllmKnobs(Knobs):
         ),
     ] = None
     kv_cache_memory_bytes: Annotated[
-        Positive | None, Knob("kvbytes", effect_in="kv_cache_tokens", reserves="amount", wording="{} bytes of KV cache")
+        Positive | None, Knob("kvbytes", reserves="amount", wording="{} bytes of KV cache")
     ] = None
     num_gpu_blocks_override: Annotated[
         Annotated[
@@ -151,7 +144,7 @@ class VllmKnobs(Knobs):
             Field(ge=2, description="blocks of the KV cache, of which vLLM keeps one; replaces the number that fit"),
         ]
         | None,
-        Knob("pool", value_in="num_gpu_blocks", reserves="amount", wording="{} KV blocks"),
+        Knob("pool", reserves="amount", wording="{} KV blocks"),
     ] = None
     speculative_method: Annotated[
         Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"] | None,
@@ -161,7 +154,6 @@ class VllmKnobs(Knobs):
         Annotated[int, Field(ge=0, description="tokens drafted per step; 0 is no speculative decoding")] | None,
         Knob(
             "draft",
-            effect_in="draft_tokens",
             settles=("speculative_method",),
             neutral=(0,),
             argument="speculative_config.num_speculative_tokens",
@@ -183,7 +175,6 @@ class VllmKnobs(Knobs):
         | None,
         Knob(
             "accept",
-            effect_in="tokens_per_draft_mean",
             neutral=(),
             argument="speculative_config.synthetic_acceptance_length",
             wording="{} tokens per draft, accepted at random",

@@ -93,7 +93,6 @@ SCHEMA = table_schema(
     INTEGER("starts_needed", "further starts per cell that would decide; null above 100"),
     TEXT("work", "`equal` (requests, prompt tokens and output tokens) or `differs`"),
     TEXT("why_not", "of two engines: why they have no ratio, such as unequal work"),
-    FLAG("took_effect", "whether the column that shows the knob differs, e.g. `running_peak`"),
     TEXT(
         "moved_with_it",
         "other settings that differ; set them to compare only the knob; of environments all that took effect otherwise",
@@ -198,13 +197,9 @@ def _with_effect(rows: pd.DataFrame, table: pd.DataFrame, shown: pd.DataFrame, n
     rows = rows.assign(values=rows["group"].map(rows.groupby("group")["value"].agg(", ".join)))
     described = every_knob().get(name) or _OTHERS.get(name, Knob(name))
     a, b = (rows.iloc[shown[side]].reset_index(drop=True) for side in "ab")
-    at = described.shown_in
-    took_effect: Any = b[at].convert_dtypes().ne(a[at].convert_dtypes()) if at else pd.NA
     left_out = set() if name == AT else {name, *described.settles} | _FOLLOWS
     moved = [_moved(*pair, left_out) for pair in zip(a["effective"], b["effective"], strict=True)]
-    return table.assign(
-        from_first=shown["first"], values=b["values"], took_effect=took_effect, moved_with_it=pd.array(moved, "string")
-    )
+    return table.assign(from_first=shown["first"], values=b["values"], moved_with_it=pd.array(moved, "string"))
 
 
 def _work(a: pd.DataFrame, b: pd.DataFrame) -> pd.Series:

@@ -30,10 +30,6 @@ def of_rows(rows, metric=RATE, margin_pct=5.0, looks=ONE_LOOK):
     return found[found["metric"] == metric]
 
 
-def flag(value):
-    return None if pd.isna(value) else bool(value)
-
-
 # Two cells with the rates 100 and 200, each with its other columns -> what the pair is.
 PAIRS = {
     "a knob": (ONE, {}, FOUR, {}, ("knob", "max_num_seqs", "1", "4", True)),
@@ -265,29 +261,7 @@ def test_the_pair_that_decides_is_shown():
     assert shown["low"] > 1.15
 
 
-# --- whether a knob took effect, what moved with it, and what bound
-
-
-@pytest.mark.parametrize(
-    ("engine", "knobs", "column"),
-    [
-        ("vllm", [{"block_size": 16}, {"block_size": 32}], "block_size_effective"),
-        ("vllm", [{"enable_prefix_caching": on} for on in (False, True)], "prefix_cache_hits"),
-        ("vllm", [{"attention_backend": name} for name in ("FLASHINFER", "FLASH_ATTN")], "attention_backend"),
-        ("vllm-serve", [{"users": 1}, {"users": 4}], "running_peak"),
-        ("hf-static", [{"batch_size": 1}, {"batch_size": 8}], "running_peak"),
-        ("vllm", [{"enforce_eager": True}, {"enforce_eager": False}], None),
-    ],
-)
-def test_a_knob_took_effect_if_the_engine_shows_a_difference(engine, knobs, column):
-    """The field of each knob says in which column the engine shows it."""
-    first, second = ("A", "B") if column == "attention_backend" else (3, 4)
-    for seen, took_effect in (((first, second), True), ((first, first), False), ((first, None), None)):
-        of_each = [{column: value} if column else {} for value in seen]
-        cells = [cell(of, around(1), engine=engine, **more) for of, more in zip(knobs, of_each, strict=True)]
-        found = compared(*cells)
-        assert set(found["name"]) == {*knobs[0]}
-        assert {flag(of) for of in found["took_effect"]} == {took_effect if column else None}
+# --- what moved with a knob, and what bound
 
 
 def test_a_default_that_moves_with_a_knob_is_told_beside_the_verdict():
