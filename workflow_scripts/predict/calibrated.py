@@ -74,7 +74,7 @@ class Speed(Record):
     `of_group`: the band of such predictions by public runs. `band_group`: whose band this is, if it is not its own.
     `tpot_error_pct`: of the time per output token, if it differs from that of rates.
     `around_s`: what a start and a stop of the engine took, if a calibration of this device and model tells it.
-    `calibrated_at`: when the calibration was measured, in UTC; `calibrated_uuid`: of which card;
+    `calibrated_at`: when the calibration was measured, in UTC;
     `calibrated_of`: of which engine and model.
     `covered`: the largest work of a step that the costs were fitted to, by kinds whose cost only the steps show.
     """
@@ -92,7 +92,6 @@ class Speed(Record):
     around_s: tuple[float, float] | None = None
     covered: Mapping[str, float] | None = None
     calibrated_at: str | None = None
-    calibrated_uuid: str | None = None
     calibrated_of: str | None = None
     how: str
 
@@ -268,7 +267,6 @@ def _speed(fit: StepFit, record: CalibrationRecord, dtype: Dtype, wanted: AskedS
         costs=_at_rates(costs, 1.0, peak, wanted_peak),
         source=source,
         calibrated_at=record.measured_at,
-        calibrated_uuid=record.device.get("uuid"),
         calibrated_of=f"{record.engine}, {record.model}",
         error_pct=None if other else error_pct,
         ttft_error_pct=None if other else error_pct if from_16_bit else _pct(fit.band.ttft),

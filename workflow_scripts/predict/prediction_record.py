@@ -82,7 +82,6 @@ class Prediction:
     gpus: int | None = None
     speed_source: str | None = None
     calibrated_at: str | None = None
-    calibrated_uuid: str | None = None
     calibrated_of: str | None = None
     error_pct: float | None = None
     ttft_error_pct: float | None = None

@@ -113,7 +113,7 @@ def _predict(cell: CellTask, task: Task, schedule: Schedule) -> Prediction:
         speed = speed.with_band_of(None if cell.steps.drafts else speed.of_group)  # no public run has drafts
     timed = time_schedule(schedule, work, speed.costs, task.requests, cell.users)
     fastest = time_schedule(schedule, work, cell.ceiling, task.requests, cell.users) if cell.ceiling else None
-    found = {name: getattr(speed, name) for name in ("band_group", "calibrated_at", "calibrated_uuid", "calibrated_of")}
+    found = {name: getattr(speed, name) for name in ("band_group", "calibrated_at", "calibrated_of")}
     found |= {"speed_source": speed.source, "how": speed.in_words}
     found |= _counts(cell, schedule, timed.segment_s, task) | _times(record, speed, timed, fastest)
     found |= _shares(work, speed.costs, timed) | _costs(cell, speed, task, timed)

@@ -31,7 +31,6 @@ SCHEMA = table_schema(
     TEXT("verdict", "`supported`, `contradicted`, `not decided` or `not testable here`"),
     TEXT("evidence", "sentences with numbers and their source, such as `[measured here]`; deciding ones first"),
     TEXT("would_test", "command, study or argument that would give a verdict"),
-    TEXT("evidence_ids", "cells, files and formulas of the evidence"),
     TEXT("source", "`published`"),
 )
 
@@ -54,7 +53,7 @@ def _row(claim: Claim, tables: StudyTables) -> dict[str, str | None]:
         found = [] if claim.unstated else [each for each in CHECKS[claim.id](claim, tables) if each is not None]
     except (LookupError, TypeError, ValueError) as e:
         raise PublishedError(f"{CLAIMS}: {claim.id}: {e}") from None
-    claim_verdict, texts, ids = verdict(found), list[str](), list[str]()
+    claim_verdict, texts = verdict(found), list[str]()
     # By source and by what it says; what decides comes first.
     kinds: dict[tuple[str, str | None], list[Evidence]] = {}
     for each in sorted(found, key=lambda each: each.says is None):
@@ -62,7 +61,6 @@ def _row(claim: Claim, tables: StudyTables) -> dict[str, str | None]:
     for (label, _), kind in kinds.items():
         texts += [f"[{label}] {each.text}" for each in kind[:MOST_WRITTEN]]
         texts += [f"[{label}] {len(kind) - MOST_WRITTEN} more."] * (len(kind) > MOST_WRITTEN)
-        ids += [name for each in kind[:MOST_WRITTEN] for name in each.ids]
     return {
         "claim_id": claim.id,
         "section": claim.section,
@@ -72,7 +70,6 @@ def _row(claim: Claim, tables: StudyTables) -> dict[str, str | None]:
         "verdict": claim_verdict,
         "evidence": " ".join(texts) or None,
         "would_test": claim.would_test if claim_verdict == NOT_TESTABLE else None,
-        "evidence_ids": "; ".join(dict.fromkeys(ids)) or None,
         "source": "published",
     }
 

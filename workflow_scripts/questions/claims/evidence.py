@@ -6,10 +6,9 @@ A check is a function that gets a claim and the tables and finds evidence; `chec
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model, load_gpus, resolve
-from workflow_scripts.catalog.published import CLAIMS, Claim, Stated
+from workflow_scripts.catalog.published import Claim, Stated
 from workflow_scripts.physics.model_facts import ModelFacts, read_model_facts
 from workflow_scripts.questions.claims.study_tables import Estimate, Row, StudyTables
 from workflow_scripts.statistics.comparisons import NOT_DECIDED
@@ -22,14 +21,10 @@ _LABELS = {"measured": MEASURED, "predicted": COMPUTED}
 
 @dataclass(frozen=True)
 class Evidence:
-    """One piece of evidence on a claim; `says` is None if it decides nothing.
-
-    `label` is the source of its numbers, `ids` are cells, files and formulas.
-    """
+    """One piece of evidence on a claim; `says` is None if it decides nothing. `label` is the source of its numbers."""
 
     text: str
     label: str
-    ids: tuple[str, ...]
     says: str | None = None
 
 
@@ -87,9 +82,9 @@ def facts_of(model: str) -> ModelFacts:
     return read_model_facts(entry.config, entry.fixed_dtype)
 
 
-def computed(claim: Claim, text: str, says: str | None = None) -> Evidence:
+def computed(text: str, says: str | None = None) -> Evidence:
     """Evidence of a formula with the claim's numbers."""
-    return Evidence(text, COMPUTED, (claim.table or CLAIMS,), says)
+    return Evidence(text, COMPUTED, says)
 
 
 def number(
@@ -102,24 +97,21 @@ def number(
     *,
     tolerance: float = 0.0,
     tolerance_pct: float = 0.0,
-    **conditions: Any,
+    under: bool = True,
 ) -> Evidence | None:
     """Evidence of one number of a row, a ratio, a share or a size, against what is stated, or the claim's quantity of
-    this name; `conditions` are those of `measured`."""
+    this name; `under` is that of `measured`."""
     stated = claim.quantity(stated) if isinstance(stated, str) else stated
     value, ends = (found.value, f" ({found.ends()})") if isinstance(found, Estimate) else (found, "")
     shown = f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
     says = within(found, stated, tolerance, tolerance_pct)
-    return measured(claim, row, f"{what}: {shown}{unit}{ends}.", says, **conditions)
+    return measured(claim, row, f"{what}: {shown}{unit}{ends}.", says, under=under)
 
 
-def measured(
-    claim: Claim, row: Row, text: str, says: str | None = None, *, beside: Row = None, under: bool = True
-) -> Evidence | None:
-    """Evidence of a row, and of the row of another cell `beside` it; none if the claim is not about its device and
-    model, or if it was not measured `under` the conditions that the source states."""
+def measured(claim: Claim, row: Row, text: str, says: str | None = None, *, under: bool = True) -> Evidence | None:
+    """Evidence of a row; none if the claim is not about its device and model, or if it was not measured `under` the
+    conditions that the source states."""
     if not under or not covers(claim, row.gpu, row.model):
         return None
     place = f"{', '.join(filter(None, (row.gpu, row.model, row.workload)))}: "
-    cells = (row.cell_id, getattr(row, "baseline_cell_id", None), beside and beside.cell_id)
-    return Evidence(place + text, _LABELS.get(row.source, row.source), tuple(filter(None, cells)), says)
+    return Evidence(place + text, _LABELS.get(row.source, row.source), says)

@@ -21,7 +21,7 @@ def a_fifth_of_512(cell: Row) -> bool:
 def empty_slots_per_sequence(claim: Claim, tables: StudyTables) -> Iterator[Evidence | None]:
     size, name = claim.value("block_size"), "empty_slots_per_sequence"
     text = f"A last block of {size:g} that holds one token has {size - 1:g} empty slots."
-    yield computed(claim, text, within(size - 1, claim.quantity(name)))
+    yield computed(text, within(size - 1, claim.quantity(name)))
     for row in tables.waste("block_size_whatif", block_size=16):
         yield number(claim, row, "Empty slots of a measured sequence, mean", row.wasted_slots_per_sequence, name)
 
@@ -60,7 +60,7 @@ def max_model_len_is_a_capacity_knob(claim: Claim, tables: StudyTables) -> Itera
                 ("Printed concurrency", requests, "concurrency_ratio", 10),
                 ("Blocks", blocks, "blocks_ratio", 1),
             ):
-                yield number(claim, half, f"{what}, {lengths}", times, name, " times", tolerance_pct=pct, beside=whole)
+                yield number(claim, half, f"{what}, {lengths}", times, name, " times", tolerance_pct=pct)
 
 
 # --- requests at once ------------------------------------------------------------------------------------------------
@@ -87,4 +87,4 @@ def concurrency_gained_by_paging(claim: Claim, tables: StudyTables) -> Iterator[
             )
             gained = cell.running_while_others_wait / other.running_while_others_wait
             under = a_fifth_of_512(cell)
-            yield number(claim, cell, what, gained, "concurrency_ratio", " times", beside=other, under=under)
+            yield number(claim, cell, what, gained, "concurrency_ratio", " times", under=under)

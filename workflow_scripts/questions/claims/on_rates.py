@@ -74,7 +74,7 @@ def over_ceilings(
         tokens = "output tokens/s" if output_only else "tokens/s"
         text = f"{what} {rate:,.0f} {tokens} of {gpu}{setting}: {judged_rate.verdict}, {judged_rate.reason}."
         says = CONTRADICTED if judged_rate.verdict == "impossible" else None
-        yield computed(claim, text, says)
+        yield computed(text, says)
 
 
 def _needs(judged: JudgedRate) -> tuple[float, float]:
@@ -122,7 +122,7 @@ def refused_sizes(claim: Claim, says: str | None = None) -> Iterator[Evidence | 
     sizes = (quantity for quantity in claim.quantities if quantity.name.startswith("block_size"))
     for size in (size for quantity in sizes for size in quantity.values or (quantity.value,) if size):
         if why := why_block_size_is_refused("cuda", int(size)):
-            yield computed(claim, f"{ALL_VERSIONS} refuse {size:g}: {why}.", says)
+            yield computed(f"{ALL_VERSIONS} refuse {size:g}: {why}.", says)
 
 
 @check("throughput-flat-over-max-num-seqs", "throughput-flat-over-block-size", "kv-blocks-control-throughput")
@@ -164,7 +164,7 @@ def follows_bandwidth(claim: Claim, tables: StudyTables) -> Iterator[Evidence | 
         nearest = f"nearest: {row.nearest}, {row.nearest_difference_pct:+.1f} %"
         text = f"{place}: {ends}; explained by: {row.explanation}; {nearest}."
         label = MEASURED if row.source == "measured" else row.source
-        yield Evidence(text, label, (row.b, row.a), _says(row, published))
+        yield Evidence(text, label, _says(row, published))
 
 
 def _says(row: Row, published: float) -> str | None:
@@ -190,17 +190,18 @@ def _published_speedup(a: str, b: str, ratio: float) -> Evidence:
         f" ratios of bandwidths of {', '.join(inside) or 'none'}; outside are those of {', '.join(outside) or 'none'}."
     )
     says = None if inside and outside else SUPPORTED if inside else CONTRADICTED
-    return Evidence(text, COMPUTED, ("config/gpus.yaml", "questions.devices.table"), says)
+    return Evidence(text, COMPUTED, says)
 
 
 # --- engines ---------------------------------------------------------------------------------------------------------
 
 
-def gain(claim: Claim, row: Row, stated: Stated | str, **conditions: float) -> Evidence | None:
+def gain(claim: Claim, row: Row, stated: Stated | str, tolerance_pct: float = 0.0) -> Evidence | None:
     """A ratio of vLLM to HuggingFace as a number."""
     vllm, hf = setting_phrase("max_num_seqs", row.sequences), setting_phrase("batch_size", row.batch_size)
     what = f"Output tokens/s of vLLM with {vllm} over those of HuggingFace with {hf}"
-    return number(claim, row, what, Estimate(row.ratio, row.low, row.high), stated, " times", **conditions)
+    found = Estimate(row.ratio, row.low, row.high)
+    return number(claim, row, what, found, stated, " times", tolerance_pct=tolerance_pct)
 
 
 @check("hf-generate-on-a100", "vllm-over-hf-on-a100")
@@ -232,7 +233,7 @@ def engines_on_one_a100(claim: Claim, tables: StudyTables) -> Iterator[Evidence 
         yield from over_ceilings(claim, [rate], "batch", f"{engine}: the")
         step_ms = published["itl_p50"][engine]
         text = f"{engine}: {step_ms:g} ms between tokens; reading the weights takes {reading_ms:.3g} ms."
-        yield computed(claim, text, CONTRADICTED if step_ms < reading_ms else None)
+        yield computed(text, CONTRADICTED if step_ms < reading_ms else None)
     for row in tables.fastest_gains(batched=True):
         found = gain(claim, row, "vllm_over_hf", tolerance_pct=10)
         is_in_order = found and found.says == CONTRADICTED and row.high >= 1
@@ -266,4 +267,4 @@ def concurrent_users(claim: Claim, tables: StudyTables) -> Iterator[Evidence | N
         what = (
             f"Rise of the output tokens/s over that of the median time of a request, {cell.knob_users:g} users over 1"
         )
-        yield number(claim, cell, what, rise, _AT_LEAST_ONE, " times", beside=one)
+        yield number(claim, cell, what, rise, _AT_LEAST_ONE, " times")

@@ -78,13 +78,12 @@ class StudyTables:
         return pairs(rows, self.cells, "cell_id")
 
     def _compared(self, **equal: Any) -> pd.DataFrame:
-        """Comparisons that have a verdict by their rate, with the cells `b` and `a` also as `cell_id` and
-        `baseline_cell_id`."""
+        """Comparisons that have a verdict by their rate, with the cell `b` also as `cell_id`."""
         rows = self.frames["comparisons"]
         rows = rows[rows["verdict"].notna() & rows["metric"].isin([RATE, STEADY])]
         for name, value in equal.items():
             rows = rows[rows[name].eq(value)]
-        return _with_cells_named(rows)
+        return rows.assign(cell_id=rows["b"])
 
     def effects(self, setting: str) -> list[Row]:
         """Comparisons of values of a setting with the first one."""
@@ -92,7 +91,7 @@ class StudyTables:
 
     def overall(self, setting: str) -> list[Row]:
         """What all values of a setting show together, as `comparisons.pairs.overall` says."""
-        return _rows(_with_cells_named(overall(self.frames["comparisons"], setting)))
+        return _rows(overall(self.frames["comparisons"], setting).assign(cell_id=lambda rows: rows["b"]))
 
     def device_ratios(self) -> list[Row]:
         """Ratios of output tokens/s of two devices, with what explains them."""
@@ -104,7 +103,7 @@ class StudyTables:
         rows, cells = self._compared(kind=ENGINE, engine=VLLM.name), self._cells.set_index("cell_id")
         rows = rows.assign(
             sequences=rows["cell_id"].map(cells["max_concurrency_allowed"]),
-            batch_size=rows["baseline_cell_id"].map(cells["knob_batch_size"]),
+            batch_size=rows["a"].map(cells["knob_batch_size"]),
         )
         return _rows(rows[rows["batch_size"].gt(1) if batched else rows["batch_size"].eq(1)])
 
@@ -122,10 +121,6 @@ class StudyTables:
         if block_size is not None:
             waste = waste[waste["block_size"].eq(block_size)]
         return _rows(reduced(waste.merge(self._cells, on="cell_id", suffixes=("", "_of_cell")), by, "median"))
-
-
-def _with_cells_named(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows.assign(cell_id=rows["b"], baseline_cell_id=rows["a"])
 
 
 def pairs(rows: Iterable[Row], others: Iterable[Row], same: str) -> Iterator[tuple[Row, Row]]:

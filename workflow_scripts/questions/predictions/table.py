@@ -9,13 +9,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.catalog.gpus_and_models import get_model, resolve
+from workflow_scripts.catalog.gpus_and_models import resolve
 from workflow_scripts.catalog.published import Published
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.parquet import read_parquet
 from workflow_scripts.engines.vllm.knobs import VLLM
-from workflow_scripts.physics.model_facts import read_model_facts
-from workflow_scripts.physics.rate_ceiling import judge_rate
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.summary import RAN, RATE
 from workflow_scripts.tables.table_maker import TableInputs, makes
@@ -28,13 +26,13 @@ QUANTITIES = (
     *("prefix_cache_hit_rate", "running_while_others_wait"),
 )
 
-# (engine, model, device, max-num-seqs) -> tokens per s, and the least share of prompt tokens that allows them.
-Rates = Mapping[tuple[str, str, str, float], tuple[float, float]]
+# (engine, model, device, max-num-seqs) -> tokens per s.
+Rates = Mapping[tuple[str, str, str, float], float]
 
 # Shares of the predicted time, in the order in which the page names them.
 SHARES = ("weights_share", "kv_share", "operations_share", "fixed_share", "launch_share")
 # What else the plan says of a cell's rate.
-_BESIDE = ("scaled_output_tokens_per_s", "full_share", "published", "published_prompt_share")
+_BESIDE = ("scaled_output_tokens_per_s", "full_share", "published")
 # Where prompt tokens go in the prefix cache; their sum is `prompt_tokens`.
 PROMPT_TOKENS = (
     *("cached_tokens", "never_seen_tokens", "shorter_than_block_tokens", "last_token_tokens", "evicted_tokens"),
@@ -66,8 +64,6 @@ SCHEMA = table_schema(
         "source of the costs of steps: `calibrated` (on this device), `project file`, `measured rates` or `data sheet`",
     ),
     TEXT("calibrated_at calibrated_of", "when that calibration was measured (UTC), and its engine and model"),
-    NUMBER("calibrated_h_apart", "hours between that and the cell's first repeat"),
-    FLAG("same_card", "whether the calibrated card ran the cell; null without their UUIDs"),
     TEXT("bound_by", "predicted limit of the running sequences, as in `knobs`"),
     NUMBER("running_peak_predicted running_peak_measured", "sequences that run at once"),
     NUMBER("evicted_blocks_predicted", "predicted number of times that a block of a shared text loses its content"),
@@ -87,10 +83,6 @@ SCHEMA = table_schema(
         "launches and arrival",
     ),
     NUMBER("published", "published tokens/s for this model, device and max-num-seqs"),
-    NUMBER(
-        "published_prompt_share",
-        "least share of prompt tokens with which the data sheet of a device that the name may mean allows it",
-    ),
     TEXT("source", "`predicted`"),
 )
 
@@ -102,21 +94,15 @@ def predictions_table(
     rates = published or {}
     points = zip(plan["engine"], plan["model"], plan["gpu"], plan["max_num_seqs"], strict=True)
     cached = plan["cached_tokens"] / plan["prompt_tokens"].where(plan["prompt_tokens"] > 0)
-    stated = [rates.get(point, (np.nan, np.nan)) for point in points]
-    plan = plan.assign(prefix_cache_hit_rate=cached)
-    plan[["published", "published_prompt_share"]] = np.reshape(stated, (-1, 2))
+    plan = plan.assign(prefix_cache_hit_rate=cached, published=[rates.get(point, np.nan) for point in points])
     measured = intervals.drop_duplicates(["cell_id", "measure"]).pivot(
         index="cell_id", columns="measure", values="value"
     )
     measured = measured.reindex(columns=[*QUANTITIES, "running_peak"]).astype(float)
     # A cell whose first start failed has run if a later one did.
     ran_first = cells.sort_values("outcome", key=lambda outcomes: ~outcomes.isin(RAN), kind="stable")
-    became = ran_first.groupby("cell_id")[["outcome", "started_at", "device_uuid"]].first()
+    became = ran_first.groupby("cell_id")[["outcome"]].first()
     table = plan.join(measured.add_prefix("measured_"), on="cell_id").join(became, on="cell_id")
-    calibrated = table.reindex(columns=["calibrated_at", "calibrated_uuid"]).astype("string")
-    apart = pd.to_datetime(table["started_at"], utc=True) - pd.to_datetime(calibrated["calibrated_at"], utc=True)
-    table["calibrated_h_apart"] = apart.abs() / pd.Timedelta(hours=1)
-    table["same_card"] = table["device_uuid"].eq(calibrated["calibrated_uuid"])
     parts = [_of_quantity(table, quantity) for quantity in QUANTITIES]
     whole = pd.concat(parts).assign(source="predicted")
     order = pd.Index(cells["cell_id"].unique()).get_indexer
@@ -141,7 +127,7 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
         )
         flagged = flagged.mask(low.isna() & measured.notna()).mask(why.notna(), True)
     named = ["cell_id", "gpu", "engine", "model", "workload", "knobs", "speed_source", "bound_by"]
-    named += ["band_group", "calibrated_at", "calibrated_of", "calibrated_h_apart", "same_card"]
+    named += ["band_group", "calibrated_at", "calibrated_of"]
     return table.reindex(columns=named).assign(
         quantity=quantity,
         predicted=predicted,
@@ -164,20 +150,18 @@ def published_rates(study: Study, published: Published) -> Rates:
     """What the claims that the study names state for vLLM by model, device and max-num-seqs.
 
     The sources do not say which tokens they count, nor of which lengths. A name that may mean several devices counts
-    for each, with the share of the one that needs least.
+    for each.
 
     Raises:
         TableError: a table is no sweep over max-num-seqs, or names a device that is not in the catalogue.
     """
-    rates: dict[tuple[str, str, str, float], tuple[float, float]] = {}
+    rates: dict[tuple[str, str, str, float], float] = {}
     for claim in map(published.claim, study.claims):
         if claim.model is not None:
-            facts = read_model_facts(get_model(claim.model).config)
             try:
                 for row in published.table(claim):
                     seqs, rate = float(row["max_num_seqs"]), float(row["throughput_tok_s"])
-                    needed = judge_rate(row["gpu"], rate, seqs, facts, None).least_prompt_share
-                    rates |= {(VLLM.name, claim.model, gpu.name, seqs): (rate, needed) for gpu in resolve(row["gpu"])}
+                    rates |= {(VLLM.name, claim.model, gpu.name, seqs): rate for gpu in resolve(row["gpu"])}
             except (ValueError, KeyError) as e:
                 words = " ".join(str(e).split())
                 raise TableError(f"{claim.table}: no published sweep over max-num-seqs: {words}") from None

@@ -83,14 +83,13 @@ def test_every_row_names_who_said_it_and_evidence_has_a_label():
     for row in found.to_dict("records"):
         assert (row["evidence"] or "[").startswith("[")
         assert (row["would_test"] is not None) == (row["verdict"] == NOT_TESTABLE)
-        assert (row["evidence_ids"] is None) == (row["evidence"] is None)
     # Only the claims that the study names have a row, in its order.
     named = ["block-size-by-length", "empty-slots-per-sequence"]
     some = claims_table(STUDY.model_copy(update={"claims": [*named, named[0]]}), tables())
     assert some["claim_id"].tolist() == named
     slots = some.iloc[1]
     assert slots["published_value"] == "16 tokens; at most 15 tokens"
-    assert (slots["verdict"], slots["evidence_ids"]) == (SUPPORTED, "claims.yaml")
+    assert slots["verdict"] == SUPPORTED
 
 
 def test_what_would_test_a_claim_names_a_study_and_a_sweep_that_exist():
@@ -151,7 +150,7 @@ def test_a_measurement_decides_only_under_the_stated_conditions(about, place, co
     if found is None:
         return
     assert (found.says, found.label) == (CONTRADICTED, place.get("source", MEASURED))
-    assert (found.ids, found.text) == (("fast", "slow"), f"{row.gpu}, {row.model}, chat: It is.")
+    assert found.text == f"{row.gpu}, {row.model}, chat: It is."
 
 
 def test_one_contradiction_is_enough_and_without_support_it_is_not_decided():
@@ -169,21 +168,21 @@ def made(tmp_path, monkeypatch, *found):
     return row
 
 
-def finding(text, says=None, label=MEASURED, ids=("a",)):
-    return Evidence(text, label, ids, says)
+def finding(text, says=None, label=MEASURED):
+    return Evidence(text, label, says)
 
 
 def test_what_decides_comes_first(tmp_path, monkeypatch):
     found = (
         finding("A note.", label=COMPUTED),
-        finding("It fits.", SUPPORTED, ids=("b",)),
+        finding("It fits.", SUPPORTED),
         None,
-        finding("It fits too.", SUPPORTED, label=COMPUTED, ids=("a", "b")),
+        finding("It fits too.", SUPPORTED, label=COMPUTED),
     )
     row = made(tmp_path, monkeypatch, *found)
     assert (row["verdict"], row["would_test"]) == (SUPPORTED, None)
     assert row["evidence"] == f"[{MEASURED}] It fits. [{COMPUTED}] It fits too. [{COMPUTED}] A note."
-    assert (row["evidence_ids"], row["published_value"]) == ("b; a", "5 tokens/s; 60 to 80 %")
+    assert row["published_value"] == "5 tokens/s; 60 to 80 %"
 
 
 def test_a_claim_without_evidence_is_not_testable_and_one_without_a_check_is_refused(tmp_path, monkeypatch):

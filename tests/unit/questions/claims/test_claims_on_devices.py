@@ -66,7 +66,6 @@ def ratio(value, explanation, **columns):
 def test_a_measured_ratio_must_be_the_published_one_and_follow_bandwidth(value, explanation, columns, verdict):
     measured = evidence("h200-over-l40s", ratio(value, explanation, **columns), throughput_ratio=5.5)[-1]
     assert measured.says == (None if verdict == NOT_TESTABLE else verdict)
-    assert measured.ids == ("fast", "slow")
 
 
 @pytest.mark.parametrize(
