@@ -31,8 +31,6 @@ MOST_LETTERS = 22
 TEXT_PX, NARROW_TEXT_PX, LINE_PX, ROW_PX, NAMED_ROW_PX, AXIS_PX = 14.0, 12.5, 17, 34, 52, 56
 # For a label above or below a line, within the axes.
 ROOM_PX = 16
-# Of a label from its point, in pixels, the best ones for a line and for its neighbour at the two ends.
-LABEL_PLACES = ((7, 7), (7, -9), (7, 22), (-7, 22), (7, -24), (-7, -24), (-7, 7), (-7, -9))
 _LETTER = 0.57  # mean width of a letter, of its height
 
 
@@ -65,8 +63,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines with columns `series`, `x`, `y`, `low`, `high`, and perhaps `x_low`, `x_high`, `label`, `hollow`,
-    `cell_id`."""
+    """Lines with columns `series`, `x`, `y`, `low`, `high`, and perhaps `hollow` and `cell_id`."""
 
     rows: pd.DataFrame
     looks: Mapping[str, Look]
@@ -237,8 +234,6 @@ class _Page:
     narrow: bool
     first: bool
     marks: list[tuple[Axes, float, float, str, str, list[float]]] = field(default_factory=list)
-    # Places of labels in pixels: left, bottom, right, top.
-    labels: list[tuple[float, float, float, float]] = field(default_factory=list)
 
     @property
     def letters(self) -> int:
@@ -284,13 +279,10 @@ def _draw_lines(page: _Page, lines: Lines) -> None:
     tall = page.height / rows
     room = (high / low) ** (ROOM_PX / max(tall - 80 - 2 * ROOM_PX, ROOM_PX))
     low, high = low / room, high * room
-    x_ends = lines.rows.reindex(columns=["x", "x_low", "x_high"]).to_numpy(dtype=float)
     ticks = [f"{tick:,.10g}{lines.unit}" for tick in _ticks(low, high, 6)]
     left = page.width_of(ticks) + 10
     labels = {name: _end_label(page, lines, str(name), part) for name, part in lines.rows.groupby("series", sort=False)}
     named = [*labels.values(), *(ref.label for ref in lines.references)]
-    if "label" in lines.rows:
-        named = [f"{shortened(str(name), page.letters)}    " for name in labels]
     right = min(1.2 * page.width_of(named) + 16, page.width / 2.6)  # these are bold
     wide, title = page.width / columns, _wrapped(lines.label, page.width, page.text_px)
     further = LINE_PX * title.count("\n")
@@ -307,16 +299,15 @@ def _draw_lines(page: _Page, lines: Lines) -> None:
             _log_axis(ax, ax.yaxis, low, high, lines.unit, 6)
         ax.yaxis.grid(visible=True, color=GRID, linewidth=0.8)
         ax.spines["bottom"].set_visible(False)
-        _x_axis(ax, lines, x_ends)
+        _x_axis(ax, lines)
         _draw_series(page, ax, lines, {name: labels[name] for name in names})
 
 
-def _x_axis(ax: Axes, lines: Lines, ends: Any) -> None:
-    room = 2 * ROOM_PX / ax.bbox.width
+def _x_axis(ax: Axes, lines: Lines) -> None:
+    room, values = 2 * ROOM_PX / ax.bbox.width, sorted(set(lines.rows["x"].dropna()))
     if not lines.x_is_setting:
-        low, high = _range(ends[ends > 0])
+        low, high = _range(values)
         return _log_axis(ax, ax.xaxis, low / (high / low) ** room, high, "", 5)
-    values = sorted(set(lines.rows["x"].dropna()))
     if values[0] > 0:
         ax.set_xscale("log")
         ax.set_xlim(values[0] / max(1.12, (values[-1] / values[0]) ** room), values[-1] * 1.12)
@@ -337,34 +328,14 @@ def _draw_series(page: _Page, ax: Axes, lines: Lines, ends: Mapping[str, str]) -
         )
         if not look.dashes:
             _intervals(ax, part["x"], part["low"], part["high"], look.colour)
-            if "x_low" in part:
-                _intervals(ax, part["y"], part["x_low"], part["x_high"], look.colour, across=True)
             for row in records(part):
                 _dot(ax, row["x"], row["y"], look.colour, look.marker, bool(row.get("hollow", False)))
                 page.mark(ax, row, row["x"], row["y"], lines.measure, row["y"])
     ax.set(xlabel="", ylabel="")
     right = [(ax.get_xlim()[1], ref.at, ref.label, MUTED, False) for ref in lines.references]
-    if "label" in lines.rows:
-        _label_points(page, ax, series)
-    else:
-        last = [(*part.iloc[-1][["x", "y"]], ends[name], look.colour, not look.dashes) for name, part, look in series]
-        right = last + right
-        _label_firsts(page, ax, lines, [one for one in series if not one[2].dashes])
-    _write_ends(page, ax, right)
-
-
-def _label_points(page: _Page, ax: Axes, series: Sequence[tuple[str, pd.DataFrame, Look]]) -> None:
-    """Write the label of each point beside it. Lines of labelled points may meet at their end, so the first label has
-    the name of its line."""
-    points = [(i, place, row) for place, (_, part, _) in enumerate(series) for i, row in enumerate(records(part))]
-    for i, number, row in sorted(points, key=lambda point: point[:2]):
-        # Labels of two lines that run side by side are on their two sides; a name is cut if it is free nowhere.
-        sides, name = LABEL_PLACES[::-1] if number % 2 else LABEL_PLACES, "" if i else series[number][0]
-        for text in dict.fromkeys((name, shortened(name, page.letters))):
-            if _where_free(
-                page, ax, row["x"], row["y"], f"{row['label']}  {text}".strip(), series[number][2].colour, sides
-            ):
-                break
+    last = [(*part.iloc[-1][["x", "y"]], ends[name], look.colour, not look.dashes) for name, part, look in series]
+    _label_firsts(page, ax, lines, [one for one in series if not one[2].dashes])
+    _write_ends(page, ax, last + right)
 
 
 def _label_firsts(page: _Page, ax: Axes, lines: Lines, series: Sequence[tuple[str, pd.DataFrame, Look]]) -> None:
@@ -421,21 +392,6 @@ def _beside(page: _Page, ax: Axes, x: float, y: float, text: str, colour: str, o
         bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.5},
         zorder=2.5,
     )
-
-
-def _where_free(page: _Page, ax: Axes, x: float, y: float, text: str, colour: str, sides: Sequence[Any]) -> bool:
-    """Write a label at the first place beside a point where no other one is, if there is one."""
-    across, up = ax.transData.transform((x, y))
-    wide, half = 1.15 * page.width_of([text]), page.text_px / 2
-    for right, above in sides:
-        left, middle = across + right - wide * (right < 0), up + above
-        box = (left, middle - half, left + wide, middle + half)
-        free = all(box[2] < b[0] or b[2] < box[0] or box[3] < b[1] or b[3] < box[1] for b in page.labels)
-        if free and box[0] >= ax.bbox.x0 and box[2] <= page.width:
-            page.labels.append(box)
-            _beside(page, ax, x, y, text, colour, (right, above))
-            return True
-    return False
 
 
 def _intervals(ax: Axes, at: Any, low: Any, high: Any, colour: str, *, across: bool = False) -> None:

@@ -287,7 +287,7 @@ def test_the_mark_of_a_cell_in_a_figure_is_the_value_that_tables_and_sentences_s
             assert any(np.isclose(value, number, rtol=1e-6) for number in stated), (name, cell, measure, value, stated)
     assert {"limits", "prediction_errors"} <= checked or folder.name not in STUDIES
     if folder.name == "two_gpus":
-        assert {"throughput", "speed_per_user", "energy", "engines", "prefix_caching", "block_size"} <= checked
+        assert {"throughput", "time_per_token", "energy", "engines", "prefix_caching", "block_size"} <= checked
         assert {"other_settings", "device_ratios"} <= checked
 
 
