@@ -30,16 +30,6 @@ RATE, STEADY = summary.RATE, summary.STEADY
 # engine. Cells of several are not compared.
 RAN_IN = "environment_number"
 
-# The meaning of a table without rows.
-EMPTY = {
-    "comparisons": "no two measured cells differ in one thing alone",
-    "devices": "no two devices were measured with the same settings",
-    "recommendations": "no vLLM cell was measured that could be recommended",
-    "serving": "no server was measured",
-    "serving_summary": "no server was measured",
-    "fragmentation": "it is not known for any cell how much KV memory its requests held",
-}
-
 
 def _plain(table: pd.DataFrame) -> pd.DataFrame:
     """The table with NumPy's types, which the drawing libraries know, instead of pandas' nullable types."""
@@ -94,7 +84,7 @@ class Tables:
         """
         table = self.repeats if name == "repeats" else self._table(name)
         if table.empty:
-            raise MissingError(EMPTY.get(name, f"the table {name} has no rows"))
+            raise MissingError(f"the table {name} has no rows")
         return table
 
     def _table(self, name: str) -> pd.DataFrame:
@@ -109,7 +99,6 @@ class Tables:
                 table["gpu"] = table["gpu"].mask(elsewhere, table["gpu"] + " (" + table["source"] + ")")
             if "gpu" in table and name != "cells" and (self.folder / "cells.parquet").exists():
                 known = self._table("cells")["gpu"].str.partition(" (")[0]
-                # Published numbers may be of any device.
                 if others := {gpu for gpu in table["gpu"].dropna() if " (" not in gpu} - {*known}:
                     raise InputError(f"{path}: no cell is of the device {min(others)!r}")
             self._read[name] = table

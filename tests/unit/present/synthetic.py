@@ -301,7 +301,7 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     write(fragmentation=waste, memory=capacity_table(cells))
     # A flat line that someone published for the first device.
     place = ("vllm", str(cells["model"].iloc[0]), next(iter(SPEED)))
-    published = {(*place, seqs): (1e5, 0.5) for seqs in (1.0, 4.0, 16.0, 64.0, 256.0)}
+    published = {(*place, seqs): 1e5 for seqs in (1.0, 4.0, 16.0, 64.0, 256.0)}
     write(predictions=predictions_table(cells, intervals, plan_table(cells), published), claims=claims_table())
     predictions = read_table(tables / "predictions.parquet")
     comparisons, devices = comparison_tables(Summaries(cells), 2.0, predictions=predictions)

@@ -6,7 +6,7 @@ from workflow_scripts.page.answers import Answer, setting_answer
 from workflow_scripts.page.comparisons import comparisons
 from workflow_scripts.page.kit import Plot
 from workflow_scripts.page.parts import compared
-from workflow_scripts.page.report import CELL, REPEAT_COLUMNS, Report, Subject, TablePart
+from workflow_scripts.page.report import Report, Subject
 from workflow_scripts.questions.knobs.section import ratio_rows
 from workflow_scripts.tables.results import Tables, require
 
@@ -36,21 +36,5 @@ SUBJECT = Subject(
     sentence=sentence,
     figures=[speculation],
     answers=answers,
-    tables=[
-        compared("knob", KNOB),
-        TablePart(
-            "repeats",
-            {
-                **CELL,
-                **REPEAT_COLUMNS,
-                "draft_tokens": "Drafted tokens",
-                "accepted_draft_tokens": "Accepted tokens",
-                "draft_acceptance_rate": "",
-                "tokens_per_draft_mean": "Tokens per sequence and step with drafts",
-                "output_tokens_per_s": "",
-            },
-            "How many drafted tokens were accepted in each repeat",
-            lambda cells: cells[cells["draft_tokens"] > 0],
-        ),
-    ],
+    tables=[compared("knob", KNOB)],
 )

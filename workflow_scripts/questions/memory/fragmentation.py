@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.engines.vllm.kv_groups import kept_tokens, layers_with_memory
-from workflow_scripts.physics import formulas
 from workflow_scripts.statistics.errors import FloatArray
 from workflow_scripts.tables.measurements import MEASURED
 from workflow_scripts.tables.parsed_facts import REPEAT, known_facts, of_repeats, read_parsed
@@ -30,16 +29,11 @@ SCHEMA = table_schema(
     INTEGER("start repeat", "as in `repeats`"),
     TEXT("layout", "`paged`, `block_size_whatif`, `contiguous_max_model_len`, ..."),
     INTEGER("block_size", "null for layouts without blocks"),
-    NUMBER("sequences_live_mean", "mean over time"),
-    NUMBER(
-        "tokens_held_mean slots_held_mean",
-        "tokens held and slots reserved, mean over time (`padded_batch`: over steps)",
-    ),
+    NUMBER("tokens_held_mean slots_held_mean", "tokens held and slots reserved, mean over time"),
     declared("waste_pct"),
     NUMBER("wasted_slots_per_sequence", "slots without a token, per live sequence"),
     NUMBER("expected_wasted_slots_per_sequence", "`(block_size - 1) / 2`, if sequences are long against a block"),
     NUMBER("engine_slots_held_mean", "slots in use by the engine's own gauge; for `paged`"),
-    TEXT("computed_from", "`timeline` (measured times of the requests), `lengths` or `steps` (reported by the engine)"),
     TEXT("source", "`measured` for the engine's own layout, else `predicted`"),
 )
 
@@ -47,7 +41,7 @@ OF_REQUEST = (*REPEAT, "request_id", "prompt_tokens", "output_tokens", "cached_p
 
 OF_REPEAT = (
     *("workload", "engine", "model", "dtype", "kv_cache_dtype", "block_size_effective", "max_model_len_effective"),
-    *("max_num_batched_tokens_effective", "batch_size", "engine_slots_held_mean"),
+    "engine_slots_held_mean",
 )
 
 
@@ -73,7 +67,6 @@ def timeline(
     blocks = usable_blocks(cells)
     tokens = cells["kv_cache_tokens"] * (blocks / cells["num_gpu_blocks"].astype(float)).fillna(1)
     of_repeat = cells.assign(
-        batch_size=cells["max_num_seqs_effective"].fillna(cells["max_concurrency_allowed"]),
         engine_slots_held_mean=cells["kv_cache_usage_mean"] * tokens,
         dtype=dtypes(cells),
         kv_cache_dtype=as_applied(cells, "kv_cache_dtype"),
@@ -88,27 +81,6 @@ def timeline(
 def contiguous(t: pd.DataFrame, slots: FloatArray) -> pd.DataFrame:
     """A fixed number of slots for each request, reserved for its whole life; nothing is shared."""
     return by_repeat(t, numbers(t["token_s"]), slots * numbers(t["live_s"]))
-
-
-def padded_batches(t: pd.DataFrame) -> pd.DataFrame:
-    """Batches in the order of the workload, padded to their longest prompt and run to their longest output.
-
-    The duration of such a step is not known, so time is counted in steps; the prefill is one step.
-    """
-    batches = t.assign(batch=t.groupby("number").cumcount() // t["batch_size"], rows=1).groupby(["number", "batch"])
-    longest = batches[["prompt_tokens", "output_tokens"]].max()
-    slots = numbers(batches["rows"].sum()) * _held_over_steps(longest)
-    held = by_repeat(t, _held_over_steps(t), np.zeros(len(t)))
-    return held.assign(
-        slot_s=pd.Series(slots, index=longest.index).groupby("number").sum(),
-        live_s=t["output_tokens"].groupby(t["number"]).sum(),
-        span_s=longest["output_tokens"].groupby("number").sum(),
-    )
-
-
-def _held_over_steps(t: pd.DataFrame) -> FloatArray:
-    prompt, output = numbers(t["prompt_tokens"]), numbers(t["output_tokens"])
-    return formulas.token_seconds(prompt, output, np.ones_like(prompt), output - 1)
 
 
 # --- rows of the table -----------------------------------------------------------------------------------------------
@@ -143,27 +115,18 @@ def _of_tokens(t: pd.DataFrame) -> Iterator[pd.DataFrame]:
     yield _means("contiguous_max_model_len", rows, contiguous(t, numbers(t["max_model_len_effective"])))
     own_length = numbers(t["prompt_tokens"] + t["output_tokens"])
     yield _means("contiguous_request_length", rows, contiguous(t, own_length))
-    yield _means("padded_batch", rows.drop(columns=["live_s", "span_s"]), padded_batches(t), computed_from="lengths")
 
 
-def _means(
-    layout: str,
-    rows: pd.DataFrame,
-    held: pd.DataFrame,
-    block_size: pd.Series | None = None,
-    computed_from: str = "timeline",
-) -> pd.DataFrame:
+def _means(layout: str, rows: pd.DataFrame, held: pd.DataFrame, block_size: pd.Series | None = None) -> pd.DataFrame:
     t = rows.join(held)
     # The engine's own gauge is that of the pool.
     table = t.assign(
         layout=layout,
         engine_slots_held_mean=t["engine_slots_held_mean"] if layout == POOL else np.nan,
-        sequences_live_mean=t["live_s"] / t["span_s"],
         tokens_held_mean=t["token_s"] / t["span_s"],
         slots_held_mean=t["slot_s"] / t["span_s"],
         waste_pct=100 * (1 - numbers(t["token_s"]) / numbers(t["slot_s"])),
         wasted_slots_per_sequence=(t["slot_s"] - t["token_s"]) / t["live_s"],
-        computed_from=computed_from,
         source=MEASURED if layout == POOL else PREDICTED,
     )
     if block_size is not None:
@@ -181,7 +144,6 @@ def caches_as_measured(cells: pd.DataFrame) -> pd.DataFrame:
         tokens_held_mean=tokens,
         slots_held_mean=slots,
         waste_pct=100 * (1 - numbers(tokens) / numbers(slots)),
-        computed_from="steps",
         source=MEASURED,
     )
 

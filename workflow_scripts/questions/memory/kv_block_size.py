@@ -17,7 +17,7 @@ from workflow_scripts.page.parts import claims_on, compared, four_metrics
 from workflow_scripts.page.report import CELL, Report, Subject, TablePart, of_cells
 from workflow_scripts.page.series import PLACES, coloured
 from workflow_scripts.study.setting_words import setting_phrase
-from workflow_scripts.tables.results import MissingError, Tables, medians_by_cell, records, require
+from workflow_scripts.tables.results import MissingError, Tables, records, require
 from workflow_scripts.tables.summary import RAN
 
 KNOB, SIZE = "block_size", "knob_block_size"
@@ -117,14 +117,6 @@ MEMORY = [f"kv_bytes_{kind}" for kind in ("reserved_peak", "reserved_mean", "use
 MEMORY += ["torch_memory_bytes_max", "process_memory_growth_bytes_max"]
 
 
-def actual_layouts(tables: Tables) -> pd.DataFrame:
-    waste = tables.need("fragmentation")
-    rows = medians_by_cell(waste[waste["source"] == "measured"], "layout")
-    return rows.assign(
-        layout=rows["layout"].str.replace("_", " "), waste_pct=rows["cell_id"].map(tables.value("waste_pct"))
-    )
-
-
 SUBJECT = Subject(
     id="block-size",
     title="Block size and KV memory",
@@ -136,20 +128,6 @@ SUBJECT = Subject(
     tables=[
         four_metrics(KNOB),
         compared("knob", KNOB),
-        TablePart(
-            "fragmentation",
-            {
-                "cell_id": "Cell",
-                "layout": "Layout",
-                "block_size": "Block size",
-                "waste_pct": "",
-                "wasted_slots_per_sequence": "Empty slots per sequence",
-                "expected_wasted_slots_per_sequence": "Empty slots per sequence, expected of long ones",
-                "source": "Source",
-            },
-            "Waste in the engines' actual layouts",
-            rows=actual_layouts,
-        ),
         CAPACITY,
         of_cells(MEMORY, "KV memory reserved and used", "kv_bytes_reserved_peak"),
         claims_on("block-size"),

@@ -10,7 +10,7 @@ from workflow_scripts.page.kit import Plot, bar
 from workflow_scripts.page.report import CELL, Report, Subject, TablePart
 from workflow_scripts.page.series import PLACES, coloured
 from workflow_scripts.study.grid import COORDINATES
-from workflow_scripts.tables.results import RATE, Tables, records, require
+from workflow_scripts.tables.results import Tables, records, require
 
 POOL = "num_gpu_blocks_override"
 USERS = "running_while_others_wait"
@@ -43,7 +43,7 @@ def pools(tables: Tables) -> pd.DataFrame:
     of_schedule = ["running_peak_predicted", f"{EVICTED}_predicted"]
     predictions = tables.get("predictions", "cell_id", "quantity", "predicted", *of_schedule)
     predicted = predictions.pivot(index="cell_id", columns="quantity", values="predicted")
-    predicted = predicted.reindex(columns=[*QUANTITIES, USERS, EVICTED]).add_suffix("_predicted").astype(float)
+    predicted = predicted.reindex(columns=[*QUANTITIES, EVICTED]).add_suffix("_predicted").astype(float)
     predicted[of_schedule] = predictions.groupby("cell_id")[of_schedule].first()
     rows = rows.join(predicted, on="cell_id")
     return rows.sort_values([*COORDINATES, "size", "pool_tokens"], kind="stable")
@@ -53,16 +53,12 @@ def same_memory(tables: Tables) -> pd.DataFrame:
     """One row per way to keep the KV cache of the same requests in the same memory.
 
     `users` is the number of requests that run at once while others wait, or the peak if none waits; `times` is its
-    ratio to that of contiguous reservations. `used_pct` is the share of the held slots that tokens fill. Memory that is
-    enough for all contiguous reservations is left out.
+    ratio to that of contiguous reservations. Memory that is enough for all contiguous reservations is left out.
     """
-    rows = pools(tables)
-    for end in ("", "_predicted"):
-        rows[f"users{end}"] = rows[f"{USERS}{end}"].fillna(rows[f"running_peak{end}"])
+    rows = pools(tables).assign(users=lambda rows: rows[USERS].fillna(rows["running_peak"]))
     short = rows[rows["contiguous"] & rows[USERS].notna()]
     both = rows.merge(short.groupby(MEMORY, as_index=False)["users"].max(), on=MEMORY, suffixes=("", "_contiguous"))
-    used_pct = 100 - both["cell_id"].map(tables.value("waste_pct"))
-    both = both.assign(times=both["users"] / both["users_contiguous"], used_pct=used_pct)
+    both = both.assign(times=both["users"] / both["users_contiguous"])
     return both.sort_values([*MEMORY, "users"], ascending=[True] * 4 + [False], kind="stable")
 
 
@@ -101,24 +97,6 @@ def sentence(report: Report) -> str:
     return f"The same memory holds {most['users']:.0f} requests instead of {whole['users']:.0f}."
 
 
-EVERY_WAY = TablePart(
-    "repeats",
-    {
-        **{name: CELL[name] for name in PLACES},
-        "pool_tokens": "Memory, in tokens",
-        "layout": "KV cache in",
-        "users": column(USERS).label,
-        "users_predicted": f"{column(USERS).label}, predicted",
-        "times": "Ratio to contiguous reservations",
-        "used_pct": "Held slots that tokens fill",
-        RATE: "",
-    },
-    "Users in the same memory",
-    rows=same_memory,
-    optional=True,
-)
-
-
 EVERY_POOL = TablePart(
     "repeats",
     {**CELL, "pool_tokens": "Tokens that fit", "layout": "Layout"}
@@ -139,9 +117,6 @@ SUBJECT = Subject(
     sentence=sentence,
     figures=[requests_at_once],
     answers=answers,
-    tables=[
-        EVERY_WAY,
-        EVERY_POOL,
-    ],
+    tables=[EVERY_POOL],
     is_in=lambda study: any(POOL in sweep.knobs for sweep in study.sweeps),
 )

@@ -109,7 +109,6 @@ def test_one_request_by_hand():
     assert found["waste_pct"] == pytest.approx(100 * (1 - 31.5 / 38.5))
     assert found["wasted_slots_per_sequence"] == pytest.approx((38.5 - 31.5) / 3)
     assert found["expected_wasted_slots_per_sequence"] == 5
-    assert found["sequences_live_mean"] == 1
 
 
 def test_tokens_enter_the_cache_at_the_steps_that_the_engine_records():
@@ -131,7 +130,7 @@ def test_a_request_may_reserve_its_own_length_only_and_contiguous_memory_shares_
     # The published example: three requests of 1024, 512 and 3072 tokens, each with 4096 slots.
     rows = [(tokens, 1, 0, 0.0, 5.0, 5.0) for tokens in (1024, 512, 3072)]
     found = waste(*rows, max_model_len_effective=4096).loc["contiguous_max_model_len", 0]
-    assert (found["waste_pct"], found["slots_held_mean"], found["sequences_live_mean"]) == (62.5, 3 * 4096, 3)
+    assert (found["waste_pct"], found["slots_held_mean"]) == (62.5, 3 * 4096)
     rows = [(20, 1, 0, 0.0, 1.0, 1.0), (20, 1, 16, 0.0, 1.0, 1.0)]
     found = waste(*rows, block_size_effective=16, max_model_len_effective=100)
     assert found.loc["contiguous_max_model_len", 0]["tokens_held_mean"] == 40
@@ -139,26 +138,12 @@ def test_a_request_may_reserve_its_own_length_only_and_contiguous_memory_shares_
     assert found.loc["paged", 16]["tokens_held_mean"] == 24
 
 
-def test_a_padded_batch_waits_for_its_longest_request():
-    # Batches of two, in the order of the workload. Steps of the first hold 2 x (8, 9, 10) slots, for (8, 9, 10) and
-    # (5) tokens; those of the second 4 and 5 slots, for as many tokens.
-    rows = [(8, 3, 0, 0.0, 1.0, 2.0), (5, 1, 0, 0.0, 1.0, 1.0), (4, 2, 0, 1.0, 2.0, 3.0)]
-    found = waste(*rows).loc["padded_batch", 0]
-    assert found["waste_pct"] == pytest.approx(100 * (1 - (27 + 5 + 9) / (54 + 9)))
-    assert found["slots_held_mean"] == pytest.approx((54 + 9) / 5)
-    assert found["tokens_held_mean"] == pytest.approx((27 + 5 + 9) / 5)
-    assert found["sequences_live_mean"] == pytest.approx((3 + 1 + 2) / 5)
-    assert found["wasted_slots_per_sequence"] == pytest.approx((63 - 41) / 6)
-    assert found["computed_from"] == "lengths"
-
-
 def test_only_the_layout_of_the_engine_is_measured():
     columns = {"block_size_effective": 16, "max_model_len_effective": 64}
     found = waste((10, 3, 0, 1.0, 3.0, 4.0), **columns, kv_cache_usage_mean=0.25, kv_cache_tokens=400)
-    predicted = ("block_size_whatif", "contiguous_max_model_len", "contiguous_request_length", "padded_batch")
+    predicted = ("block_size_whatif", "contiguous_max_model_len", "contiguous_request_length")
     sources = found.groupby("layout")["source"].first().to_dict()
     assert sources == dict.fromkeys(predicted, "predicted") | {"paged": "measured"}
-    assert set(found["computed_from"]) == {"timeline", "lengths"}
     whatif = found.loc["block_size_whatif"]
     assert whatif["expected_wasted_slots_per_sequence"].tolist() == ((whatif.index - 1) / 2).tolist()
     of_engine = ["source", "engine_slots_held_mean"]
@@ -172,7 +157,7 @@ def test_only_the_layout_of_the_engine_is_measured():
     found = waste((10, 3, 0, 1.0, 3.0, 4.0), **columns)
     assert found["engine_slots_held_mean"].dropna().to_dict() == {("paged", 16): 96}
     unknown = waste((10, 3, 0, 1.0, 3.0, 4.0)).index.get_level_values("layout")
-    assert set(unknown) == {"block_size_whatif", "contiguous_request_length", "padded_batch"}
+    assert set(unknown) == {"block_size_whatif", "contiguous_request_length"}
 
 
 # --- shared prefixes ---------------------------------------------------------------------------------------------
@@ -243,8 +228,6 @@ def test_caches_of_huggingface_are_as_measured(tmp_path):
     assert found["cell_id"].tolist() == [default[0]["cell_id"], static[0]["cell_id"]]
     assert found["layout"].tolist() == ["hf_dynamic_cache", "hf_static_cache"]
     numbers = {"waste_pct": 75, "tokens_held_mean": 30, "slots_held_mean": 120}
-    assert found[[*numbers, "source", "computed_from"]].drop_duplicates().to_dict("records") == [
-        numbers | {"source": "measured", "computed_from": "steps"}
-    ]
+    assert found[[*numbers, "source"]].drop_duplicates().to_dict("records") == [numbers | {"source": "measured"}]
     found = waste_table(table(one_cell()), tmp_path, {})
     assert (found.empty, list(found.columns)) == (True, list(SCHEMA.columns))
