@@ -34,6 +34,7 @@ from workflow_scripts.engines.vllm.kv_groups import kv_cache_tokens, kv_pool
 from workflow_scripts.engines.vllm.memory import (
     GIB,
     MIB,
+    V1,
     BatchLimits,
     CapacityError,
     EngineSettings,
@@ -88,6 +89,8 @@ def predict_capacity(
     Values of `log_facts`, from an engine's log by the names of `LOG_FACTS`, replace predictions. Raises CapacityError
     if there is no prediction for these settings, and ModelFactsError if there is none for a model with such layers.
     """
+    if settings.version < V1:
+        raise ModelFactsError("nothing is predicted for vLLM before 0.8")
     batch = batch_of(settings, facts, gpu)
     pool = kv_pool(facts, settings, batch, gpu.kind)
     _check_ranks(facts, settings)

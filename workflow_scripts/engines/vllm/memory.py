@@ -25,7 +25,7 @@ GIB = 2**30
 MIB = 2**20
 
 # vLLM versions at which the profiled memory changed, according to release notes, source and published logs.
-V1 = (0, 8)  # the core of today by default; before, prompts had steps of their own
+V1 = (0, 8)  # the core of today by default; nothing is predicted for earlier ones
 ASYNC_SCHEDULING = (0, 14)  # a step is planned while the one before runs (vllm-project/vllm#27614)
 _FLASHINFER_SAMPLER = ((0, 10), (0, 12))  # used where it is installed, as the log of 0.10.1.1 says
 _FUSED_SAMPLER = (0, 17)  # top-k and top-p without sorting the vocabulary
@@ -50,9 +50,6 @@ _FLOAT32_COPIES = {"in-place": 0, "fused": 3, "sort": 9}
 # Device memory that PyTorch does not allocate: CUDA modules and libraries. vLLM reports it as non-torch memory: on an
 # H100 0.13 GiB until 0.17, and 0.25 GiB from 0.18 on.
 _NON_TORCH_BYTES, _NON_TORCH_BYTES_BEFORE = 0.25 * GIB, 0.13 * GIB
-# What eight ranks took before 0.8 beside that: of eight H100, Llama-3.1-405B-FP8 has 91,680 tokens of KV cache
-# (https://github.com/dstackai/benchmarks, 0.6.3). Eight MI300X (0.6.4) agree within 0.5 % of their KV cache.
-_OLD_COLLECTIVES, _MANY_RANKS = 7.6 * GIB, 8
 
 # Driver memory of captured graphs, observed with 28 layers: 0.50 GiB for 67 sizes in 29 pieces each (vLLM 0.10.1.1),
 # and 0.31 GiB for 35 sizes in pieces and 19 of them as a whole (0.22.0).
@@ -119,8 +116,8 @@ class EngineSettings:
     def version(self) -> tuple[int, ...]:
         """The version's numbers, for comparisons.
 
-        >>> EngineSettings(vllm_version="0.6.4.dev9+g5d264f4a").version
-        (0, 6, 4)
+        >>> EngineSettings(vllm_version="0.12.0.dev9+g5d264f4a").version
+        (0, 12, 0)
 
         Raises CapacityError if the text is not a version.
         """
@@ -128,10 +125,10 @@ class EngineSettings:
 
     def caches_prefixes(self, facts: ModelFacts) -> bool:
         """Whether prefixes are cached: as set, else by vLLM's default, which excluded models with states before 0.28
-        (vllm-project/vllm#50991), and all before 0.8."""
+        (vllm-project/vllm#50991)."""
         if self.enable_prefix_caching is not None:
             return self.enable_prefix_caching
-        return self.version >= _CACHES_STATES or (self.version >= V1 and not any(facts.of_kind(State)))
+        return self.version >= _CACHES_STATES or not any(facts.of_kind(State))
 
 
 @dataclass(frozen=True)
@@ -150,10 +147,6 @@ def batch_of(settings: EngineSettings, facts: ModelFacts, gpu: Gpu) -> BatchLimi
     if gpu.kind == "cpu":
         ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
         seqs, tokens = (256 * ranks, 4096 * ranks) if offline else (128 * ranks, 2048 * ranks)
-    elif settings.version < V1:  # a step takes whole prompts, so at least one of any length
-        # Long prompts were computed in parts of 512 tokens, but only if they could be longer than 32,768.
-        length = settings.max_model_len or facts.max_positions
-        seqs, tokens = 256, max(2048, length) if length <= 32768 else 512
     elif memory_gib >= 160:
         seqs, tokens = 1024, 16384
     elif memory_gib >= 70 and "a100" not in gpu.name:
@@ -423,6 +416,4 @@ def other(settings: EngineSettings) -> Term:
     """CUDA modules and libraries. Buffers of collectives, seen to take 0.1 to 2 GiB since 0.8, are not predicted."""
     now = settings.version >= _MORE_LIBRARIES
     size, seen = (_NON_TORCH_BYTES, "from vLLM 0.18 on") if now else (_NON_TORCH_BYTES_BEFORE, "before vLLM 0.18")
-    if settings.version < V1 and settings.tensor_parallel_size >= _MANY_RANKS:
-        return Term(round(size + _OLD_COLLECTIVES), "bytes", "CUDA modules, libraries and collectives before vLLM 0.8")
     return Term(round(size), "bytes", f"CUDA modules and libraries, seen {seen}; without buffers of collectives")

@@ -14,7 +14,6 @@ from workflow_scripts.engines.vllm.kv_groups import kv_pool
 from workflow_scripts.engines.vllm.memory import (
     ASYNC_SCHEDULING,
     GIB,
-    V1,
     CapacityError,
     EngineSettings,
     batch_of,
@@ -189,8 +188,6 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "")
     drafts, tokens_per_step = _drafts(knobs, facts)
     gpu_runs = gpu.kind != "cpu"
     engine = engine_settings(knobs, gpu, version)
-    if engine.version < V1:
-        raise UnpredictableError("speed is not predicted for vLLM before 0.8")
     batch = batch_of(engine, facts, gpu)
     pool = None if facts.is_uniform else kv_pool(facts, engine, batch, gpu.kind)
     not_modelled = {

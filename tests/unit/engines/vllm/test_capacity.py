@@ -45,12 +45,11 @@ def value(name, *place, **settings):
 
 
 # Start-ups of vLLM that others published: what was started, where, and the GiB left for the KV cache. A100 with
-# 0.10.1.1: logs of dennislee22/vLLM-benchmarking. MI300X: AUGMXNT/MI300-testing, blocks of 16 tokens of 65,536 bytes.
-# H100: the accuracy report of llm-d-incubation/llm-d-planner. The last three: logs in notes on GitHub.
+# 0.10.1.1: logs of dennislee22/vLLM-benchmarking. H100: the accuracy report of llm-d-incubation/llm-d-planner. The last
+# three: logs in notes on GitHub.
 A100_LOG, TWO = {"max_model_len": 16384, "vllm_version": "0.10.1.1"}, {"tensor_parallel_size": 2}
 A_QUARTER = A100_LOG | {"gpu_memory_utilization": 0.25, "sampler": "fused"}
 A_HALF = A100_LOG | {"gpu_memory_utilization": 0.5}
-MI300X = {"vllm_version": "0.6.4.dev9", "tensor_parallel_size": 8, "max_num_seqs": 256, "max_num_batched_tokens": 4096}
 H100_TABLE = {"max_model_len": 8192, "gpu_memory_utilization": 0.95}
 L40S = {"gpu_memory_utilization": 0.95, "max_model_len": 4096, "max_num_seqs": 128, "vllm_version": "0.22.0"}
 GPT_OSS = {"gpu_memory_utilization": 0.65, "max_model_len": 131072, "vllm_version": "0.19.0"}
@@ -58,7 +57,6 @@ PUBLISHED = {
     "one A100 80GB": (QWEN2_7B, "a100-pcie-80gb", A_QUARTER, 5.01),
     "two A100 80GB": (QWEN2_7B, "a100-pcie-80gb", A_QUARTER | TWO, 12.02),
     "two A100 40GB without FlashInfer": (QWEN2_7B, "a100-pcie-40gb", A_HALF | TWO | {"sampler": "sort"}, 11.03),
-    "eight MI300X": (LLAMA_2_7B, "mi300x", MI300X, 167700 * 16 * 65536 / GIB),
     "H100, 0.19": (LLAMA_8B, "h100-sxm", H100_TABLE | {"vllm_version": "0.19.0"}, 58.11),
     "H100, 0.16 sorts": (QWEN3_14B, "h100-sxm", H100_TABLE | {"vllm_version": "0.16.0"}, 41.94),
     "H100, 0.18 loads more": (QWEN3_14B, "h100-sxm", H100_TABLE | {"vllm_version": "0.18.0"}, 45.23),
