@@ -26,8 +26,6 @@ class Device(TypedDict, total=False):
     instruction_sets: list[str]
     native_dtypes: list[Dtype]
     caches: list[Cache]
-    shared_cores: list[list[int]]  # of earlier versions, as the next one
-    huge_pages: str | None
     uuid: str
     driver_version: str
     power_limit_w: float | None

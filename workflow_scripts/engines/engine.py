@@ -69,7 +69,7 @@ class Step(TypedDict, total=False):
 
 # The settings that took effect, under the engine's own names; what they are differs with engine and version.
 Effective = dict[str, Any]
-# Counters, gauges and histograms under the engine's own names; its description says which of them are used.
+# Counters and gauges under the engine's own names; its description says which of them are used.
 Metrics = dict[str, Any]
 # Among the metrics of a server: the CPU time of its client.
 CLIENT_CPU_S = "client_cpu_s"

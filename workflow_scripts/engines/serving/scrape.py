@@ -33,7 +33,7 @@ _COUNTS = ("running", "waiting")
 
 
 def read_metrics(address: Address) -> Metrics:
-    """All counters, gauges and histograms by name and labels; empty if the server has none."""
+    """All counters and gauges by name and labels; empty if the server has none."""
     try:
         return parse_metrics(address.call("/metrics"))
     except OSError:
@@ -41,7 +41,7 @@ def read_metrics(address: Address) -> Metrics:
 
 
 def parse_metrics(text: str) -> Metrics:
-    """Read metrics in Prometheus' text format: numbers, and for histograms `count`, `sum` and `buckets`.
+    """Read the counters and gauges in a page of Prometheus' text format.
 
     A counter has the name that vLLM's own interface gives it, without `_total`. Counts of data-parallel engines are
     added up; of their other gauges, which are shares, it is the mean.
@@ -54,30 +54,17 @@ def parse_metrics(text: str) -> Metrics:
     """
     from prometheus_client.parser import text_string_to_metric_families
 
-    metrics: Metrics = {}
     try:
         families = list(text_string_to_metric_families(text))
     except ValueError:
         return {}  # not in this format: there is another page at this address
-    for family in families:
-        if family.name.startswith(_OF_THE_PROCESS):
-            continue
-        for name, labels, value in _of_all_engines(family):
-            bucket = labels.pop("le", None)
-            # The count and the sum of a summary differ from each other only in their names.
-            key = labelled(name if family.type == "summary" else family.name, labels)
-            if family.type != "histogram":
-                if not name.endswith("_created"):
-                    metrics[key] = value
-                continue
-            histogram = metrics.setdefault(key, {"count": 0, "sum": 0.0, "buckets": {}})
-            if bucket is not None:
-                histogram["buckets"][bucket] = value
-            elif name.endswith("_count"):
-                histogram["count"] = value
-            elif name.endswith("_sum"):
-                histogram["sum"] = value
-    return metrics
+    return {
+        labelled(family.name, labels): value
+        for family in families
+        if family.type in ("counter", "gauge", "unknown") and not family.name.startswith(_OF_THE_PROCESS)
+        for name, labels, value in _of_all_engines(family)
+        if not name.endswith("_created")
+    }
 
 
 def _of_all_engines(family: Any) -> Iterator[tuple[str, dict[str, str], float]]:

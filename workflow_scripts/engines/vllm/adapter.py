@@ -124,9 +124,9 @@ class VllmOffline(Engine):
         forget_prefixes(lambda: vllm_versions.is_emptied(self._llm.reset_prefix_cache()))
 
     def metrics(self) -> Metrics:
-        """vLLM's Prometheus counters, gauges and histograms by name and labels; also prints its periodic log line."""
+        """vLLM's Prometheus counters and gauges by name and labels; also prints its periodic log line."""
         self._llm.llm_engine.do_log_stats()
-        return {labelled(m.name, m.labels): _value(m) for m in self._llm.get_metrics()}
+        return {labelled(m.name, m.labels): m.value for m in self._llm.get_metrics() if hasattr(m, "value")}
 
     def stop(self) -> None:
         """End the engine's other processes. Neither a core nor a worker in this process is torn down: the process ends
@@ -353,9 +353,3 @@ def request_record(request: Request, output: Any, stats: Any, keep_answer: bool 
         cached_prompt_tokens=output.num_cached_tokens,
         token_ids=list(output.outputs[0].token_ids) if keep_answer else None,
     )
-
-
-def _value(metric: Any) -> Any:
-    if hasattr(metric, "buckets"):
-        return {"count": metric.count, "sum": metric.sum, "buckets": metric.buckets}
-    return metric.values if hasattr(metric, "values") else metric.value
