@@ -47,25 +47,6 @@ class LiveRequest:
         return self.shared_blocks[block] if block < len(self.shared_blocks) else -1 - self.index
 
 
-class BlockEvent(NamedTuple):
-    """What happens to a block: `event` is allocated, appended, shared, freed, preempted or evicted.
-
-    `step`: the step that is being planned, or planned next. `request`: its index; None for evicted. `group`: number of
-    the group of layers. `place`: which block of the request's table. `block`: its number in the pool, from 1 on.
-    `users`: requests that hold it afterwards. `tokens`: of the request, in its blocks after the step; None if its
-    blocks are taken back.
-    """
-
-    step: int
-    event: str
-    request: int | None
-    group: int
-    place: int
-    block: int
-    users: int
-    tokens: int | None
-
-
 class Lookup(NamedTuple):
     """What the prefix cache had of a request when it was admitted.
 
@@ -87,7 +68,6 @@ class Block:
     follow each other are one object if they are only counted; the last of them is used again first. `since`: the step
     in which it was given back."""
 
-    number: int = 0
     count: int = 1
     content: Content | None = None
     users: int = 1
@@ -151,30 +131,26 @@ class BlockTable:
             self._drop(r, index)
         held.dropped = last
 
-    def _drop(self, r: LiveRequest, index: int, event: str = "freed") -> None:
+    def _drop(self, r: LiveRequest, index: int) -> None:
         table = self.held[r.index].table
         block, table[index] = table[index], None
         if block is not None:
             self.blocks.release(block)
-            self.blocks.note(event, r, self.number, index, block)
 
     def adopt(self, r: LiveRequest, hits: Sequence[Block | None], start: int) -> None:
         """Give a request the blocks that were found, as far as it needs them."""
         held, skipped = self.held[r.index], self.skipped(start)
-        for index, block in enumerate(hits[skipped:], skipped):
+        for block in hits[skipped:]:
             if block is not None:
                 self.blocks.share(block)
-                self.blocks.note("shared", r, self.number, index, block, start)
         held.table = [*[None] * skipped, *hits[skipped:]]
         held.kept = len(held.table)
 
     def extend(self, r: LiveRequest, start: int, end: int) -> None:
         """Take blocks for the tokens from `start` up to `end`."""
         table = self.held[r.index].table
-        for index in range(len(table), -(-end // self.block_size)):
-            table.append(block := self.blocks.take_one())
-            event = "allocated" if index * self.block_size < r.prompt else "appended"
-            self.blocks.note(event, r, self.number, index, block, end)
+        for _ in range(len(table), -(-end // self.block_size)):
+            table.append(self.blocks.take_one())
 
     def keep(self, r: LiveRequest, tokens: int) -> None:
         """Note the contents of full blocks of the first `tokens` tokens from which a later prompt may go on."""
@@ -201,10 +177,11 @@ class BlockTable:
         assert self.reach is not None
         return -(-(self.reach - 1) // self.block_size)
 
-    def free(self, r: LiveRequest, known: int, event: str) -> None:
-        """Give back all blocks of a request, the last first; `event` says why. `known`: its tokens that are known."""
+    def free(self, r: LiveRequest, known: int, *, preempted: bool) -> None:
+        """Give back all blocks of a request, the last first. `known`: its tokens that are known. `preempted`: whether
+        it will look for them."""
         for index in reversed(range(len(self.held[r.index].table))):
-            self._drop(r, index, event)
+            self._drop(r, index)
         del self.held[r.index]
 
 
@@ -340,13 +317,13 @@ class CountedTable(BlockTable):
                 held.table.append(block)
                 held.kept = end
 
-    def free(self, r: LiveRequest, known: int, event: str) -> None:
+    def free(self, r: LiveRequest, known: int, *, preempted: bool) -> None:
         held = self.held.pop(r.index, _NOTHING)
         own = known // self.block_size - held.kept if self.blocks.caching else 0
         run = None
         if own:
             run, content = Block(count=own), (self.number, -1 - r.index, held.kept)
-            if event == "preempted":
+            if preempted:
                 self.blocks.keep(run, content)
             else:  # nobody will look for it
                 run.content = content
@@ -377,8 +354,8 @@ def _unused(hits: Sequence[Block | None]) -> int:
 class BlockPool:
     """The free and the kept blocks of one device, and a table for each group of layers. Blocks that keep nothing are
     counted, and used first. `capacity`: blocks that requests can get. `caching`: whether blocks keep their content when
-    they are given back. `counted`: whether blocks are counted, where all layers keep all tokens. `events` collects what
-    happens to each block, and `lookups` what each admitted request finds."""
+    they are given back. `counted`: whether blocks are counted, where all layers keep all tokens. `lookups` collects
+    what each admitted request finds."""
 
     def __init__(self, pool: KvPool, capacity: int, max_model_len: int, *, caching: bool, counted: bool) -> None:
         self.capacity = self.free = self._empty = capacity
@@ -388,11 +365,8 @@ class BlockPool:
         self.evicted, self.evicted_shared = False, 0  # whether any block, and how many of texts that prompts share
         # Contents that the planned step writes: no state can be taken from them yet.
         self.new: set[Content] = set()
-        self.events: list[BlockEvent] | None = None
         self.lookups: list[Lookup] | None = None
         self.step = 0  # the number of the planned step
-        self._numbers: list[int] = []  # of empty blocks that were used before
-        self._used = 0
         self._kept: OrderedDict[Block, None] = OrderedDict()
         self._holders: dict[Content, dict[Block, None]] = {}
         # If lookups are explained: every content that was ever kept, and when those that were evicted were last; of
@@ -442,18 +416,12 @@ class BlockPool:
                     self.lost[group, owner + block.count, place + block.count] = block.since, self.step
             if not block.count:
                 del self._kept[block]
-                if block.number:
-                    self._numbers.append(block.number)
-                self.note("evicted", None, group, place, block)
                 self.forget(block)
 
     def take_one(self) -> Block:
         self.take(1)
         self.most_filled = max(self.most_filled, self.capacity - self._empty)
-        if not self._numbers:
-            self._used += 1
-            self._numbers.append(self._used)
-        return Block(self._numbers.pop())
+        return Block()
 
     def share(self, block: Block) -> None:
         if not block.users:
@@ -469,7 +437,6 @@ class BlockPool:
         block.since = self.step
         if block.content is None:
             self._empty += 1
-            self._numbers.append(block.number)
         else:
             self._kept[block] = None
 
@@ -490,13 +457,6 @@ class BlockPool:
             if self.lookups is not None:
                 self.ever.setdefault(content, {block: None})
         assert block.content == content
-
-    def note(
-        self, event: str, request: LiveRequest | None, group: int, place: int, block: Block, tokens: int | None = None
-    ) -> None:
-        if self.events is not None:
-            index = None if request is None else request.index
-            self.events.append(BlockEvent(self.step, event, index, group, place, block.number, block.users, tokens))
 
     def forget(self, block: Block) -> None:
         if block.content is not None and (holders := self._holders.get(block.content)):
@@ -595,9 +555,9 @@ class BlockPool:
             for table in self.tables:
                 table.keep(request, known)
 
-    def give_back(self, request: LiveRequest, known: int, event: str) -> None:
+    def give_back(self, request: LiveRequest, known: int, *, preempted: bool) -> None:
         for table in self.tables:
-            table.free(request, known, event)
+            table.free(request, known, preempted=preempted)
 
     def _fits(self, request: LiveRequest, end: int, hits: Hits, start: int, *, whole: bool) -> bool:
         needed = 0

@@ -2,8 +2,8 @@
 
 Between two events (a request is admitted, ends, arrives or loses its blocks) all steps are equal: each running request
 computes one token. Where all layers keep all tokens, decoding requests are a group that passes all these steps at once,
-so the cost grows with the requests, not with their tokens. Layers of several kinds, and a trace of single blocks, need
-a visit of each running request in each step. docs/schedule.md has the rules, which are those of vLLM 0.32
+so the cost grows with the requests, not with their tokens. Layers of several kinds need a visit of each running request
+in each step. docs/schedule.md has the rules, which are those of vLLM 0.32
 (vllm/v1/core/sched/scheduler.py, `schedule`), and says what is left out.
 """
 
@@ -19,7 +19,7 @@ from workflow_scripts.engines.capacity import KvGroup, KvPool
 from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.physics.formulas import attended_tokens
 from workflow_scripts.physics.step_time import IntArray
-from workflow_scripts.predict.kv_pool import BlockEvent, BlockPool, LiveRequest, Lookup, leaves_a_state
+from workflow_scripts.predict.kv_pool import BlockPool, LiveRequest, Lookup, leaves_a_state
 from workflow_scripts.predict.schedule import WORK, RequestLengths, Schedule, ScheduleError, Segments, StepTime, Within
 
 # More blocks than anything takes, if no number is given.
@@ -34,21 +34,20 @@ def make_schedule(
     requests: RequestLengths,
     settings: SchedulerSettings,
     step_time: StepTime | None = None,
-    events: list[BlockEvent] | None = None,
     lookups: list[Lookup] | None = None,
 ) -> Schedule:
     """What runs when, until all requests have ended. `requests` are in order of arrival. `step_time` is needed if they
-    arrive over time, because what waits at a step depends on how long steps take. `events` collects what happens to
-    each block, and `lookups` what each admitted request finds in the prefix cache. With drafts each sequence gets the
+    arrive over time, because what waits at a step depends on how long steps take. `lookups` collects what each admitted
+    request finds in the prefix cache. With drafts each sequence gets the
     mean of tokens in each step. Raises ScheduleError if a request can never run with these settings, there are arrivals
     but no step times, or drafts and too few blocks for all."""
     _check(requests, settings, step_time)
     if settings.tokens_per_step == 1:
-        return Scheduler(requests, settings, step_time, events, lookups).run()
+        return Scheduler(requests, settings, step_time, lookups).run()
     needed = _blocks_of_all(requests, settings)
     further = np.ceil((requests.output_tokens - 1) / settings.tokens_per_step).astype(np.int64)
     fewer, plain = replace(requests, output_tokens=1 + further), replace(settings, tokens_per_step=1.0)
-    schedule = make_schedule(fewer, plain, step_time, events, lookups)
+    schedule = make_schedule(fewer, plain, step_time, lookups)
     return replace(schedule, settings=settings, needs_blocks=needed)
 
 
@@ -177,17 +176,16 @@ class Scheduler:
         requests: RequestLengths,
         settings: SchedulerSettings,
         step_time: StepTime | None,
-        events: list[BlockEvent] | None,
         lookups: list[Lookup] | None,
     ) -> None:
         self.requests, count = requests, len(requests)
         self.settings, self.step_time = settings, step_time
         pool = settings.pool or KvPool((KvGroup("attention", (0,), 1, None),), 1, settings.block_size, 1, 0)
-        self.grouped = pool.keeps_all and events is None
+        self.grouped = pool.keeps_all
         capacity = UNLIMITED if settings.num_blocks is None else settings.num_blocks - 1
         caching = settings.enable_prefix_caching
         self.blocks = BlockPool(pool, capacity, settings.max_model_len, caching=caching, counted=self.grouped)
-        self.blocks.events, self.blocks.lookups = events, lookups
+        self.blocks.lookups = lookups
         self.shares = caching and (requests.prefix_id is not None or requests.hashed is not None)
         runs: Sequence[Sequence[range]] = requests.shared_runs(pool.block_size) if self.shares else [()] * count
         prompts, outputs = requests.prompt_tokens.tolist(), requests.output_tokens.tolist()
@@ -294,7 +292,7 @@ class Scheduler:
         del self.running[request]
         self.waiting.appendleft(request)
         self.preemptions[request.index] += 1
-        self.blocks.give_back(request, known, "preempted")
+        self.blocks.give_back(request, known, preempted=True)
         request.computed = 0
         if not self.running:
             request.lost = request.lost + 1 if request.lost_at == request.goal else 0
@@ -428,7 +426,7 @@ class Scheduler:
                 del self.running[request]
                 if not self.grouped:
                     self.blocks.remember(request, request.computed)
-                self.blocks.give_back(request, request.computed, "freed")
+                self.blocks.give_back(request, request.computed, preempted=False)
             else:  # preempted in the step in which it would have left
                 self.waiting.remove(request)
         self.ending = []

@@ -227,7 +227,7 @@ class Watched(Scheduler):
     """Our scheduler, which notes its steps one by one."""
 
     def __init__(self, *case: Any) -> None:
-        super().__init__(*case, events=None, lookups=None)
+        super().__init__(*case, lookups=None)
         self.steps: list[Step] = []
 
     def _pass(self, scheduled: dict[LiveRequest, int], preempted: list[LiveRequest]) -> None:
