@@ -21,7 +21,6 @@ CALLS = {
     " --max-model-len 4096",
     "log": "tests/fixtures/logs/vllm-0.32-cpu-ok.log",
     "trace": "{trace}",
-    "predict": "--model llama-3.1-8b-instruct --gpu h200 --prompt-tokens 100 --output-tokens 50 --num-prompts 16",
 }
 
 

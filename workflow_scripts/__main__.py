@@ -19,7 +19,6 @@ GROUPS = {
         "capacity": "engines.vllm.capacity",
         "log": "parse.engine_log",
         "trace": "parse.device_trace",
-        "predict": "predict.predict_cell",
         "hits": "predict.hits",
     },
     "A study, before and after it is measured": {

@@ -10,9 +10,9 @@ what was found is printed too. All else is predicted: no engine runs. docs/hits.
 
 import json
 import math
-from argparse import Namespace
+from argparse import BooleanOptionalAction, Namespace
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,17 +20,17 @@ from typing import Any
 
 import numpy as np
 
-from workflow_scripts.catalog.any_gpu import GPU_NUMBERS
-from workflow_scripts.catalog.any_model import ANY_MODEL
+from workflow_scripts.catalog.any_gpu import GPU_NUMBERS, asked_gpu
+from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
 from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus
-from workflow_scripts.common.command import RESULTS, above_zero, command, option, positive
+from workflow_scripts.common.command import RESULTS, AddOption, above_zero, command, option, positive
 from workflow_scripts.common.files import numbered_jsonl, sha256_of
 from workflow_scripts.engines.capacity import Capacity
-from workflow_scripts.engines.registry import capacity_of, get_engine
+from workflow_scripts.engines.description import EngineDescription
+from workflow_scripts.engines.registry import capacity_of, get_engine, load_engines
 from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.engines.vllm.memory import GIB
 from workflow_scripts.physics.step_time import FloatArray, IntArray
-from workflow_scripts.predict.predict_cell import knob_options, one_cell, predictable
 from workflow_scripts.predict.predictions import tasks_of
 from workflow_scripts.predict.prefix_hits import OF_PREEMPTED, OF_PROMPT, PrefixHits, curve, knee, prefix_hits
 from workflow_scripts.predict.public_costs import public_costs
@@ -40,12 +40,51 @@ from workflow_scripts.predict.speed import step_time_of, work_of
 from workflow_scripts.predict.timing import time_schedule
 from workflow_scripts.study.grid import Cell, expand, find_cell
 from workflow_scripts.study.paths import CELL_PATTERN, RAW, StudyPaths
-from workflow_scripts.study.study import Study, StudyError
+from workflow_scripts.study.study import Study, StudyError, study_of
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.workloads.hashed_trace import count_requests
 
 REQUESTS = "requests.jsonl"
 BLOCK_SIZES = (16, 32, 64, 128)
+# Types of the JSON schema -> types of the command line.
+TYPES = {"integer": int, "number": float}
+
+
+def engines_with_blocks() -> Mapping[str, EngineDescription]:
+    return {name: engine for name, engine in load_engines().items() if engine.predicted and "vllm" in name}
+
+
+def knob_options() -> Iterator[AddOption]:
+    """One option for each knob of these engines; the study checks the values, and which engine has the knob."""
+    schemas = [engine.knobs.model_json_schema()["properties"] for engine in engines_with_blocks().values()]
+    for name, schema in {name: schema for part in schemas for name, schema in part.items()}.items():
+        kinds = {kind.get("type"): kind.get("description") for kind in schema.get("anyOf", [schema])}
+        flag, about = f"--{name.replace('_', '-')}", next(filter(None, kinds.values()), None)
+        if "boolean" in kinds:
+            yield option(flag, action=BooleanOptionalAction, help=about)
+        else:
+            yield option(flag, type=next((TYPES[kind] for kind in kinds if kind in TYPES), str), help=about)
+
+
+def _one_cell(args: Namespace, workload: dict[str, Any] | None) -> Study:
+    """A study with only the requested cell, which serves the given workload, or without one that of the study. Raises
+    StudyError or CatalogError if a name or value is not allowed."""
+    of_any = {name for engine in engines_with_blocks().values() for name in engine.knobs.described()}
+    knobs = {name: value for name, value in vars(args).items() if name in of_any and value is not None}
+    if workload is None:
+        study = load_study(args.study)
+        if args.workload not in study.workloads:
+            names = ", ".join(study.workloads)
+            raise StudyError(f"{args.study}: there is no workload {args.workload!r}; it has {names}")
+        workload = study.workloads[args.workload].model_dump(exclude_unset=True)
+        knobs = {**study.engine_defaults.get(args.engine, {}), **knobs}
+    if args.num_prompts:
+        workload["num_prompts"] = args.num_prompts
+    name, coordinates = args.workload or "trace", {"gpu": asked_gpu(args).name, "engine": args.engine}
+    coordinates |= {"model": find_model(args.model).name, "workload": name}
+    content: dict[str, Any] = {"schema_version": 1, "name": "one-cell", "question": "What does its cache find?"}
+    sweep = {"name": "one", **coordinates, "knobs": knobs}
+    return study_of({**content, "workloads": {name: workload}, "sweeps": [sweep]}, "hits")
 
 
 def asked_cell(args: Namespace) -> tuple[Study, Cell]:
@@ -68,7 +107,7 @@ def asked_cell(args: Namespace) -> tuple[Study, Cell]:
             raise StudyError(f"{args.trace}: no request has output tokens{limit}")
         workload = {"kind": "trace", "file": str(args.trace), "sha256": sha256_of(args.trace), "num_prompts": count}
         workload |= limits
-    study = one_cell(args, workload)
+    study = _one_cell(args, workload)
     return study, next(iter(expand(study)))
 
 
@@ -331,7 +370,7 @@ def draw(report: dict[str, Any], out: Path) -> None:
     option("--model", help=ANY_MODEL),
     option("--gpu", help="name in config/gpus.yaml"),
     *GPU_NUMBERS,
-    option("--engine", choices=[name for name in predictable() if "vllm" in name], default="vllm-serve"),
+    option("--engine", choices=list(engines_with_blocks()), default="vllm-serve"),
     *knob_options(),
     option("--trace", type=Path, help="a trace with hashes: JSON Lines of Mooncake, Bailian or Weka"),
     option("--hash-block-tokens", type=positive, help="tokens of a block with a hash (default: the format's)"),

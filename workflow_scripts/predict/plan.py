@@ -15,7 +15,6 @@ from pathlib import Path
 import pandas as pd
 from rich.table import Table
 
-from workflow_scripts.catalog.any_gpu import GPU_NUMBERS, own_gpu
 from workflow_scripts.catalog.published import PUBLISHED, Published
 from workflow_scripts.common.command import RESULTS, STUDY, command, option
 from workflow_scripts.common.csv_rows import with_texts
@@ -169,15 +168,11 @@ def _within(part: pd.DataFrame) -> str:
     STUDY,
     RESULTS,
     VLLM_VERSION,
-    *GPU_NUMBERS,
     option("--quiet", action="store_true", help="write the files and print nothing"),
     option("--written", action="store_true", help="print the plan that was written before, and write nothing"),
 )
 def main(args: Namespace) -> None:
     study = load_study(args.study)
-    if own := own_gpu(args):
-        sweeps = [sweep.model_copy(update={"gpu": [own.name]}) for sweep in study.sweeps]
-        study = study.model_copy(update={"name": f"{study.name}_{own.name}", "sweeps": sweeps})
     cells = at_version(expand(study), args.vllm_version)
     paths = StudyPaths(args.results, study.name)
     if args.written:

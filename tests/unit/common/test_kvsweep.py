@@ -79,15 +79,13 @@ def test_the_overview_imports_no_command_and_no_command_an_engine():
 # than a small call may last.
 NOT_IN_THE_LOCK = {"vllm", "torch", "transformers", "snakemake", "pandera", "statsmodels", "matplotlib", "jinja2"}
 SLOW_TO_IMPORT = {"pandas", "scipy"}
-# Of a GPU without a calibration, because a fit needs scipy.
-SMALL = CALLS | {"predict": "--model opt-125m --gpu l4 --prompt-tokens 100 --output-tokens 50 --num-prompts 4"}
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", CALLS)
 def test_a_small_call_that_needs_no_engine_imports_little(name, tmp_path):
     trace = tmp_path / "smi.csv"
     trace.write_text("timestamp, power.draw [W]\n2026/01/01 00:00:00.000, 70.00 W\n")
-    done = python(CALL, name, *SMALL[name].format(trace=trace).split())
+    done = python(CALL, name, *CALLS[name].format(trace=trace).split())
     assert done.stdout
     assert (NOT_IN_THE_LOCK | SLOW_TO_IMPORT) & set(done.stderr.split()) == set()
 

@@ -1,4 +1,3 @@
-import json
 import re
 
 import pandas as pd
@@ -7,7 +6,6 @@ import pytest
 from tests.unit import made_studies
 from tests.unit.predict.planned import study, sweep, write_study
 from workflow_scripts.common.files import read_jsonl
-from workflow_scripts.predict import predict_cell as predict
 from workflow_scripts.predict.plan import main, plan
 from workflow_scripts.study.check import beyond_graphs
 from workflow_scripts.study.grid import expand
@@ -71,32 +69,3 @@ def test_cells_of_a_session_share_a_start_and_a_warm_up_which_waits_for_no_arriv
     assert (2 * shared[costs]).to_numpy() == pytest.approx(alone[costs].to_numpy())
     saved_s = alone[costs].sum(axis="columns") / 2
     assert shared["cell_s"].tolist() == pytest.approx((alone["cell_s"] - saved_s).tolist())
-
-
-def test_one_cell_of_a_studys_workload_is_what_the_plan_says(tmp_path, capsys):
-    path = write_study(tmp_path)
-    options = ["--model", "llama-3.1-8b-instruct", "--gpu", "L40S", "--block-size", "16", "--max-num-seqs", "16"]
-    assert predict.main([*options, "--workload", "even", "--study", str(path), "--results", str(tmp_path)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    planned = study(tmp_path)
-    row = plan(planned, expand(planned), None).set_index("cell_id").loc[told["cell_id"]]
-    assert told["output_tokens_per_s"]["predicted"] == pytest.approx(row["output_tokens_per_s"], rel=1e-4)
-    assert told["output_tokens_per_s"]["high"] == pytest.approx(row["output_tokens_per_s_high"], rel=1e-4)
-    # Nothing was calibrated: the band is that of public runs on GPUs by their data sheet.
-    assert (told["error_pct"], told["band_group"]) == (row["error_pct"], "GPU by its data sheet")
-    assert (told["bound_by"], told["source"]) == ("sequences", "predicted")
-
-
-def test_one_cell_without_a_study(capsys):
-    options = ["--model", "llama-3.1-8b-instruct", "--gpu", "l40s", "--max-num-seqs", "256"]
-    assert predict.main([*options, "--prompt-tokens", "900", "--output-tokens", "900"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["bound_by"], told["num_requests"]) == ("kv_blocks", 300)
-
-
-@pytest.mark.parametrize(
-    "options", [["--gpu=A100 PCIe"], ["--gpu=h200", "--workload=even"], ["--gpu=h200", "--study=a"]]
-)
-def test_bad_input_is_one_message(capsys, options):
-    assert predict.main(["--model=opt-125m", "--prompt-tokens=9", "--output-tokens=9", *options]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
