@@ -36,15 +36,13 @@ class PipelineRank:
 @dataclass(frozen=True)
 class KvGroup:
     """Layers of one kind that share a block table, by their numbers; `slots` counts padding too. `reach`: tokens that a
-    layer looks back over, None for all; 0 for a state, which has no tokens. `chunked`: it looks back only within chunks
-    of `reach` tokens. `stretch`: how many times the pool's usual number of tokens a page holds. `layer_bytes`: of the
-    pages of each layer, if they differ."""
+    layer looks back over, None for all; 0 for a state, which has no tokens. `stretch`: how many times the pool's usual
+    number of tokens a page holds. `layer_bytes`: of the pages of each layer, if they differ."""
 
     kind: str
     layers: tuple[int, ...]
     slots: int
     reach: int | None
-    chunked: bool = False
     stretch: float = 1
     layer_bytes: tuple[int, ...] = ()
 
@@ -84,8 +82,6 @@ class KvPool:
             return self.state_blocks
         if group.reach is None:
             return math.ceil(math.ceil(max_model_len / self.context_ranks) / block_size)
-        if group.chunked:
-            return math.ceil(min(group.reach + self.in_flight_tokens, max_model_len) / block_size)
         tokens = min(group.reach - 1 + self.in_flight_tokens, max_model_len)
         return math.ceil(tokens / block_size) + 1
 

@@ -24,7 +24,7 @@ from workflow_scripts.physics.layers import (
 Fields = dict[str, Any]
 Reader = Callable[[ConfigValues], Fields]
 
-WINDOWED, CHUNKED, FULL = "sliding_attention", "chunked_attention", "full_attention"
+WINDOWED, FULL = "sliding_attention", "full_attention"
 
 
 def attention_of(c: ConfigValues, *, head_dim: int | None = None, norms_over: str = "", **others: Any) -> Attention:
@@ -89,14 +89,12 @@ def _llama(c: ConfigValues, tied: bool = False, **changes: Any) -> Fields:
 
 
 def mixers_of(c: ConfigValues, kinds: Sequence[str], *, window: int | None = None, **changes: Any) -> dict[str, Mixer]:
-    """The attention of each of these kinds: with a window (`window`: the family's default), with chunks, or neither."""
+    """The attention of each of these kinds: with a window (`window`: the family's default) or without."""
     limits: dict[str, Fields] = {FULL: {}}
     if WINDOWED in kinds:
         limits[WINDOWED] = {"window": window_of(c, window)}
         if limits[WINDOWED]["window"] is None:
             raise c.fault("missing 'sliding_window'")
-    if CHUNKED in kinds:
-        limits[CHUNKED] = {"chunk": c.size("attention_chunk_size")}
     return {kind: attention_of(c, **changes, **limits[kind]) for kind in set(kinds)}
 
 
@@ -266,20 +264,6 @@ def _glm4_moe(c: ConfigValues) -> Fields:
     return _dense_first(c, mixer, _routed_and_shared(c))
 
 
-def _llama4_text(c: ConfigValues) -> Fields:
-    layers, hidden = c.size("num_hidden_layers"), c.size("hidden_size")
-    every = c.size("no_rope_layer_interval", 4)
-    rotary = c.numbers("no_rope_layers") or [int((i + 1) % every != 0) for i in range(layers)]
-    default = [CHUNKED if c.get("attention_chunk_size") and r else FULL for r in rotary]
-    kinds = c.layer_kinds("layer_types", layers, default, (FULL, CHUNKED))
-    step = c.size("interleave_moe_layer_step", 1)
-    sparse = c.numbers("moe_layers", layers) or range(step - 1, layers, step)
-    block = (experts_of(c, "num_local_experts", "intermediate_size"), mlp_of(c))
-    dense, mixers = (Mlp(c.size("intermediate_size_mlp")),), mixers_of(c, kinds, **biases(c))
-    stack = [Layer((mixers[kind],), block if i in sparse else dense, 2 * hidden) for i, kind in enumerate(kinds)]
-    return decoder(c, stack)
-
-
 def _gpt_oss(c: ConfigValues) -> Fields:
     router = c.size("num_local_experts")
     block = experts_of(c, "num_local_experts", "intermediate_size", bias=True, router_parameters=router)
@@ -426,7 +410,6 @@ READERS: dict[str, Reader] = {
     "glm4_moe": _glm4_moe,
     "glm4_moe_lite": lambda c: latent_experts(c, dense_layers=1),
     "minimax_m2": lambda c: _all_sparse(c, attention_of(c, head_dim=128, norms_over="all"), "num_local_experts"),
-    "llama4_text": _llama4_text,
     **dict.fromkeys(("mimo_v2_flash", "mimo_v2"), _mimo_v2),
     **dict.fromkeys(("minimax_m3_text", "minimax_m3_vl_text"), _minimax_m3),
     "step3p5": _step3p5,

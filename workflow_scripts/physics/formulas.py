@@ -77,20 +77,17 @@ def decode_kv_tokens_read(prompt_tokens: Number, output_tokens: Number) -> Numbe
     return further * (prompt_tokens + (further - 1) / 2)
 
 
-def attended_tokens(tokens: Number, limit: int | None = None, chunked: bool = False) -> Number:
+def attended_tokens(tokens: Number, limit: int | None = None) -> Number:
     """Pairs of tokens of which one attends to the other, in a text of `tokens` tokens. [Pope]
 
-    A token attends to itself and to all before it; with a `limit` only to the last `limit` tokens, itself included; if
-    `chunked` only to those in its own chunk of `limit` tokens. 1 + 2 + 3 + 4 + 5; 1 + 2 + 3 + 3 + 3; 1 + 2 + 3 + 1 + 2:
+    A token attends to itself and to all before it; with a `limit` only to the last `limit` tokens, itself included.
+    1 + 2 + 3 + 4 + 5; 1 + 2 + 3 + 3 + 3:
 
-    >>> attended_tokens(5.0), attended_tokens(5.0, 3), attended_tokens(5.0, 3, chunked=True)
-    (15.0, 12.0, 9.0)
+    >>> attended_tokens(5.0), attended_tokens(5.0, 3)
+    (15.0, 12.0)
     """
     if limit is None:
         return tokens * (tokens + 1) / 2
-    if chunked:
-        rest = tokens % limit
-        return tokens // limit * (limit * (limit + 1) / 2) + rest * (rest + 1) / 2
     within = np.minimum(tokens, limit)
     pairs: Number = within * (within + 1) / 2 + (tokens - within) * limit
     return pairs if isinstance(tokens, np.ndarray) else float(pairs)

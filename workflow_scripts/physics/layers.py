@@ -37,17 +37,16 @@ class Matrix:
 class Attention:
     """Attention to the keys and values of earlier tokens: all of them, or only the last `window`.
 
-    `chunk`: tokens attend only within chunks of this size. `gates`: of each head, beside its query. `value_dim`: of a
-    head, if not `head_dim`. `norm_parameters`: of norms over queries and keys. `sinks`: a learned score per head.
-    `keys_are_values`: one matrix makes both; caches still hold both. With an indexer (MiniMax-M3, 2026) a token attends
-    to the `chosen` tokens in blocks that it prefers, by one key of `indexer_dim` elements, in 16 bits in the cache.
+    `gates`: of each head, beside its query. `value_dim`: of a head, if not `head_dim`. `norm_parameters`: of norms over
+    queries and keys. `sinks`: a learned score per head. `keys_are_values`: one matrix makes both; caches still hold
+    both. With an indexer (MiniMax-M3, 2026) a token attends to the `chosen` tokens in blocks that it prefers, by one
+    key of `indexer_dim` elements, in 16 bits in the cache.
     """
 
     heads: int
     kv_heads: int
     head_dim: int
     window: int | None = None
-    chunk: int | None = None
     qkv_bias: bool = False
     output_bias: bool = False
     norm_parameters: int = 0
@@ -61,13 +60,11 @@ class Attention:
     @property
     def kind(self) -> str:
         """Name of the kind, with its size."""
-        if self.window is not None:
-            return f"window of {self.window}"
-        return f"chunks of {self.chunk}" if self.chunk is not None else "full"
+        return "full" if self.window is None else f"window of {self.window}"
 
     @property
     def reach(self) -> int | None:  # with the token itself; None without a limit
-        return self.window if self.window is not None else self.chunk
+        return self.window
 
     @property
     def attended(self) -> int | None:

@@ -18,7 +18,7 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.physics import formulas
-from workflow_scripts.physics.attention_families import CHUNKED, FULL, WINDOWED
+from workflow_scripts.physics.attention_families import FULL, WINDOWED
 from workflow_scripts.physics.attention_families import READERS as OF_TEXTS
 from workflow_scripts.physics.cache_types import CACHE_TYPES, CacheType
 from workflow_scripts.physics.config_values import ConfigValues
@@ -38,18 +38,17 @@ from workflow_scripts.physics.stored_weights import (
 # By `model_type`: reads the fields of `ModelFacts` that depend on the family.
 READERS = OF_TEXTS | HYBRIDS | PICTURES
 # What a list of `layer_types` may name, whatever the family; its reader may allow less.
-_LAYER_TYPES = {FULL, WINDOWED, CHUNKED, LINEAR, "attention", "mamba", "mlp", "moe"}
+_LAYER_TYPES = {FULL, WINDOWED, LINEAR, "attention", "mamba", "mlp", "moe"}
 # Value of `quantization` if the bytes of the weights are not known.
 NOT_COUNTED = "not counted"
 
 
 class Reach(NamedTuple):
-    """Layers that look back equally far: over at most `limit` tokens, or within chunks of `limit` tokens if `chunked`.
-    `kv_elements`: of one token in the caches of these layers. `prefill_pair_flops`, `decode_pair_flops`: operations for
-    each pair of tokens of which one attends to the other."""
+    """Layers that look back equally far: over at most `limit` tokens. `kv_elements`: of one token in the caches of
+    these layers. `prefill_pair_flops`, `decode_pair_flops`: operations for each pair of tokens of which one attends to
+    the other."""
 
     limit: int | None
-    chunked: bool
     kv_elements: int
     prefill_pair_flops: int
     decode_pair_flops: int
@@ -58,10 +57,10 @@ class Reach(NamedTuple):
     def suffix(self) -> str:
         """What distinguishes columns with sums over this reach.
 
-        >>> Reach(128, False, 1, 1, 1).suffix, Reach(None, False, 1, 1, 1).suffix
+        >>> Reach(128, 1, 1, 1).suffix, Reach(None, 1, 1, 1).suffix
         ('_window_128', '')
         """
-        return "" if self.limit is None else f"_{'chunk' if self.chunked else 'window'}_{self.limit}"
+        return "" if self.limit is None else f"_window_{self.limit}"
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ class ModelFacts:
         """The attention that every layer has, to all earlier tokens. Raises ModelFactsError if layers differ, or have
         another memory than keys and values of all earlier tokens."""
         match self.mixers:
-            case [Attention(window=None, chunk=None) as attention] if all(layer.mixers for layer in self.stack):
+            case [Attention(window=None) as attention] if all(layer.mixers for layer in self.stack):
                 return attention
         raise self._memory_fault()
 
@@ -154,13 +153,12 @@ class ModelFacts:
     def reaches_on(self, tensor: int) -> tuple[Reach, ...]:
         """The same with what `tensor` ranks keep together: each keeps at least one KV head, and all of a latent
         vector."""
-        reach_sums: dict[tuple[int | None, bool], list[int]] = {}
+        reach_sums: dict[int | None, list[int]] = {}
         for part, count in self.of_kind(Attention, LatentAttention):
-            chunked = part.reach is not None and part.window is None
-            sums = reach_sums.setdefault((part.attended, chunked), [0, 0, 0])
+            sums = reach_sums.setdefault(part.attended, [0, 0, 0])
             per_layer = (tensor * part.cache_elements(tensor), part.prefill_pair_flops, part.decode_pair_flops)
             sums[:] = (total + count * size for total, size in zip(sums, per_layer, strict=True))
-        return tuple(Reach(*key, *sums) for key, sums in reach_sums.items())
+        return tuple(Reach(limit, *sums) for limit, sums in reach_sums.items())
 
     @property
     def state_flops(self) -> int:
@@ -275,7 +273,7 @@ class ModelFacts:
     def bytes_per_token(self, kv_cache_dtype: str = "auto", tensor: int = 1) -> int:
         """Bytes that one token holds in the KV cache of the whole model, on all of `tensor` ranks together.
 
-        A token counts in every layer that keeps it; a layer with a window or chunks forgets it later. Each rank keeps
+        A token counts in every layer that keeps it; a layer with a window forgets it later. Each rank keeps
         at least one whole KV head, and all of a latent vector, so more ranks may keep more.
 
         2 x 3 layers x 1 KV head x 4 elements x 4 bytes, and twice that on two ranks:

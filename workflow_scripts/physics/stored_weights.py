@@ -102,9 +102,6 @@ def roles_left_out(config: Mapping[str, Any], layers: int) -> list[frozenset[Rol
     names = [str(name) for key in _LEFT_OUT for name in stored.get(key) or () if not _never_quantized(str(name))]
     if not names or stored.get("quant_method") in _EXPERTS_ONLY:
         return [frozenset()] * layers
-    if (config.get("text_config") or config).get("attention_chunk_size"):
-        # Llama-4-Scout in FP8 has 15 % less KV cache than follows from its file, and is 25 % slower.
-        raise ModelFactsError("quantization that leaves out some layers, with attention in chunks, is not supported")
     where = "hf_quant_config.json: " if stored.get("exclude_modules") else ""
     fault = (where + "quantization that leaves out some layers is not supported: {!r}").format
     matrices = {f"layers.{n}.{m}": (n, role) for n in range(layers) for role, ms in _LEAVABLE.items() for m in ms}

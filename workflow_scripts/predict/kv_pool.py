@@ -92,12 +92,12 @@ class Held:
 
 
 class BlockTable:
-    """Blocks of a group of layers that keep all tokens, or with `reach` only a window or the current chunk of them."""
+    """Blocks of a group of layers that keep all tokens, or with `reach` only a window of them."""
 
     def __init__(self, number: int, pool: KvPool, max_model_len: int, blocks: "BlockPool") -> None:
         self.number, group = number, pool.groups[number]
         # A prompt may go on from the state after its last token as it does from a window of the two tokens around it.
-        self.reach, self.chunked = 2 if group.reach == 0 else group.reach, group.chunked
+        self.reach = 2 if group.reach == 0 else group.reach
         self.block_size = int(pool.block_size * group.stretch)
         self.most = pool.blocks_of_group(group, max_model_len)
         self.blocks = blocks
@@ -107,8 +107,6 @@ class BlockTable:
         """Blocks at the beginning that are not needed once `tokens` tokens are computed."""
         if self.reach is None:
             return 0
-        if self.chunked:
-            return tokens // self.reach * self.reach // self.block_size
         return max(0, tokens - self.reach + 1) // self.block_size
 
     def needed(self, r: LiveRequest, end: int, hits: Sequence[Block | None], start: int, *, whole: bool) -> int:
@@ -167,7 +165,7 @@ class BlockTable:
     def may_be_found(self, r: LiveRequest, index: int) -> bool:
         """Whether a later prompt may go on from here; with a window or a state only at the end of the prompt's last
         block, or where texts diverge."""
-        if self.reach is None or self.chunked:
+        if self.reach is None:
             return True
         ends = [(r.prompt - 1) // self.block_size, r.junction // self.block_size]
         return any(end - self.window_blocks <= index < end for end in ends)
@@ -384,9 +382,9 @@ class BlockPool:
         self.counting = self.tables[0] if isinstance(self.tables[0], CountedTable) else None
         self.states = [table for table in self.tables if isinstance(table, KeptStateTable)]
         # Groups of one kind are looked up together, those that keep all tokens first.
-        of_kind: defaultdict[tuple[int | None, bool], list[BlockTable]] = defaultdict(list)
+        of_kind: defaultdict[int | None, list[BlockTable]] = defaultdict(list)
         for group, table in zip(pool.groups, self.tables, strict=True):
-            of_kind[group.reach, group.chunked].append(table)
+            of_kind[group.reach].append(table)
         self._kinds = sorted(of_kind.values(), key=lambda tables: tables[0].reach is not None)
         self._no_hits: Hits = [()] * len(self.tables)
 
@@ -580,8 +578,8 @@ def _find_kind(tables: Sequence[BlockTable], request: LiveRequest, tokens: int) 
 
     first_table = tables[0]
     most = tokens // first_table.block_size
-    if first_table.reach is None or first_table.chunked:
-        rows: list[list[Block | None] | None] = [None] * first_table.skipped(tokens)
+    if first_table.reach is None:
+        rows: list[list[Block | None] | None] = []
         while len(rows) < most and (row := cached(len(rows))) is not None:
             rows.append(row)
         return rows

@@ -152,7 +152,7 @@ class Segments:
     `waiting`: requests in the engine's waiting queue.
     `blocks_held`: KV blocks that sequences hold in the run's first step.
     `idle_s`: how long the engine waited for a request before the run's first step.
-    `near`: of a model with windows or chunks, what tokens look at there, by size and whether they are chunks.
+    `near`: of a model with windows, what tokens look at there, by the size of the window.
     """
 
     steps: IntArray
@@ -167,18 +167,18 @@ class Segments:
     waiting: IntArray
     blocks_held: IntArray
     idle_s: FloatArray
-    near: Mapping[tuple[int, bool], "Within"] = field(default_factory=dict)
+    near: Mapping[int, "Within"] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.steps)
 
-    def within(self, limit: int | None, chunked: bool) -> "Within":
-        """What tokens look at in layers that look back over at most `limit` tokens, or over chunks of `limit` tokens.
-        Raises ScheduleError if the schedule is one of a model without such layers."""
+    def within(self, limit: int | None) -> "Within":
+        """What tokens look at in layers that look back over at most `limit` tokens. Raises ScheduleError if the
+        schedule is one of a model without such layers."""
         if limit is not None:
-            if (limit, chunked) not in self.near:
-                raise ScheduleError("the schedule does not say what layers with a window or chunks look at")
-            return self.near[limit, chunked]
+            if limit not in self.near:
+                raise ScheduleError("the schedule does not say what layers with a window look at")
+            return self.near[limit]
         looked_back = self.decode_kv_tokens - self.decode_seqs + self.prefill_kv_tokens - self.prefill_tokens
         return Within(self.decode_kv_tokens, looked_back, self.prefill_attended_tokens)
 

@@ -210,8 +210,7 @@ class Scheduler:
         self.first_step, self.first_token_step, self.last_token_step = ([-1] * count for _ in range(3))
         self.preemptions, self.cached_tokens, self.recomputed_tokens = ([0] * count for _ in range(3))
         self.columns, self.idle_s = array("q"), array("d")
-        reaches = dict.fromkeys((group.reach, group.chunked) for group in pool.groups if group.reach)
-        self.near: dict[tuple[int, bool], array[int]] = {(int(r), chunked): array("q") for r, chunked in reaches}
+        self.near: dict[int, array[int]] = {group.reach: array("q") for group in pool.groups if group.reach}
 
     def run(self) -> Schedule:
         while True:
@@ -432,17 +431,17 @@ class Scheduler:
         self.ending = []
 
     def _note_near(self, scheduled: dict[LiveRequest, int]) -> None:
-        """Note what the tokens of a step look at in layers with a window or chunks; in the order of `Within`."""
-        for (limit, chunked), column in self.near.items():
+        """Note what the tokens of a step look at in layers with a window; in the order of `Within`."""
+        for limit, column in self.near.items():
             attended = read = pairs = 0
             for request, tokens in scheduled.items():
                 start, end = request.computed, request.computed + tokens
                 if start >= request.goal:
-                    kept = start % limit + 1 if chunked else min(end, limit)
+                    kept = min(end, limit)
                     attended, read = attended + kept, read + kept - 1
                 else:
-                    read += start % limit if chunked else min(start, limit - 1)
-                    pairs += int(attended_tokens(end, limit, chunked) - attended_tokens(start, limit, chunked))
+                    read += min(start, limit - 1)
+                    pairs += int(attended_tokens(end, limit) - attended_tokens(start, limit))
             column.extend((attended, read, pairs))
 
     def _segments(self, rows: IntArray, idle_s: "np.ndarray", last: int) -> Segments:

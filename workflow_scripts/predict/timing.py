@@ -50,7 +50,7 @@ def step_work(
     read_more: float = 0.0
     computed_more: AnyFloats = 0.0  # per further step of a run and decoding sequence
     for reach in facts.reaches_on(ranks):
-        near = segments.within(reach.limit, reach.chunked)
+        near = segments.within(reach.limit)
         kv_bytes, pair_flops = float(reach.kv_elements * element), float(reach.decode_pair_flops)
         if steps.one_mask:
             # HuggingFace puts the KV together, expands it if query heads share it, and reads it.

@@ -50,7 +50,7 @@ def reaches_of(models: Iterable[str]) -> set[Reach]:
     """The reaches of layers of these models that do not attend to all tokens; unknown models are left out."""
     all_facts = [facts for model in models if (facts := known_facts(model))]
     limited = (reach for facts in all_facts for reach in facts.reaches if reach.limit is not None)
-    return {Reach(reach.limit, reach.chunked, 0, 0, 0) for reach in limited}
+    return {Reach(reach.limit, 0, 0, 0) for reach in limited}
 
 
 def forgets(model: str) -> bool:
@@ -111,7 +111,7 @@ def request_sums(
     for reach in reaches:
 
         def pairs(tokens: FloatArray, reach: Reach = reach) -> FloatArray:
-            return formulas.attended_tokens(tokens, reach.limit, reach.chunked)
+            return formulas.attended_tokens(tokens, reach.limit)
 
         attended = pairs(p + decode) - pairs(p)
         terms[f"prefill_attended_tokens{reach.suffix}"] = pairs(p) - pairs(c)

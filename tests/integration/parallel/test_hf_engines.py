@@ -276,14 +276,12 @@ LATENT = {
     **{"qk_nope_head_dim": 8, "first_k_dense_replace": 2, "n_routed_experts": 4, "moe_intermediate_size": 16},
 }
 OWN_HEADS = {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0, "head_dim": 8, "global_head_dim": 16}
-CHUNKS = {"model_type": "llama4_text", "attention_chunk_size": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
 
 
 @pytest.mark.parametrize(
     ("family", "told"),
     [
         (LATENT, "or of a window (deepseek_v3)"),
-        (CHUNKS | {"intermediate_size_mlp": 64}, "or of a window (llama4_text)"),
         (OWN_HEADS, "or of a window (gemma4_text)"),
     ],
 )

@@ -68,13 +68,11 @@ ALL_TOKENS = KvGroup("all tokens", (0,), 1, None)
 def spec(group: KvGroup, settings: SchedulerSettings) -> Any:
     """What layers of a group keep, as vLLM's layers say it."""
     import torch
-    from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, MambaSpec, SlidingWindowSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
     common = {"block_size": settings.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
     if group.reach is None:
         return FullAttentionSpec(**common)
-    if group.chunked:
-        return ChunkedLocalAttentionSpec(**common, attention_chunk_size=group.reach)
     if group.reach:
         return SlidingWindowSpec(**common, sliding_window=group.reach)
     state = {"shapes": ((1,),), "dtypes": (torch.float32,)}
@@ -322,7 +320,6 @@ def _hashed(rng: random.Random, prompt: int) -> HashedBlocks:
 LAYERS: dict[str, list[list[int | None]]] = {
     "window": [[5], [40]],
     "windows beside all": [[None, 5], [40, None], [16, 16, None], [None, 100, 100, 100]],
-    "chunks": [[None, 16], [48, 48, 48, None]],
     "states": [[None, 0], [0, 0, 0, None]],
     "kept states": [[None, 0], [0, 0, 0, None]],
     "windows and states": [[24, 0], [None, 24, 0, 0], [6, 40, None]],
@@ -341,10 +338,7 @@ def draw_layers(kind: str, seed: int) -> Case:
     if has_states:
         tokens = max(tokens, rng.choice([1, block_size, 3 * block_size]))
     pool = KvPool(
-        groups=tuple(
-            KvGroup(kind, (number,), 1, reach, chunked=kind == "chunks" and reach is not None)
-            for number, reach in enumerate(reaches)
-        ),
+        groups=tuple(KvGroup(kind, (number,), 1, reach) for number, reach in enumerate(reaches)),
         page_bytes=1,
         block_size=block_size,
         state_blocks=rng.choice([2, 3]) if caching else 1,

@@ -107,19 +107,18 @@ def settings_of(*reaches: int | None, caching: bool = False, state_blocks: int =
     return SchedulerSettings(8, 64, 4, 64, enable_prefix_caching=caching, async_scheduling=False, pool=of_layers)
 
 
-def test_what_tokens_look_at_within_a_window_and_a_chunk_and_the_blocks_that_it_takes():
-    chunks = KvGroup("chunks", (1,), 1, 4, chunked=True)
-    both = KvPool((KvGroup("window", (0,), 1, 3), chunks), 1, 4, 1, 64)
+def test_what_tokens_look_at_within_a_window_and_the_blocks_that_it_takes():
+    both = KvPool((KvGroup("window", (0,), 1, 3), KvGroup("longer", (1,), 1, 4)), 1, 4, 1, 64)
     segments = make_schedule(lengths((6, 3)), replace(settings_of(ALL), pool=both)).segments
-    # A prompt of 6 tokens, and the 7th and 8th: windows hold 3 of them, chunks the 5th to the 8th.
-    window, chunk = segments.within(3, False), segments.within(4, True)
+    # A prompt of 6 tokens, and the 7th and 8th: windows hold 3 or 4 of them.
+    window, longer = segments.within(3), segments.within(4)
     assert window.prefill_attended_tokens.tolist() == [1 + 2 + 3 + 3 + 3 + 3, 0, 0]
     assert (window.decode_kv_tokens.tolist(), window.looked_back.tolist()) == ([0, 3, 3], [0, 2, 2])
-    assert chunk.prefill_attended_tokens.tolist() == [1 + 2 + 3 + 4 + 1 + 2, 0, 0]
-    assert (chunk.decode_kv_tokens.tolist(), chunk.looked_back.tolist()) == ([0, 3, 4], [0, 2, 3])
-    assert segments.within(None, False).decode_kv_tokens.tolist() == [0, 7, 8]
+    assert longer.prefill_attended_tokens.tolist() == [1 + 2 + 3 + 4 + 4 + 4, 0, 0]
+    assert (longer.decode_kv_tokens.tolist(), longer.looked_back.tolist()) == ([0, 4, 4], [0, 3, 3])
+    assert segments.within(None).decode_kv_tokens.tolist() == [0, 7, 8]
     with pytest.raises(ScheduleError, match="layers with a window"):
-        make_schedule(lengths((6, 3)), replace(settings_of(), pool=None)).segments.within(3, False)
+        make_schedule(lengths((6, 3)), replace(settings_of(), pool=None)).segments.within(3)
     # 15 computed tokens: 4 blocks that keep all, 1 for the state.
     least = replace(settings_of(ALL, STATE), num_blocks=6)
     assert make_schedule(lengths((10, 6)), least).peak_blocks_held == 5

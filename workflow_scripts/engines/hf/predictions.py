@@ -24,8 +24,8 @@ def why_paged_cache_is_refused(facts: ModelFacts) -> str | None:
     True
     """
     mixers = {mixer for layer in facts.layer_counts for mixer in layer.mixers}
-    held = {(m.kv_heads, m.head_dim) for m in mixers if isinstance(m, Attention) and m.chunk is None}
-    if len(held) == 1 and all(isinstance(mixer, Attention) and mixer.chunk is None for mixer in mixers):
+    held = {(m.kv_heads, m.head_dim) for m in mixers if isinstance(m, Attention)}
+    if len(held) == 1 and all(isinstance(mixer, Attention) for mixer in mixers):
         return None
     what = "keys and values of one width, of all tokens or of a window"
     return f"the paged cache of transformers holds {what} ({facts.model_type})"

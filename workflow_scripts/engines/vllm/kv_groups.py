@@ -29,7 +29,6 @@ from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
 # vLLM versions at which the planning of the pool changed.
 _IN_FLIGHT = (0, 26)  # a window also keeps the tokens of the batch that is planned while another one runs
 _PREFILL_CHECKPOINT = (0, 32)  # a Mamba-2 layer keeps a further state, made within a prefill for later prompts
-_FREES_CHUNKS = (0, 13)  # chunks are given back by default (vllm-project/vllm#29627)
 _TOKENS_BY_CONCURRENCY = (0, 21)  # "KV cache size: N tokens" is the concurrency times max_model_len
 
 _SIDE_BY_SIDE = (0, 32)  # how pages of several sizes of a layer are packed is known from here on
@@ -45,31 +44,26 @@ def layers_with_memory(stack: Sequence[Layer]) -> Iterator[tuple[Mixer, int]]:
         yield from ((mixer, number) for mixer in layer.mixers)
 
 
-def kept_tokens(mixer: Mixer, frees_chunks: bool = True) -> tuple[int | None, bool]:
-    """How many tokens vLLM keeps for a layer (None for all), and whether only those of the current chunk."""
-    if isinstance(mixer, State):
-        return 0, False
-    if isinstance(mixer, Attention) and mixer.chunk is not None:
-        return (mixer.chunk, True) if frees_chunks else (None, False)
-    return mixer.reach, False
+def kept_tokens(mixer: Mixer) -> int | None:
+    """How many tokens vLLM keeps for a layer; None for all."""
+    return 0 if isinstance(mixer, State) else mixer.reach
 
 
-def layer_groups(stack: Sequence[Layer], frees_chunks: bool = True) -> Iterator[KvGroup]:
+def layer_groups(stack: Sequence[Layer]) -> Iterator[KvGroup]:
     """The groups of a model (vllm/v1/core/kv_cache_utils.py, `get_kv_cache_groups`): six layers with a window and two
-    that keep all tokens are four groups of two. `frees_chunks`: whether layers with chunks keep only the current one.
-    """
-    of_kind: dict[tuple[int | None, bool], list[tuple[Mixer, int]]] = {}
+    that keep all tokens are four groups of two."""
+    of_kind: dict[int | None, list[tuple[Mixer, int]]] = {}
     for mixer, number in layers_with_memory(stack):
-        of_kind.setdefault(kept_tokens(mixer, frees_chunks), []).append((mixer, number))
+        of_kind.setdefault(kept_tokens(mixer), []).append((mixer, number))
     sizes = [len(members) for members in of_kind.values()]
     # The smallest kind gives the size, unless the largest is hardly larger: then padding costs less than more groups.
     size = max(sizes) if max(sizes) < 1.5 * min(sizes) else min(sizes)
-    for (reach, chunked), members in of_kind.items():
+    for reach, members in of_kind.items():
         count = math.ceil(len(members) / size)
         for first in range(count):
             # Every `count`-th layer, so that each stage of a pipeline has layers of each group.
             own = members[first::count]
-            yield KvGroup(own[0][0].kind, tuple(number for _, number in own), size, reach, chunked)
+            yield KvGroup(own[0][0].kind, tuple(number for _, number in own), size, reach)
 
 
 def packed_groups(stack: Sequence[Layer]) -> Iterator[KvGroup]:
@@ -119,7 +113,7 @@ def _planned(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, ki
     states = {facts.bytes_of_state(mixer, tensor, drafted) for mixer in mixers if isinstance(mixer, State)}
     kinds = {(kept_tokens(mixer), isinstance(mixer, LatentAttention)) for mixer in mixers}
     # Layers that all keep all tokens form one group, whatever their bytes.
-    several = len(per_token) > 1 and {kept for kept, _ in kinds} != {(None, False)}
+    several = len(per_token) > 1 and {kept for kept, _ in kinds} != {None}
     packed = any(isinstance(mixer, CompressedAttention) for mixer in mixers)
     latent = not packed and any(isinstance(mixer, LatentAttention) for mixer in mixers)
     unequal = several and not packed and (states or len(kinds) < len(mixers) or latent)
@@ -146,7 +140,7 @@ def _planned(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, ki
         step = max(KERNEL_BLOCK[kind], settings.block_size, _KERNEL_BLOCK_LATENT if latent else 0)
         block_size = max(block_size, step * math.ceil(max(states) / (step * token_bytes)))
 
-    groups = tuple(packed_groups(stack) if packed else layer_groups(stack, settings.version >= _FREES_CHUNKS))
+    groups = tuple(packed_groups(stack) if packed else layer_groups(stack))
     if len(per_token) > 1 and not several:
         groups = tuple(replace(one, layer_bytes=tuple(block_size * size for size in own.values())) for one in groups)
     elif several and not packed:

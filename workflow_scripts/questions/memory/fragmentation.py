@@ -91,7 +91,7 @@ def layouts(t: pd.DataFrame) -> Iterator[pd.DataFrame]:
     layers has none."""
     for (model, dtype), part in t.groupby(["model", "dtype"], sort=False):
         facts = known_facts(str(model), str(dtype))
-        if facts is None or all(kept_tokens(mixer)[0] is None for mixer, _ in layers_with_memory(facts.stack)):
+        if facts is None or all(kept_tokens(mixer) is None for mixer, _ in layers_with_memory(facts.stack)):
             yield from _of_tokens(part)
 
 

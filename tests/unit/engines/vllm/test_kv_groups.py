@@ -317,13 +317,7 @@ def pool_of(config, kind="cuda", **given):
     return kv_pool(facts, asked, batch_of(asked, facts, GPU), kind)
 
 
-def test_chunks_and_windows_keep_what_each_version_keeps():
-    config = GPT_OSS | {"model_type": "llama4_text", "intermediate_size_mlp": 64, "attention_chunk_size": 128}
-    assert len(pool_of(config, vllm_version="0.12").groups) == 1
-    now = pool_of(config)
-    assert [(group.kind, len(group.layers)) for group in now.groups] == [("chunks of 128", 9)] * 3 + [("full", 9)]
-    assert now.blocks_per_request(40960) == 3 * -(-(128 + 2 * 8192) // 16) + 40960 // 16
-
+def test_windows_keep_what_each_version_keeps():
     def blocks(version, kind="cuda"):
         windows = GPT_OSS | {"layer_types": ["sliding_attention"] * 36}
         pool = pool_of(windows, kind, max_model_len=40960, max_num_batched_tokens=2048, vllm_version=version)
