@@ -124,7 +124,6 @@ MOST_ROWS = 100
 # Columns that most tables share: where a cell was measured, and how.
 PLACE_HEADINGS: Mapping[str, str] = {"gpu": "Device", "engine": "Engine", "model": "Model", "workload": "Workload"}
 CELL: Mapping[str, str] = {**PLACE_HEADINGS, "knobs": "Settings"}
-REPEAT_COLUMNS: Mapping[str, str] = {"start": "Start", "repeat": "Repeat"}
 
 
 Draw = Callable[[Tables], Plot]

@@ -8,8 +8,7 @@ from workflow_scripts.questions.cells import workload_requests
 from workflow_scripts.questions.devices import section as device_ratios
 from workflow_scripts.questions.energy import section as energy
 from workflow_scripts.questions.engines import section as vllm_against_hf
-from workflow_scripts.questions.environments import section as environments_compared
-from workflow_scripts.questions.knobs import latency, prefix_caching, sequence_limit, speculation
+from workflow_scripts.questions.knobs import latency, prefix_caching, sequence_limit
 from workflow_scripts.questions.knobs import section as other_settings
 from workflow_scripts.questions.limits import section as hardware_limits
 from workflow_scripts.questions.memory import kv_block_size
@@ -25,8 +24,8 @@ schemas()  # imports every module that makes a table, so that each table is chec
 
 # The sections of the page, then what it folds at its end.
 _SECTIONS = (
-    *(sequence_limit, device_ratios, environments_compared, latency, servers_under_load, hardware_limits),
-    *(energy, vllm_against_hf, prefix_caching, kv_block_size, memory_pressure, other_settings, speculation),
+    *(sequence_limit, device_ratios, latency, servers_under_load, hardware_limits),
+    *(energy, vllm_against_hf, prefix_caching, kv_block_size, memory_pressure, other_settings),
     *(predicted_and_measured, how_sure),
 )
 SECTIONS: Sequence[Subject] = [module.SUBJECT for module in _SECTIONS]

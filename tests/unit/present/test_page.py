@@ -146,7 +146,7 @@ def test_what_is_missing_is_shown_as_missing(results, tmp_path, cells):
     there = [section for section in SUBJECTS if section.is_in(results.report.study)]
     assert {section.id for section in there} <= set(page.ids())
     empty = [attributes["id"] for tag, attributes in page.elements if tag == "p" and "id" in attributes]
-    lacking = "devices limits knobs speculation predictions serving recommendations"
+    lacking = "devices limits knobs predictions serving recommendations"
     assert set(lacking.split()) - set(empty) == set()
     assert "the figures were not drawn" in " ".join(page.text["p"])
 

@@ -1,4 +1,5 @@
-"""Every other setting that was varied, and the model: each has an answer, and the table has all comparisons."""
+"""Every other setting that was varied, the model and the environment: each has an answer, and tables have all
+comparisons."""
 
 from collections.abc import Iterator
 
@@ -19,7 +20,10 @@ from workflow_scripts.study.setting_words import instead_of, knob_name, setting_
 from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require
 
 # Settings that have a section.
-OWN_SECTION = ("block_size", "enable_prefix_caching", "num_speculative_tokens")
+OWN_SECTION = ("block_size", "enable_prefix_caching")
+ENVIRONMENT = "environment"
+# What cells differ in beside a setting.
+KINDS = ("model", ENVIRONMENT)
 MOST_ANSWERS = 3
 
 
@@ -56,16 +60,17 @@ def _names(tables: Tables) -> list[str]:
     except MissingError:
         main = ""
     names = [name for name in every_knob_compared(tables) if name not in (*OWN_SECTION, *OF_ARRIVALS, main)]
-    models = tables.get("comparisons", "kind")["kind"].eq("model").any()
-    return [*names, *["model"] * bool(models)]
+    kinds = set(tables.get("comparisons", "kind")["kind"])
+    return [*names, *(kind for kind in KINDS if kind in kinds)]
 
 
 def _others(tables: Tables, name: str) -> pd.DataFrame:
-    return comparisons(tables, "model" if name == "model" else "knob", name)
+    return comparisons(tables, name if name in KINDS else "knob", name)
 
 
 def answers(report: Report) -> Iterator[Answer]:
-    for name in _names(report.tables)[:MOST_ANSWERS]:
+    names = sorted(_names(report.tables), key=lambda name: name != ENVIRONMENT)
+    for name in names[:MOST_ANSWERS]:
         rows, what = _others(report.tables, name), knob_name(name)
         yield from setting_answer(report.tables, rows, f"{capital(what)} matters?", what, helps=False)
 
@@ -79,9 +84,12 @@ def sentence(report: Report) -> str:
 SUBJECT = Subject(
     id="knobs",
     title="Other settings",
-    asked="another model|experts|8-bit|parallel|settings",
+    asked="another model|experts|8-bit|parallel|settings|draft|versions|environment",
     sentence=sentence,
     figures=[other_settings],
     answers=answers,
-    tables=[compared("knob", caption=f"Every comparison of a setting by {column(RATE).in_words}"), compared("model")],
+    tables=[
+        compared("knob", caption=f"Every comparison of a setting by {column(RATE).in_words}"),
+        *map(compared, KINDS),
+    ],
 )

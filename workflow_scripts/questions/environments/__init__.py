@@ -1,1 +1,0 @@
-"""The question of environments: its table and its section of the page."""
