@@ -58,8 +58,8 @@ KNOB, LOAD, DEVICE = "knob", "load", "device"
 # The interval excludes 1, but no verdict is reached.
 LIKELY = "likely"
 EQUAL, DIFFERS = "equal", "differs"
-# Of devices, and of servers by the load that they get; their throughput follows from it.
-TOTAL, SERVER_LATENCIES = "total_tokens_per_s", ("ttft_s_p50", "tpot_s_p50", "e2e_s_p50")
+# Of servers by the load that they get; their throughput follows from it.
+SERVER_LATENCIES = ("ttft_s_p50", "tpot_s_p50", "e2e_s_p50")
 
 SCHEMA = table_schema(
     "comparisons",
@@ -132,14 +132,13 @@ def comparison_tables(
         of_servers = Summaries(served)
         parts += [part for name in SERVER_LATENCIES for part in _of_settings(of_servers, margin_pct, looks, name)]
     explained = pd.DataFrame(columns=list(EXPLANATIONS.columns))
-    for metric in (RATE, TOTAL):
-        summary, samples = known(metric)
-        rows, found = pairs(summary, GPU)
-        shown = shown_by(samples, found, margin_pct, looks)
-        parts.append(_rows(rows, shown.assign(metric=metric, margin_pct=margin_pct), DEVICE, GPU))
-        if metric == RATE and len(found):
-            by_rate = compare(samples, *(found[f"sample_{side}"].to_numpy() for side in "ba"))
-            explained = explanations(rows, shown, by_rate, rates or {}, predictions)
+    summary, samples = known(RATE)
+    rows, found = pairs(summary, GPU)
+    shown = shown_by(samples, found, margin_pct, looks)
+    parts.append(_rows(rows, shown.assign(metric=RATE, margin_pct=margin_pct), DEVICE, GPU))
+    if len(found):
+        by_rate = compare(samples, *(found[f"sample_{side}"].to_numpy() for side in "ba"))
+        explained = explanations(rows, shown, by_rate, rates or {}, predictions)
     parts += [_of_engines(known, looks, kind) for kind in (ENGINE, SERVER)]
     table = stacked(parts)
     undecided = table["verdict"].eq(NOT_DECIDED) & ((table["low"] > 1) | (table["high"] < 1))

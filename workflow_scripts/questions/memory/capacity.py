@@ -35,16 +35,13 @@ _PRINTED_GIB = {
     "observed_cuda_graphs_bytes": "cuda_graph_gib",
     "observed_kv_cache_bytes": "available_kv_cache_gib",
 }
-_OBSERVED = {"observed_block_size": "block_size_effective", "observed_num_blocks": "num_gpu_blocks"}
+_OBSERVED = {"observed_num_blocks": "num_gpu_blocks"}
 _OBSERVED |= {f"observed_{name}": name for name in ("kv_cache_tokens", "max_concurrency")}
 # Column <- field of a prediction.
 _PREDICTED_TEXT = {"predicted_for_version": "vllm_version"}
 _PREDICTED_TEXT |= {f"predicted_{name}": name for name in ("infeasible", "unknown", "dtype")}
 _PREDICTED = {name: name for name in ("gpu_memory_utilization", "bytes_per_token", "bytes_per_block")}
-_PREDICTED |= {
-    f"predicted_{name}": name
-    for name in ("block_size", "device_memory_bytes", "budget_bytes", "other_bytes", *COMPARED)
-}
+_PREDICTED |= {f"predicted_{name}": name for name in COMPARED}
 # A record of a prediction, as far as it is read.
 _NUMBER = StrictInt | StrictFloat
 _Prediction = mapping_of(
@@ -68,17 +65,11 @@ SCHEMA = table_schema(
     TEXT("predicted_infeasible", "why the engine would refuse the cell"),
     TEXT("predicted_unknown", "why there is no prediction"),
     NUMBER("gpu_memory_utilization", "share of the memory; null if the cell sets the size of the cache"),
-    NUMBER("predicted_block_size", "tokens per block"),
     NUMBER("bytes_per_token bytes_per_block", "KV cache of one device, by formula"),
-    NUMBER(
-        "predicted_device_memory_bytes predicted_budget_bytes predicted_other_bytes",
-        "device memory, the engine's share of it, and memory of libraries",
-    ),
     NUMBER(
         [f"predicted_{term}" for term in COMPARED],
         "terms of the prediction; activation includes graphs, as engines print it",
     ),
-    NUMBER("predicted_overhead_bytes", "weights, activation, graphs and libraries"),
     NUMBER(
         [*_PRINTED_GIB, *_OBSERVED],
         "the same terms, printed by the engine; blocks and tokens are null if it refused the cell",
@@ -112,9 +103,9 @@ def _predicted(predictions: pd.DataFrame) -> pd.DataFrame:
         | {name: predictions[field].astype("string") for name, field in _PREDICTED_TEXT.items()}
         | {name: predictions[field].astype(float) for name, field in _PREDICTED.items()}
     )
-    table["predicted_activation_bytes"] += table["predicted_cuda_graphs_bytes"]
-    taken = table["predicted_weights_bytes"] + table["predicted_activation_bytes"] + table["predicted_other_bytes"]
-    return table.assign(predicted_overhead_bytes=taken)
+    return table.assign(
+        predicted_activation_bytes=table["predicted_activation_bytes"] + table["predicted_cuda_graphs_bytes"]
+    )
 
 
 def _with_errors(table: pd.DataFrame) -> pd.DataFrame:

@@ -2,9 +2,6 @@
 
 from collections.abc import Iterator
 
-import pandas as pd
-
-from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import read_yaml
@@ -35,34 +32,6 @@ def counts(report: Report) -> Iterator[Block]:
         f"{len(grid)} cells: {became}. A cell is one combination of device, engine, model, workload and engine "
         f"settings. The study asks for {plural(report.study.repeats, 'timed repeat')} of each, after a warm-up."
     )
-
-
-def devices(report: Report) -> Iterator[Block]:
-    catalogue = load_gpus()
-    reported = report.tables.rows.dropna(subset="device_name").groupby("gpu")["device_name"].unique().map(sorted)
-    rows = [
-        {
-            "Device": gpu,
-            "memory_bandwidth_bytes_per_s": spec.memory_bandwidth_bytes_per_s,
-            "dense_flop_per_s": (spec.dense_flop_per_s or {}).get("bf16"),
-            "memory_bytes": spec.usable_memory_bytes or spec.memory_bytes,
-            "tdp_w": spec.tdp_w,
-            "Reported name": ", ".join(reported.get(gpu, [])) or None,
-            "Sources": "; ".join(dict.fromkeys(spec.sources.values())) or "no data sheet",
-        }
-        for gpu in dict.fromkeys(report.grid["gpu"])
-        if (spec := catalogue.get(gpu))
-    ]
-    headings = {
-        "Device": "",
-        "memory_bandwidth_bytes_per_s": "Memory bandwidth",
-        "dense_flop_per_s": "Dense matrix rate (BF16)",
-        "memory_bytes": "Memory for programs",
-        "tdp_w": "Power limit",
-        "Reported name": "",
-        "Sources": "",
-    }
-    yield table_of(pd.DataFrame(rows), headings, "Devices, with data-sheet numbers")
 
 
 def provenance(report: Report) -> Iterator[Block]:
@@ -119,7 +88,7 @@ def glossary(report: Report) -> Iterator[Block]:
 
 
 SUBJECTS = (
-    Subject(id="runs", title="What was run", tables=[counts, devices]),
+    Subject(id="runs", title="What was run", tables=[counts]),
     Subject(id="provenance", title="Provenance", tables=[provenance]),
     Subject(id="take-away", title="Citation and data", tables=[citation, files]),
     Subject(id="glossary", title="Glossary", tables=[glossary]),
