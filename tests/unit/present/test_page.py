@@ -155,7 +155,7 @@ def test_a_study_of_which_nothing_ran_has_a_page_and_one_without_cells_has_none(
     provenance = ["host", "engine_version", "git_commit", "started_at", "cpu_steal_pct", "cpu_others_pct"]
     cells = cells.drop_duplicates("cell_id").assign(outcome="missing", reason=None, **dict.fromkeys(provenance))
     cells["repeat"] = float("nan")
-    assert any("80 cells: 80 not run." in text for text in page_of(results, tmp_path, cells).text["p"])
+    assert any("0 of 80 cells have a rate." in text for text in page_of(results, tmp_path, cells).text["p"])
     (tmp_path / "report.html").unlink()
     assert results.write_page(tmp_path / "report.html", tables=tmp_path, figures=tmp_path) == 2
     assert "cells.parquet" in capsys.readouterr().err

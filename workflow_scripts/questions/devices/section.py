@@ -167,7 +167,6 @@ SUBJECT = Subject(
             {
                 **PAIR,
                 "predicted_ratio": "Predicted from one calibration",
-                "own_predicted_ratio": "Predicted, each from its own device",
                 "explanation": "Shown to be within 10 % of",
                 "bandwidth_ratio": "Memory bandwidth, published",
                 "measured_bandwidth_ratio": "Memory bandwidth, measured",

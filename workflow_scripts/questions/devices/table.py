@@ -46,7 +46,6 @@ SCHEMA = table_schema(
         "predicted from the calibration of one device, scaled to the other by the measured rates; geometric mean of"
         " both ways",
     ),
-    NUMBER("own_predicted_ratio", "ratio of the rates predicted for each device by itself, both in the same way"),
     NUMBER("bandwidth_ratio", "of the data sheets' memory bandwidths"),
     NUMBER("flop_ratio", "of the data sheets' dense rates for the dtype; null for quantised weights"),
     NUMBER(
@@ -197,16 +196,8 @@ def device_records(folder: Path) -> dict[str, DeviceRates]:
 def _with_expectation(pairs: pd.DataFrame, predictions: pd.DataFrame | None) -> pd.DataFrame:
     """The pairs with what their ratio was predicted to be."""
     rates = ["predicted", "scaled_output_tokens_per_s"]
-    predicted = pd.DataFrame(columns=[*rates, "speed_source"], dtype=float)
+    predicted = pd.DataFrame(columns=rates, dtype=float)
     if predictions is not None:
-        predicted = predictions[predictions["quantity"] == RATE].set_index("cell_id")[list(predicted)]
-    sides = {side: predicted.reindex(pairs[side]) for side in "ab"}
-    (own_a, scaled_a), (own_b, scaled_b) = (one[rates].to_numpy(dtype=float).T for one in sides.values())
-    from_each = np.array([own_b / scaled_a, scaled_b / own_a])
-    # Errors of one way to predict cancel in a ratio, those of two do not.
-    source_a, source_b = (one["speed_source"].fillna("").to_numpy(dtype=str) for one in sides.values())
-    own = np.where(source_a == source_b, own_b / own_a, np.nan)
-    return pairs.assign(
-        predicted_ratio=np.sqrt(from_each.prod(axis=0)),
-        own_predicted_ratio=own,
-    )
+        predicted = predictions[predictions["quantity"] == RATE].set_index("cell_id")[rates]
+    (own_a, scaled_a), (own_b, scaled_b) = (predicted.reindex(pairs[side]).to_numpy(dtype=float).T for side in "ab")
+    return pairs.assign(predicted_ratio=np.sqrt(own_b / scaled_a * scaled_b / own_a))

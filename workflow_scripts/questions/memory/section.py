@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from workflow_scripts.common.columns import column
 from workflow_scripts.page.answers import NO, YES, Answer, Bar
 from workflow_scripts.page.kit import Plot, bar
 from workflow_scripts.page.report import CELL, Report, Subject, TablePart
@@ -18,14 +17,13 @@ QUANTITIES = (
     *("running_peak", "output_tokens_per_s", "ttft_s_p50", "preemptions", "recomputed_tokens"),
     "prefix_cache_hit_rate",
 )
-EVICTED = "evicted_blocks"
 # Rows are compared if these are equal: they have the same requests and the same memory for them.
 MEMORY = [*PLACES, "pool_tokens"]
 
 
 def pools(tables: Tables) -> pd.DataFrame:
     """One row per measured cell for which the study sets the size of the KV cache, in blocks of vLLM or in pages of
-    transformers' continuous batching: values over its repeats, and the predicted values as `*_predicted`.
+    transformers' continuous batching: values over its repeats.
 
     `pool_tokens` is the number of tokens in all blocks that requests can get; `layout` is the block size in words.
     """
@@ -40,12 +38,6 @@ def pools(tables: Tables) -> pd.DataFrame:
     rows = cells[["cell_id", *CELL]].assign(pool_tokens=tokens, contiguous=contiguous, layout=layout, size=size)
     rows = require(rows.dropna(subset="pool_tokens"), "the study sets the number of KV blocks of no measured cell")
     rows = rows.join(tables.values.reindex(columns=["num_requests", USERS, *QUANTITIES]), on="cell_id")
-    of_schedule = ["running_peak_predicted", f"{EVICTED}_predicted"]
-    predictions = tables.get("predictions", "cell_id", "quantity", "predicted", *of_schedule)
-    predicted = predictions.pivot(index="cell_id", columns="quantity", values="predicted")
-    predicted = predicted.reindex(columns=[*QUANTITIES, EVICTED]).add_suffix("_predicted").astype(float)
-    predicted[of_schedule] = predictions.groupby("cell_id")[of_schedule].first()
-    rows = rows.join(predicted, on="cell_id")
     return rows.sort_values([*COORDINATES, "size", "pool_tokens"], kind="stable")
 
 
@@ -99,10 +91,7 @@ def sentence(report: Report) -> str:
 
 EVERY_POOL = TablePart(
     "repeats",
-    {**CELL, "pool_tokens": "Tokens that fit", "layout": "Layout"}
-    | dict.fromkeys(QUANTITIES, "")
-    | {f"{name}_predicted": f"{column(name).label}, predicted" for name in QUANTITIES}
-    | {f"{EVICTED}_predicted": "Blocks of shared prompts that lost their content, predicted"},
+    {**CELL, "pool_tokens": "Tokens that fit", "layout": "Layout", **dict.fromkeys(QUANTITIES, "")},
     "Every size of the pool",
     rows=pools,
     note="Tokens that fit are without the block that vLLM keeps to itself. Of tokens computed again, the engine also "

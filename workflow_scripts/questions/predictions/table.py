@@ -66,7 +66,6 @@ SCHEMA = table_schema(
     TEXT("calibrated_at calibrated_of", "when that calibration was measured (UTC), and its engine and model"),
     TEXT("bound_by", "predicted limit of the running sequences, as in `knobs`"),
     NUMBER("running_peak_predicted running_peak_measured", "sequences that run at once"),
-    NUMBER("evicted_blocks_predicted", "predicted number of times that a block of a shared text loses its content"),
     NUMBER(
         PROMPT_TOKENS,
         "predicted prompt tokens by what the prefix cache finds of them ([words](hits.md)); only the first where no "
@@ -141,7 +140,6 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
         why=why,
         running_peak_predicted=table["running_peak"],
         running_peak_measured=table["measured_running_peak"],
-        evicted_blocks_predicted=table["evicted_blocks"],
         **table.reindex(columns=[*_BESIDE, *PROMPT_TOKENS, *SHARES]).astype(float),
     )
 

@@ -1,11 +1,10 @@
-"""What was run, where, with which versions; how to cite a study, its files, and a glossary."""
+"""Where cells were measured, with which versions; how to cite a study, its files, and a glossary."""
 
 from collections.abc import Iterator
 
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import read_yaml
-from workflow_scripts.common.wording import plural
 from workflow_scripts.page.blocks import (
     UNKNOWN,
     Block,
@@ -14,7 +13,6 @@ from workflow_scripts.page.blocks import (
     Link,
     Table,
     Text,
-    outcome_words,
     table_of,
 )
 from workflow_scripts.page.report import REPORT, Report, Subject
@@ -23,15 +21,6 @@ from workflow_scripts.tables.results import RAN_IN
 
 # Digits of a commit, lock or UUID.
 SHORT_HASH = 12
-
-
-def counts(report: Report) -> Iterator[Block]:
-    grid = report.grid
-    became = ", ".join(f"{count} {outcome_words(end)}" for end, count in grid["outcome"].value_counts().items())
-    yield Text(
-        f"{len(grid)} cells: {became}. A cell is one combination of device, engine, model, workload and engine "
-        f"settings. The study asks for {plural(report.study.repeats, 'timed repeat')} of each, after a warm-up."
-    )
 
 
 def provenance(report: Report) -> Iterator[Block]:
@@ -88,7 +77,6 @@ def glossary(report: Report) -> Iterator[Block]:
 
 
 SUBJECTS = (
-    Subject(id="runs", title="What was run", tables=[counts]),
     Subject(id="provenance", title="Provenance", tables=[provenance]),
     Subject(id="take-away", title="Citation and data", tables=[citation, files]),
     Subject(id="glossary", title="Glossary", tables=[glossary]),

@@ -218,11 +218,10 @@ CELLS = table(
 )
 
 
-def predicted(*rows, sources=("calibrated", "calibrated")):
+def predicted(*rows):
     """A predictions table of (rate by its own calibration, rate by the other's) of the two cells."""
     frame = pd.DataFrame(rows, columns=["predicted", "scaled_output_tokens_per_s"])
     frame = frame.assign(cell_id=CELLS["cell_id"].unique(), quantity="output_tokens_per_s")
-    frame["speed_source"] = list(sources)
     return PREDICTIONS.validate(frame.reindex(columns=list(PREDICTIONS.columns)))
 
 
@@ -233,12 +232,8 @@ def expected(predictions):
 def test_the_predicted_ratio_is_from_the_calibration_of_one_device_at_a_time():
     row = expected(predicted((180, 200), (120, 100)))
     assert row["predicted_ratio"] == pytest.approx(math.sqrt(180 / 100 * 200 / 120))
-    assert row["own_predicted_ratio"] == pytest.approx(180 / 120)
     without_a_second = expected(predicted((180, None), (120, None)))
-    assert without_a_second["own_predicted_ratio"] == pytest.approx(1.5)
     assert pd.isna(without_a_second["predicted_ratio"])
-    two_ways = expected(predicted((180, None), (120, None), sources=("calibrated", "measured rates")))
-    assert pd.isna(two_ways["own_predicted_ratio"])
 
 
 @pytest.mark.parametrize(("scale", "explanation"), [(2.0, "predicted"), (2.5, "none")])
