@@ -92,7 +92,6 @@ def echo_steps(knobs: EchoKnobs, gpu: Gpu, facts: ModelFacts, version: str) -> E
 ECHO = EngineDescription(
     name="echo",
     knobs=EchoKnobs,
-    library="json",
     packages=("pydantic",),
     counters={"prefix_cache_hits": "echo:tokens"},
     adapter="tests.echo_engine:Echo",

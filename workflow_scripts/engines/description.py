@@ -27,7 +27,6 @@ class EngineDescription:
     Args:
         name: what studies, ids of cells and tables call it.
         knobs: the settings that a study may give it.
-        library: the module that must be installed to run the engine.
         packages: distributions that provide the engine. The version of the first that is installed is recorded.
         versions: which versions of these the adapter can measure, as a PEP 440 specifier.
         preload: modules to import, in this order, in the process that is forked for a cell.
@@ -40,7 +39,6 @@ class EngineDescription:
         counters: column of the cells table -> the adapter's metric; the value is its growth in a repeat.
         peaks: the same for metrics that start again from zero each time they are read.
         bounds_sequences: whether the knobs limit how many sequences run at once.
-        random_weights: the library that makes up weights of load_format dummy; the same library makes the same weights.
         tells_tokens: a server that tells the tokens of its answers, which later prompts of a conversation hold.
         sampling: the settings of `workloads.sampling` that it applies; a cell with another one is an error.
         own_blocks: blocks of its KV cache that an engine keeps to itself.
@@ -55,7 +53,6 @@ class EngineDescription:
 
     name: str
     knobs: type[Knobs]
-    library: str
     packages: tuple[str, ...]
     versions: str = ""
     preload: tuple[str, ...] = ()
@@ -65,7 +62,6 @@ class EngineDescription:
     counters: Mapping[str, str] = field(default_factory=dict)
     peaks: Mapping[str, str] = field(default_factory=dict)
     bounds_sequences: bool = True
-    random_weights: str = ""
     sampling: frozenset[str] = frozenset()
     tells_tokens: bool = False
     own_blocks: int = 0

@@ -53,7 +53,7 @@ def prefix_hits(requests: RequestLengths, settings: SchedulerSettings, step_time
     Two prompts of 552 tokens that are equal, in a model whose states are kept every 528 tokens:
 
     >>> from workflow_scripts.engines.capacity import KvGroup, KvPool
-    >>> pool = KvPool((KvGroup("all", (0,), 1, None), KvGroup("state", (1,), 1, 0)), 1, 528, 2, 0)
+    >>> pool = KvPool((KvGroup("all", (0,), None), KvGroup("state", (1,), 0)), 1, 528, 2, 0)
     >>> settings = SchedulerSettings(1, 8192, 528, 8192, num_blocks=99, pool=pool)
     >>> two = np.array([552, 552])
     >>> equal = RequestLengths(two, two, prefix_id=two, prefix_tokens=two)

@@ -180,7 +180,7 @@ class Scheduler:
     ) -> None:
         self.requests, count = requests, len(requests)
         self.settings, self.step_time = settings, step_time
-        pool = settings.pool or KvPool((KvGroup("attention", (0,), 1, None),), 1, settings.block_size, 1, 0)
+        pool = settings.pool or KvPool((KvGroup("attention", (0,), None),), 1, settings.block_size, 1, 0)
         self.grouped = pool.keeps_all
         capacity = UNLIMITED if settings.num_blocks is None else settings.num_blocks - 1
         caching = settings.enable_prefix_caching

@@ -62,7 +62,7 @@ def engine_config():
     return EngineArgs(model=str(MODEL), load_format="dummy", skip_tokenizer_init=True).create_engine_config()
 
 
-ALL_TOKENS = KvGroup("all tokens", (0,), 1, None)
+ALL_TOKENS = KvGroup("all tokens", (0,), None)
 
 
 def spec(group: KvGroup, settings: SchedulerSettings) -> Any:
@@ -338,7 +338,7 @@ def draw_layers(kind: str, seed: int) -> Case:
     if has_states:
         tokens = max(tokens, rng.choice([1, block_size, 3 * block_size]))
     pool = KvPool(
-        groups=tuple(KvGroup(kind, (number,), 1, reach) for number, reach in enumerate(reaches)),
+        groups=tuple(KvGroup(kind, (number,), reach) for number, reach in enumerate(reaches)),
         page_bytes=1,
         block_size=block_size,
         state_blocks=rng.choice([2, 3]) if caching else 1,
@@ -505,7 +505,7 @@ def test_what_becomes_of_each_prompt_is_vllms(engine_config):
 
 @pytest.mark.parametrize(("unit", "prompt", "found"), [(528, 552, 528), (528, 979, 528), (784, 240, 0)])
 def test_a_prompt_that_comes_again_is_found_in_whole_units(engine_config, unit, prompt, found):
-    state = KvGroup("state", (1,), 1, 0)
+    state = KvGroup("state", (1,), 0)
     settings = SchedulerSettings(1, 8192, unit, 8192, 99, pool=KvPool((ALL_TOKENS, state), 1, unit, 2, 8192))
     two, text = np.full(2, prompt), np.zeros(2, dtype=np.int64)
     requests = RequestLengths(two, np.array([4, 4]), None, text, two)

@@ -98,7 +98,7 @@ ALL, STATE = None, 0
 
 
 def pool(*reaches: int | None, state_blocks: int = 1, in_flight_tokens: int = 64) -> KvPool:
-    groups = tuple(KvGroup("layers", (number,), 1, reach) for number, reach in enumerate(reaches))
+    groups = tuple(KvGroup("layers", (number,), reach) for number, reach in enumerate(reaches))
     return KvPool(groups, 1, 4, state_blocks, in_flight_tokens)
 
 
@@ -108,7 +108,7 @@ def settings_of(*reaches: int | None, caching: bool = False, state_blocks: int =
 
 
 def test_what_tokens_look_at_within_a_window_and_the_blocks_that_it_takes():
-    both = KvPool((KvGroup("window", (0,), 1, 3), KvGroup("longer", (1,), 1, 4)), 1, 4, 1, 64)
+    both = KvPool((KvGroup("window", (0,), 3), KvGroup("longer", (1,), 4)), 1, 4, 1, 64)
     segments = make_schedule(lengths((6, 3)), replace(settings_of(ALL), pool=both)).segments
     # A prompt of 6 tokens, and the 7th and 8th: windows hold 3 or 4 of them.
     window, longer = segments.within(3), segments.within(4)

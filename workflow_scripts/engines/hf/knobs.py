@@ -56,13 +56,11 @@ def attention_of(config: Any, classes: Any) -> str:
 HF_STATIC = EngineDescription(
     name="hf-static",
     knobs=HfStaticKnobs,
-    library="transformers",
     packages=PACKAGES,
     versions=">=4.57",
     preload=("torch", "transformers", "transformers.modeling_utils"),
     needs=("torch", "transformers", "accelerate"),
     peaks={"torch_memory_bytes_max": "torch_max_memory_allocated_bytes"},
-    random_weights="transformers",
     sampling=SETTINGS - {THINKING},
     adapter="workflow_scripts.engines.hf.static:HfStatic",
     steps="workflow_scripts.engines.hf.predictions:hf_static_steps",

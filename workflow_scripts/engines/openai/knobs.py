@@ -29,7 +29,6 @@ class OpenAiKnobs(Load, Knobs):
 OPENAI = EngineDescription(
     name="openai",
     knobs=OpenAiKnobs,
-    library="aiohttp",
     # Of all servers that an endpoint can name, only that of transformers is in this environment.
     packages=PACKAGES,
     preload=("transformers.modeling_utils",),

@@ -80,7 +80,6 @@ class SglangServeKnobs(Knobs, Load):
 SGLANG_SERVE = EngineDescription(
     name="sglang-serve",
     knobs=SglangServeKnobs,
-    library="sglang",
     packages=("sglang",),
     versions=">=0.5.23",
     # It needs another torch than vLLM, so it has environments of its own only.
@@ -90,7 +89,6 @@ SGLANG_SERVE = EngineDescription(
         "prefix_cache_queries": "sglang:prompt_tokens{is_streaming=true}",
         "prefix_cache_hits": "sglang:prefill_effective_tokens{mode=device_hit}",
     },
-    random_weights="sglang",
     arguments="sglang",
     reserved=dict.fromkeys(
         [

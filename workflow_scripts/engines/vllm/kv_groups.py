@@ -63,7 +63,7 @@ def layer_groups(stack: Sequence[Layer]) -> Iterator[KvGroup]:
         for first in range(count):
             # Every `count`-th layer, so that each stage of a pipeline has layers of each group.
             own = members[first::count]
-            yield KvGroup(own[0][0].kind, tuple(number for _, number in own), size, reach)
+            yield KvGroup(own[0][0].kind, tuple(number for _, number in own), reach)
 
 
 def packed_groups(stack: Sequence[Layer]) -> Iterator[KvGroup]:
@@ -90,7 +90,7 @@ def packed_groups(stack: Sequence[Layer]) -> Iterator[KvGroup]:
         for own in (sorted(page_bytes)[first::parts] for first in range(parts)):
             stretch = tokens / _BLOCK_WITH_INDEXER[CompressedAttention]
             of_layers = tuple(page_bytes[number] for number in own)
-            yield KvGroup("compressed", tuple(own), len(own), reach, stretch=stretch, layer_bytes=of_layers)
+            yield KvGroup("compressed", tuple(own), reach, stretch=stretch, layer_bytes=of_layers)
 
 
 def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, kind: DeviceKind) -> KvPool:
