@@ -181,7 +181,6 @@ def _steps(ids: np.ndarray, running: np.ndarray, step_s: np.ndarray) -> pd.DataF
             "prompt_tokens": np.where(step == 0, 64 * running[cell], 0),
             "generation_tokens": running[cell],
             "preempted": 0,
-            "prefix_queries": 0,
             "prefix_hits": 0,
         }
     )

@@ -35,9 +35,9 @@ class PipelineRank:
 
 @dataclass(frozen=True)
 class KvGroup:
-    """Layers of one kind that share a block table, by their numbers. `reach`: tokens that a layer looks back over, None for
-    all; 0 for a state, which has no tokens. `stretch`: how many times the pool's usual number of tokens a page holds.
-    `layer_bytes`: of the pages of each layer, if they differ."""
+    """Layers of one kind that share a block table, by their numbers. `reach`: tokens that a layer looks back over, None
+    for all; 0 for a state, which has no tokens. `stretch`: how many times the pool's usual number of tokens a page
+    holds. `layer_bytes`: of the pages of each layer, if they differ."""
 
     kind: str
     layers: tuple[int, ...]

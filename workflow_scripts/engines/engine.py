@@ -57,7 +57,6 @@ class Step(TypedDict, total=False):
     prompt_tokens: int
     generation_tokens: int
     preempted: int
-    prefix_queries: int
     prefix_hits: int
     recomputed_tokens: int
     kv_tokens_live: int

@@ -59,7 +59,7 @@ REQUEST_COLUMNS = {
     "reasoning": "string",
 }
 _COUNTS = (
-    *("prompt_tokens", "generation_tokens", "preempted", "prefix_queries", "prefix_hits", "recomputed_tokens"),
+    *("prompt_tokens", "generation_tokens", "preempted", "prefix_hits", "recomputed_tokens"),
     *("kv_tokens_live", "kv_slots_reserved", "kv_bytes_reserved", "computed_tokens"),
 )
 STEP_COLUMNS = {

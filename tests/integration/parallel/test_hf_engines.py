@@ -169,7 +169,6 @@ def test_a_request_of_a_static_batch_ends_with_its_own_last_token(model_dir):
     times = [r.last_token_s for r in by_length]
     assert times == sorted(times)
     assert times[0] < times[1] < times[2] == times[3]
-    assert engine.metrics() == {"padded_prompt_tokens": 14 + 9 + 6, "surplus_output_tokens": 5 + 3}
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])

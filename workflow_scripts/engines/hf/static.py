@@ -14,9 +14,6 @@ from workflow_scripts.workloads.request import Request
 class HfStatic(Engine):
     """`generate()` with DynamicCache (grows) or StaticCache (allocated for the batch's full length at once)."""
 
-    _padded_prompt_tokens = 0
-    _surplus_output_tokens = 0
-
     def start(self) -> Effective:
         from transformers import GenerationConfig
 
@@ -86,8 +83,6 @@ class HfStatic(Engine):
         held = max((layer.keys.shape[-2] for layer in cache.layers if hasattr(layer, "keys")), default=0)
         if held > longest:
             raise RuntimeError(f"the cache holds {held} tokens of rows of {longest_prompt} + {longest_output} tokens")
-        self._padded_prompt_tokens += sum(pads)
-        self._surplus_output_tokens += sum(longest_output - r.output_tokens for r in batch)
         self._note_steps(batch, times_s, slots, cache)
         rows = output[:, longest_prompt:].tolist() if self._setup.keep_answers else None
         return [
@@ -132,11 +127,7 @@ class HfStatic(Engine):
             )
 
     def metrics(self) -> Metrics:
-        return {
-            "padded_prompt_tokens": self._padded_prompt_tokens,
-            "surplus_output_tokens": self._surplus_output_tokens,
-            **device_memory(self._setup),
-        }
+        return device_memory(self._setup)
 
 
 def _by_kind(cache: Any) -> list[list[Any]]:

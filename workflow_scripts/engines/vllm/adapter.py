@@ -333,7 +333,6 @@ def step_record(scheduler_stats: Any, iteration_stats: Any) -> Step:
         "prompt_tokens": getattr(iteration_stats, "num_prompt_tokens", 0),
         "generation_tokens": getattr(iteration_stats, "num_generation_tokens", 0),
         "preempted": getattr(iteration_stats, "num_preempted_reqs", 0),
-        "prefix_queries": getattr(prefix, "queries", 0),
         "prefix_hits": getattr(prefix, "hits", 0),
     }
 

@@ -55,7 +55,6 @@ def test_a_step_has_what_the_scheduler_did(counts_resumed, monkeypatch):
         "prompt_tokens": 64,
         "generation_tokens": 4,
         "preempted": 1,
-        "prefix_queries": 64,
         "prefix_hits": 48,
     }
 
