@@ -113,7 +113,8 @@ def capacity(
     validated(VllmKnobs.in_part(), known, "settings")
     device, log = resolve_one(gpu), log_facts or {}
     facts, settings = asked_settings(model, device, settings, quantization, log)
-    return predict_capacity(facts, device, settings, log)
+    logged = log.get("available_kv_cache_gib")
+    return predict_capacity(facts, device, settings, None if logged is None else float(logged))
 
 
 def audit(

@@ -48,12 +48,10 @@ from workflow_scripts.physics.layers import Attention, CompressedAttention, Expe
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, facts_on, read_config
 from workflow_scripts.physics.stored_weights import KV_CACHE_DTYPE, QUANTIZATION
 
-# What an engine's log may report of its memory, as `workflow_scripts.parse.engine_log` names it.
-LOG_FACTS = ("available_kv_cache_gib", "model_weights_gib", "peak_activation_gib", "cuda_graph_gib")
 # More than any device has.
 MOST_GIB = 10**6
 _GIB = Annotated[float, Field(strict=True, gt=-MOST_GIB, lt=MOST_GIB)]
-_LOG = mapping_of({"engine_version": StrictStr, **dict.fromkeys(LOG_FACTS, _GIB)}, extra="allow")
+_LOG = mapping_of({"engine_version": StrictStr, "available_kv_cache_gib": _GIB}, extra="allow")
 
 # Rows of what is printed: the memory of the limiting device as a sum, and what its last term holds.
 _ROWS = {
@@ -72,7 +70,7 @@ _ROWS = {
 
 
 def predict_capacity(
-    facts: ModelFacts, gpu: Gpu, settings: EngineSettings, log_facts: Mapping[str, Any] | None = None
+    facts: ModelFacts, gpu: Gpu, settings: EngineSettings, log_gib: float | None = None
 ) -> dict[str, Term]:
     """Memory terms of the limiting pipeline rank, the one with the fewest blocks. Its blocks, and the tokens and
     requests that they hold, are those of all data-parallel engines.
@@ -82,19 +80,18 @@ def predict_capacity(
     >>> from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
     >>> from workflow_scripts.physics.model_facts import read_model_facts
     >>> qwen, a100 = read_model_facts(get_model("qwen2-7b").config), get_gpu("a100-pcie-80gb")
-    >>> terms = predict_capacity(qwen, a100, EngineSettings(), {"available_kv_cache_gib": 5.01})
+    >>> terms = predict_capacity(qwen, a100, EngineSettings(), log_gib=5.01)
     >>> [terms[name].value for name in ("bytes_per_block", "num_blocks", "kv_cache_tokens")]
     [917504, 5863, 93808]
 
-    Values of `log_facts`, from an engine's log by the names of `LOG_FACTS`, replace predictions. Raises CapacityError
-    if there is no prediction for these settings, and ModelFactsError if there is none for a model with such layers.
+    `log_gib`: of the KV cache, from an engine's log, instead of a prediction. Raises CapacityError if there is no
+    prediction for these settings, and ModelFactsError if there is none for a model with such layers.
     """
     if settings.version < V1:
         raise ModelFactsError("nothing is predicted for vLLM before 0.8")
     batch = batch_of(settings, facts, gpu)
     pool = kv_pool(facts, settings, batch, gpu.kind)
     _check_ranks(facts, settings)
-    log_gib = {name: value for name in LOG_FACTS if (value := (log_facts or {}).get(name)) is not None}
     ranks = split_layers(facts.layers, settings.pipeline_parallel_size)
     of_ranks = [_of_rank(facts, gpu, settings, rank, pool, log_gib) for rank in ranks]
     limiting = min(of_ranks, key=lambda terms: terms["num_blocks"].value)
@@ -144,7 +141,7 @@ def _of_rank(
     settings: EngineSettings,
     rank: PipelineRank,
     pool: KvPool,
-    log_gib: Mapping[str, float],
+    log_gib: float | None,
 ) -> dict[str, Term]:
     per_block = pool.bytes_per_block(rank)
     pages = f"{per_block // pool.page_bytes} layers of a group x pages of {pool.page_bytes:,} bytes"
@@ -183,8 +180,8 @@ def asked_settings(
 
 def _read_log(path: Path) -> dict[str, Any]:
     log: dict[str, Any] = validated(_LOG, read_json(path), str(path))
-    if not any(log.get(name) for name in LOG_FACTS):
-        raise CapacityError(f"{path}: not what `kvsweep log` prints, with a number of {', '.join(LOG_FACTS)}")
+    if log.get("available_kv_cache_gib") is None:
+        raise CapacityError(f"{path}: not what `kvsweep log` prints, with available_kv_cache_gib")
     return log
 
 
@@ -226,7 +223,7 @@ def main(args: Namespace) -> None:
         given = {name: value for name, value in vars(args).items() if name in EngineSettings.__dataclass_fields__}
         given["vllm_version"] = args.vllm_version or log.get("engine_version") or EngineSettings.vllm_version
         facts, settings = asked_settings(args.model, gpu, EngineSettings(**given), args.quantization, log)
-        terms = predict_capacity(facts, gpu, settings, log)
+        terms = predict_capacity(facts, gpu, settings, log.get("available_kv_cache_gib"))
     except ModelFactsError as e:
         print(json.dumps(report | {"unknown": str(e)}, indent=2) if args.json else f"unknown: {e}")
         return

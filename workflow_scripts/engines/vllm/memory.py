@@ -9,7 +9,6 @@ libraries take does not follow from a config; it is given by the constants below
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -19,7 +18,7 @@ from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.engines.capacity import PipelineRank, Term
 from workflow_scripts.physics.layers import Experts, Layer, State
-from workflow_scripts.physics.model_facts import DTYPE_BYTES, NOT_COUNTED, ModelFacts, ModelFactsError
+from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts, ModelFactsError
 
 GIB = 2**30
 MIB = 2**20
@@ -222,26 +221,25 @@ def _bytes_per_token(
 
 
 def memory_terms(
-    facts: ModelFacts, gpu: Gpu, settings: EngineSettings, rank: PipelineRank, log_gib: Mapping[str, float]
+    facts: ModelFacts, gpu: Gpu, settings: EngineSettings, rank: PipelineRank, log_gib: float | None
 ) -> dict[str, Term]:
-    """Bytes of one device, from its memory down to what is left for the KV cache. `log_gib` holds values in GiB from an
-    engine's log; such a term is used instead of a prediction. Raises CapacityError if the device has no memory of its
-    own and no size of the KV cache is given."""
+    """Bytes of one device, from its memory down to what is left for the KV cache; only the latter if the settings, or
+    the engine's log as `log_gib`, give it. Raises CapacityError if the device has no memory of its own and no size of
+    the KV cache is given."""
     if settings.kv_cache_memory_bytes is not None:
         given = Term(settings.kv_cache_memory_bytes, "bytes", "given: the engine does not profile")
         return {"available_kv_cache": given}
-    logged, drafts = _logged(log_gib, "available_kv_cache_gib"), settings.draft_layers or settings.draft_stack
-    if logged and (facts.quantization == NOT_COUNTED or drafts):
-        return {"available_kv_cache": logged}
-    if drafts:
+    if log_gib is not None:
+        return {"available_kv_cache": Term(round(log_gib * GIB), "bytes", f"log: available_kv_cache_gib {log_gib:g}")}
+    if settings.draft_layers or settings.draft_stack:
         raise ModelFactsError("a draft model or layers that draft have weights of their own, which are not predicted")
     batch = batch_of(settings, facts, gpu)
     memory = device_memory(gpu)
     budget = math.ceil(memory.value * settings.gpu_memory_utilization)
     taken = {
-        "weights": _logged(log_gib, "model_weights_gib") or weights(facts, gpu, settings, rank),
-        "activation": _logged(log_gib, "peak_activation_gib") or activation(facts, settings, rank, batch),
-        "cuda_graphs": cuda_graphs(facts, gpu, settings, rank, batch, log_gib),
+        "weights": weights(facts, gpu, settings, rank),
+        "activation": activation(facts, settings, rank, batch),
+        "cuda_graphs": cuda_graphs(facts, gpu, settings, rank, batch),
         "other": other(settings),
     }
     left = budget - sum(term.value for term in taken.values())
@@ -250,12 +248,8 @@ def memory_terms(
         "device_memory": memory,
         "budget": Term(budget, "bytes", f"device_memory x {settings.gpu_memory_utilization:g}"),
         **taken,
-        "available_kv_cache": logged or kv_cache,
+        "available_kv_cache": kv_cache,
     }
-
-
-def _logged(log_gib: Mapping[str, float], name: str) -> Term | None:
-    return Term(round(log_gib[name] * GIB), "bytes", f"log: {name} {log_gib[name]:g}") if name in log_gib else None
 
 
 def device_memory(gpu: Gpu) -> Term:
@@ -338,23 +332,12 @@ def activation(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank, 
     return max(in_mlp, Term(round(sampling), "bytes", how), key=lambda term: term.value)
 
 
-def cuda_graphs(
-    facts: ModelFacts,
-    gpu: Gpu,
-    settings: EngineSettings,
-    rank: PipelineRank,
-    batch: BatchLimits,
-    log_gib: Mapping[str, float],
-) -> Term:
+def cuda_graphs(facts: ModelFacts, gpu: Gpu, settings: EngineSettings, rank: PipelineRank, batch: BatchLimits) -> Term:
     """What the engine subtracts from the budget for the graphs that it is going to capture."""
     if settings.enforce_eager:
         return Term(0, "bytes", "none are captured (enforce_eager)")
     if settings.version < _COUNTS_GRAPHS:
         return Term(0, "bytes", f"vLLM {settings.vllm_version} takes none off the budget; 0.21 and later do")
-    if "peak_activation_gib" in log_gib:
-        return Term(0, "bytes", "counted in the log's peak activation")
-    if logged := _logged(log_gib, "cuda_graph_gib"):
-        return logged
     sizes = sizes_of_graphs(settings, batch, gpu)
     whole = sum(size <= batch.max_num_seqs for size in sizes)
     pieces = rank.layers + 1

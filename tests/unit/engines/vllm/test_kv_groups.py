@@ -96,8 +96,7 @@ VERSIONS = {"25": "0.28", "03": "0.10", "05": "0.10", "08": "0.10", "14": "0.10"
 
 
 def terms_of(config, gpu=GPU, log_gib=None, **given):
-    log = None if log_gib is None else {"available_kv_cache_gib": log_gib}
-    return predict_capacity(model_facts(config), gpu, EngineSettings(**given), log)
+    return predict_capacity(model_facts(config), gpu, EngineSettings(**given), log_gib)
 
 
 def predicted(row):
