@@ -1,7 +1,6 @@
 """Load by other programs on the host while a cell is measured, and whether it was suspended meanwhile."""
 
 import contextlib
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -20,18 +19,15 @@ class SuspendedError(RuntimeError):
 
 @contextlib.contextmanager
 def suspension() -> Iterator[Callable[[], str | None]]:
-    """Notice in the main thread if this process or a child is stopped (SIGSTOP, Ctrl-Z, `scontrol suspend`) or the
-    machine sleeps. The value is a function that says what happened since the beginning, in words; None if nothing did.
-    What is stopped is told when it continues; children of children are not seen."""
+    """Notice in the main thread if this process is stopped, alone or with its job (SIGSTOP, Ctrl-Z, `scontrol
+    suspend`), or the machine sleeps. The value is a function that says what happened since the beginning, in words;
+    None if nothing did. What is stopped is told when it continues."""
     continued: list[int] = []
-    _continued_children(keep=False)
     slept_before_s = _slept_s()
 
     def why() -> str | None:
         if continued:
             return "the process was stopped (SIGSTOP) and continued"
-        if children := _continued_children():
-            return f"process {children[0]}, which it started, was stopped (SIGSTOP) and continued"
         slept_s = _slept_s() - slept_before_s
         return f"the machine slept for {slept_s:.1f} s" if slept_s > SLEPT_S else None
 
@@ -40,17 +36,6 @@ def suspension() -> Iterator[Callable[[], str | None]]:
         yield why
     finally:
         signal.signal(signal.SIGCONT, before)
-
-
-def _continued_children(*, keep: bool = True) -> list[int]:
-    """Children that were stopped and continued since they were last asked; `keep`: ask the same again."""
-    how = os.WCONTINUED | os.WNOHANG | (os.WNOWAIT if keep else 0)
-    pids = []
-    for child in psutil.Process().children():
-        with contextlib.suppress(ChildProcessError):
-            if os.waitid(os.P_PID, child.pid, how):
-                pids.append(child.pid)
-    return pids
 
 
 def _slept_s() -> float:

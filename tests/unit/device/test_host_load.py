@@ -17,20 +17,6 @@ def test_a_process_that_was_stopped_is_not_timed():
     assert signal.getsignal(signal.SIGCONT) == before
 
 
-def test_a_child_that_was_stopped_spoils_what_is_timed_now_and_not_what_is_timed_later():
-    def stop_and_continue(child: "subprocess.Popen[bytes]") -> None:
-        child.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, child.pid, os.WSTOPPED)
-        child.send_signal(signal.SIGCONT)
-
-    with subprocess.Popen(["sleep", "60"]) as child:
-        with pytest.raises(SuspendedError, match=f"process {child.pid}, .* stopped"), load_by_others():
-            stop_and_continue(child)
-        with load_by_others():
-            pass
-        child.kill()
-
-
 def test_a_machine_that_slept_is_not_timed(monkeypatch):
     boot_time = time.clock_gettime
     with pytest.raises(SuspendedError, match=r"slept for 60\.\d s"), load_by_others():

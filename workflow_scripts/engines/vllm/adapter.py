@@ -121,7 +121,7 @@ class VllmOffline(Engine):
         return [request_record(request, output, self._statistics(output), keep) for request, output in pairs]
 
     def reset(self) -> None:
-        forget_prefixes(lambda: vllm_versions.is_emptied(self._llm.reset_prefix_cache()))
+        forget_prefixes(lambda: self._llm.reset_prefix_cache() is not False)  # nothing is returned until 0.11.2
 
     def metrics(self) -> Metrics:
         """vLLM's Prometheus counters and gauges by name and labels; also prints its periodic log line."""

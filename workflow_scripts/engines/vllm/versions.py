@@ -113,11 +113,6 @@ def request_statistics(llm: Any) -> Callable[[Any], Any]:
     return lambda output: ended.pop(output.request_id)
 
 
-def is_emptied(answer: bool | None) -> bool:
-    """Whether the prefix cache was emptied, by what `reset_prefix_cache` returned: until 0.11.2 nothing."""
-    return answer is not False
-
-
 def largest_graph(compilation: Any) -> int | None:
     """Most tokens of a step that runs as a captured graph, from a `CompilationConfig`."""
     until_0_11_0: int | None = getattr(compilation, "max_capture_size", None)
