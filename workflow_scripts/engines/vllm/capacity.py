@@ -211,7 +211,6 @@ def _read_log(path: Path) -> dict[str, Any]:
     option("--num-gpu-blocks-override", type=positive, help="blocks of the KV cache, given instead of profiled"),
     option("--vllm-version", help=f"default: the log's, otherwise {EngineSettings.vllm_version}"),
     option("--usage", choices=["server", "offline"], default="server", help="for default batch sizes (%(default)s)"),
-    option("--sampler", choices=["auto", "fused", "sort"], default="auto", help="before 0.17: fused with FlashInfer"),
     option("--from-log", type=Path, metavar="FILE", help="facts as `kvsweep log` prints them"),
     option("--json", action="store_true", help="print JSON"),
 )

@@ -82,8 +82,7 @@ def _numbers_of(version: str) -> tuple[int, ...]:
 class EngineSettings:
     """How the engine is started, by vLLM's argument names; None is the engine's default on this GPU.
 
-    `usage` distinguishes the API server from the offline `LLM` class, whose default batch sizes differ. `sampler`
-    matters before vLLM 0.17: `fused` with FlashInfer, `sort` without; `auto` depends only on the version.
+    `usage` distinguishes the API server from the offline `LLM` class, whose default batch sizes differ.
     `num_speculative_tokens` are drafted per step: by looking up n-grams, or by `draft_layers` layers that the model has
     for this (multi-token prediction), each with attention to all tokens, or by a model of its own with the layers of
     `draft_stack`.
@@ -109,7 +108,6 @@ class EngineSettings:
     draft_layers: int = 0
     draft_stack: tuple[Layer, ...] = ()
     usage: Literal["server", "offline"] = "server"
-    sampler: Literal["auto", "fused", "sort"] = "auto"
 
     @property
     def version(self) -> tuple[int, ...]:
@@ -322,10 +320,9 @@ def activation(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank, 
     if not rank.last:
         return in_mlp
     with_flashinfer = _FLASHINFER_SAMPLER[0] <= settings.version < _FLASHINFER_SAMPLER[1]
-    of_version = "fused" if with_flashinfer else "sort"
-    sampler: str = of_version if settings.sampler == "auto" else settings.sampler
-    if settings.version >= _FUSED_SAMPLER:
-        sampler = "in-place" if settings.version >= _IN_PLACE_SAMPLER else "fused"
+    sampler = "fused" if with_flashinfer or settings.version >= _FUSED_SAMPLER else "sort"
+    if settings.version >= _IN_PLACE_SAMPLER:
+        sampler = "in-place"
     copies = _FLOAT32_COPIES[sampler]
     sampling = seqs * facts.vocab * (element + 4 * copies) + 2 * tokens * facts.hidden * element
     how = f"logits of {seqs} sequences over {facts.vocab} tokens, {copies} float32 copies of them ({sampler} sampler)"

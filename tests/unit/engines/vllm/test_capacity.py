@@ -48,15 +48,13 @@ def value(name, *place, **settings):
 # 0.10.1.1: logs of dennislee22/vLLM-benchmarking. H100: the accuracy report of llm-d-incubation/llm-d-planner. The last
 # three: logs in notes on GitHub.
 A100_LOG, TWO = {"max_model_len": 16384, "vllm_version": "0.10.1.1"}, {"tensor_parallel_size": 2}
-A_QUARTER = A100_LOG | {"gpu_memory_utilization": 0.25, "sampler": "fused"}
-A_HALF = A100_LOG | {"gpu_memory_utilization": 0.5}
+A_QUARTER = A100_LOG | {"gpu_memory_utilization": 0.25}
 H100_TABLE = {"max_model_len": 8192, "gpu_memory_utilization": 0.95}
 L40S = {"gpu_memory_utilization": 0.95, "max_model_len": 4096, "max_num_seqs": 128, "vllm_version": "0.22.0"}
 GPT_OSS = {"gpu_memory_utilization": 0.65, "max_model_len": 131072, "vllm_version": "0.19.0"}
 PUBLISHED = {
     "one A100 80GB": (QWEN2_7B, "a100-pcie-80gb", A_QUARTER, 5.01),
     "two A100 80GB": (QWEN2_7B, "a100-pcie-80gb", A_QUARTER | TWO, 12.02),
-    "two A100 40GB without FlashInfer": (QWEN2_7B, "a100-pcie-40gb", A_HALF | TWO | {"sampler": "sort"}, 11.03),
     "H100, 0.19": (LLAMA_8B, "h100-sxm", H100_TABLE | {"vllm_version": "0.19.0"}, 58.11),
     "H100, 0.16 sorts": (QWEN3_14B, "h100-sxm", H100_TABLE | {"vllm_version": "0.16.0"}, 41.94),
     "H100, 0.18 loads more": (QWEN3_14B, "h100-sxm", H100_TABLE | {"vllm_version": "0.18.0"}, 45.23),
@@ -74,7 +72,7 @@ IN_TABLE = {name: list(map(float, cells)) for name, *cells in CELLS if name in P
 def test_the_prediction_is_near_published_logs_and_in_the_table_of_the_page(case):
     facts, gpu, settings, kv_gib = PUBLISHED[case]
     found = value("available_kv_cache", facts, gpu, **settings) / GIB
-    # The tables for the H100 are of a known device memory and sampler.
+    # The tables for the H100 are of a known device memory.
     assert found == pytest.approx(kv_gib, rel=0.0025 if case.startswith("H100") else 0.05)
     row = [found, kv_gib, 100 * (found / kv_gib - 1)]
     assert IN_TABLE.get(case, row) == pytest.approx(row, abs=0.0051)
@@ -126,10 +124,10 @@ def test_graphs_are_counted_and_come_off_the_budget_once():
     assert graphs(enforce_eager=True) == graphs(**older) == 0
 
 
-@pytest.mark.parametrize(("version", "sampler", "copies"), [("0.16.9", "auto", 9), ("0.17.0", "sort", 3)])
-def test_a_sampler_holds_logits_and_their_copies(version, sampler, copies):
+@pytest.mark.parametrize(("version", "copies"), [("0.16.9", 9), ("0.17.0", 3)])
+def test_a_sampler_holds_logits_and_their_copies(version, copies):
     # 1024 sequences over 128,256 tokens in two bytes, each copy in four; and two hidden states of 8192 tokens.
-    found = value("activation", vllm_version=version, sampler=sampler)
+    found = value("activation", vllm_version=version)
     assert found == 1024 * 128256 * (2 + 4 * copies) + 2 * 8192 * 4096 * 2
 
 
