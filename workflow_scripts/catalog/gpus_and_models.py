@@ -141,14 +141,14 @@ class Model(Record):
 
 
 def load_gpus(path: Path | None = None) -> Mapping[str, Gpu]:
-    """All devices of the catalogue by name, in its order, and those that a study or a tool has added. Raises
+    """All devices of the catalogue by name, in its order, and those that a study has added. Raises
     CatalogError if the file or an entry is not valid."""
     path = path or Path(os.environ.get("KVSWEEP_GPUS", GPUS))
     gpus = _gpus(path, path.stat().st_mtime_ns if path.exists() else 0)
     return MappingProxyType({**gpus, **study_gpus}) if study_gpus else gpus
 
 
-# GPUs that this process has entered besides those of the catalogue, by name (`catalog.any_gpu`).
+# GPUs of studies that this process has read, by name (`catalog.any_gpu`).
 study_gpus: dict[str, Gpu] = {}
 
 

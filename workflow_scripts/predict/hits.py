@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from workflow_scripts.catalog.any_gpu import GPU_NUMBERS, asked_gpu
 from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
-from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus
+from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus, resolve_one
 from workflow_scripts.common.command import RESULTS, AddOption, above_zero, command, option, positive
 from workflow_scripts.common.files import numbered_jsonl, sha256_of
 from workflow_scripts.engines.capacity import Capacity
@@ -80,7 +79,7 @@ def _one_cell(args: Namespace, workload: dict[str, Any] | None) -> Study:
         knobs = {**study.engine_defaults.get(args.engine, {}), **knobs}
     if args.num_prompts:
         workload["num_prompts"] = args.num_prompts
-    name, coordinates = args.workload or "trace", {"gpu": asked_gpu(args).name, "engine": args.engine}
+    name, coordinates = args.workload or "trace", {"gpu": resolve_one(args.gpu).name, "engine": args.engine}
     coordinates |= {"model": find_model(args.model).name, "workload": name}
     content: dict[str, Any] = {"schema_version": 1, "name": "one-cell", "question": "What does its cache find?"}
     sweep = {"name": "one", **coordinates, "knobs": knobs}
@@ -97,8 +96,8 @@ def asked_cell(args: Namespace) -> tuple[Study, Cell]:
         if parts[-1] == REQUESTS:
             parts = parts[parts.index("cells") + 1 :] if "cells" in parts else parts
         return study, find_cell(study, "/".join(parts[: CELL_PATTERN.count("/") + 1]))
-    if not args.model:
-        raise StudyError("give --model, the model whose KV cache it is")
+    if not (args.model and args.gpu):
+        raise StudyError("give --model and --gpu, whose KV cache it is")
     workload = None
     if args.trace:
         limits = {name: value for name in ("hash_block_tokens", "max_total_tokens") if (value := getattr(args, name))}
@@ -369,7 +368,6 @@ def draw(report: dict[str, Any], out: Path) -> None:
     "hits",
     option("--model", help=ANY_MODEL),
     option("--gpu", help="name in config/gpus.yaml"),
-    *GPU_NUMBERS,
     option("--engine", choices=list(engines_with_blocks()), default="vllm-serve"),
     *knob_options(),
     option("--trace", type=Path, help="a trace with hashes: JSON Lines of Mooncake, Bailian or Weka"),

@@ -22,9 +22,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, StrictStr
 
-from workflow_scripts.catalog.any_gpu import GPU_NUMBERS, asked_gpu
 from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
-from workflow_scripts.catalog.gpus_and_models import Gpu
+from workflow_scripts.catalog.gpus_and_models import Gpu, resolve_one
 from workflow_scripts.common.command import command, option, positive, share
 from workflow_scripts.common.files import read_json
 from workflow_scripts.common.records import mapping_of, validated
@@ -188,8 +187,7 @@ def _read_log(path: Path) -> dict[str, Any]:
 @command(
     "capacity",
     option("--model", required=True, help=ANY_MODEL),
-    option("--gpu", help="name in config/gpus.yaml"),
-    *GPU_NUMBERS,
+    option("--gpu", required=True, help="name in config/gpus.yaml"),
     option("--block-size", type=positive, required=True, help="tokens per block"),
     option("--gpu-memory-utilization", type=share, required=True, help="share of the device's memory for the engine"),
     option("--max-model-len", type=positive, required=True, help="tokens of the longest request"),
@@ -215,7 +213,7 @@ def _read_log(path: Path) -> dict[str, Any]:
     option("--json", action="store_true", help="print JSON"),
 )
 def main(args: Namespace) -> None:
-    gpu = asked_gpu(args)
+    gpu = resolve_one(args.gpu)
     log = _read_log(args.from_log) if args.from_log else {}
     report: dict[str, Any] = {"source": "predicted", "model": args.model, "gpu": gpu.name}
     try:

@@ -29,7 +29,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import get_args
 
-from workflow_scripts.catalog.any_gpu import GPU_NUMBERS, own_gpu
 from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
 from workflow_scripts.common.checkout import own_or_of_checkout
 from workflow_scripts.common.command import command, option, positive
@@ -174,9 +173,7 @@ def _print(args: Namespace, rates: Sequence[Rate], verdicts: Sequence[JudgedRate
 def audit_table(args: Namespace) -> tuple[list[Rate], list[JudgedRate]]:
     """Judge the table that the command's options describe: its rates, and the verdict on each. Raises InputError."""
     names, cells = read_rows(args.table)
-    own = own_gpu(args)
-    # The numbers are those of the GPU that the table names like --gpu, or does not name.
-    rates = find_rates(names, cells, None if own else args.gpu, dict(args.column), or_gpu=own.name if own else None)
+    rates = find_rates(names, cells, args.gpu, dict(args.column))
     model = find_model(args.model)
     known_as = f"{model.name} {model.hub_repo or ''} {args.model}"
     try:
@@ -230,7 +227,6 @@ _KINDS = ("gpu", "throughput", *STATED)
     QUANTIZATION,
     KV_CACHE_DTYPE,
     option("--gpu", help="the GPU of a table that does not name it"),
-    *GPU_NUMBERS,
     option("--devices", type=positive, help="GPUs behind each number, for rows that do not state it (default: 1)"),
     option(
         "--column",

@@ -150,10 +150,9 @@ def find_rates(
     rows: Sequence[Fields],
     gpu: str | None = None,
     given: Mapping[str, str] = MappingProxyType({}),
-    or_gpu: str | None = None,
 ) -> list[Rate]:
     """The rates of a table, row by row; columns are known by their usual names, or as `given` by their kind. A row that
-    names no GPU has that of the row above. In a table that names none, `gpu` or `or_gpu` is meant.
+    names no GPU has that of the row above. In a table that names none, `gpu` is meant.
 
     Raises:
         AuditError: no number is a rate, no GPU is named, or a `gpu` is given for a table that names it.
@@ -170,10 +169,10 @@ def find_rates(
     named = next((rate.gpu for rate in found if rate.gpu), None)
     if gpu is not None and named:
         raise AuditError(f"--gpu is for a table that does not name it; this one names {named!r}")
-    if named is None and (gpu := gpu or or_gpu) is None:
+    if named is None and gpu is None:
         columns = ", ".join(names)
         raise AuditError(f"no column names the GPU (gpu, device): give it with --gpu; columns: {columns}")
-    if gpu is None or named:
+    if gpu is None:
         return found
     said, row = stated_in(gpu)[1], dict[str, Value](gpu=gpu)
     return [replace(rate, gpu=gpu, said=said | rate.said, row=row | rate.row) for rate in found]
