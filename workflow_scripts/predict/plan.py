@@ -23,9 +23,8 @@ from workflow_scripts.common.parquet import read_parquet, to_parquet
 from workflow_scripts.common.terminal import Terminal
 from workflow_scripts.common.wording import plural
 from workflow_scripts.predict.calibrated import UNCALIBRATED
-from workflow_scripts.predict.capacity_of_cells import predict_study
 from workflow_scripts.predict.prediction_record import FIELDS, TEXTS
-from workflow_scripts.predict.predictions import VLLM_VERSION, at_version, predict_cells
+from workflow_scripts.predict.predictions import VLLM_VERSION, at_version, predict_cells, predict_study
 from workflow_scripts.study.definition import Cells
 from workflow_scripts.study.grid import COORDINATES, Cell, expand
 from workflow_scripts.study.paths import StudyPaths
@@ -179,7 +178,7 @@ def main(args: Namespace) -> None:
         table = read_parquet(paths.plan / "plan.parquet")
     else:
         table = plan(study, cells, paths.prepared)
-        write_jsonl(paths.capacity, (of_cell.line() for of_cell in predict_study(cells)))
+        write_jsonl(paths.capacity, (of_cell.line() for of_cell in predict_study(cells, paths.prepared)))
         write_text(paths.plan / "plan.csv", with_texts(table).to_csv(index=False))
         write_bytes(paths.plan / "plan.parquet", to_parquet(table))
     if not args.quiet:

@@ -91,12 +91,19 @@ def at_version(cells: Sequence[Cell], version: str | None) -> list[Cell]:
     return [replace(c, environment=f"vllm-{version}") if vllm else c for c, vllm in zip(cells, of_vllm, strict=True)]
 
 
-class _Inputs:
-    """What is known of a study's devices, models and workloads, each read once."""
+def predict_study(cells: Iterable[Cell], prepared: Path | None = None) -> Iterator[Capacity]:
+    """The KV capacity of each cell whose engine has blocks (docs/capacity.md), in the order of the cells."""
+    capacity = _Known(prepared).capacity
+    for cell in (cell for cell in cells if get_engine(cell.engine).capacity):
+        of_cell = capacity(cell.engine, cell.gpu, cell.model, cell.knobs, cell.environment)
+        yield replace(of_cell, cell_id=cell.id)
 
-    def __init__(self, study: Study, prepared: Path | None, project_files: Path, cells: Sequence[Cell]) -> None:
-        self.study = study
-        gpus, models, devices = load_gpus(), load_models(), dict.fromkeys(cell.gpu for cell in cells)
+
+class _Known:
+    """What is known of devices and models, each read once."""
+
+    def __init__(self, prepared: Path | None) -> None:
+        gpus, models = load_gpus(), load_models()
 
         @cache
         def rates(gpu: str) -> DeviceRates | None:
@@ -111,10 +118,33 @@ class _Inputs:
             return facts_on(models[model], gpus[gpu], device(gpu), quantization)
 
         @cache
+        def capacity(engine: str, gpu: str, model: str, knobs: Knobs, environment: str) -> Capacity:
+            if knobs.why_unpredicted:
+                return Capacity({}, unknown=knobs.why_unpredicted)
+            try:
+                of_model = facts(gpu, model, knobs.quantized_as).with_states_in(knobs.states_in)
+                found = capacity_of(get_engine(engine), knobs, gpus[gpu], of_model, environment) or Capacity({})
+                return replace(found, dtype=of_model.dtype)
+            except ModelFactsError as e:
+                return Capacity({}, unknown=str(e))
+
+        self.gpus, self.models, self.rates, self.device = gpus, models, rates, device
+        self.facts, self.capacity = facts, capacity
+
+
+class _Inputs(_Known):
+    """The same, and the speed of a study's devices and its requests."""
+
+    def __init__(self, study: Study, prepared: Path | None, project_files: Path, cells: Sequence[Cell]) -> None:
+        super().__init__(prepared)
+        self.study = study
+        gpus, rates, devices = self.gpus, self.rates, dict.fromkeys(cell.gpu for cell in cells)
+
+        @cache
         def speed(gpu: str, *wanted: Any) -> Speed | None:
-            asked = AskedSpeed(gpus[gpu], device(gpu), rates(gpu), *wanted)
+            asked = AskedSpeed(gpus[gpu], self.device(gpu), rates(gpu), *wanted)
             speed = speed_for(asked, prepared / "calibrations" if prepared else None, project_files)
-            if speed is None or models[asked.model].dtype != "native":
+            if speed is None or self.models[asked.model].dtype != "native":
                 return speed
             return speed.model_copy(update={"how": f"{speed.how}; the native type is {asked.dtype}"})
 
@@ -144,7 +174,7 @@ class _Inputs:
             made = replace(made, arrival_s=arrival_s if arrival_s.any() else None)
             return made, kind, int((made.prompt_tokens + made.output_tokens).max())
 
-        self.gpus, self.facts, self.speed, self.scaled_to, self.requests = gpus, facts, speed, scaled_to, requests
+        self.speed, self.scaled_to, self.requests = speed, scaled_to, requests
 
     def task(self, cell: Cell) -> tuple[RequestLengths, CellTask] | Prediction:
         """The cell's requests and its task; or its record if it cannot be predicted."""
@@ -155,16 +185,13 @@ class _Inputs:
         found: dict[str, Any] = {"num_requests": count}
         knobs = cell.knobs
         try:
-            if knobs.why_unpredicted:
-                raise UnpredictableError(knobs.why_unpredicted)
-            facts = self.facts(cell.gpu, cell.model, knobs.quantized_as).with_states_in(knobs.states_in)
-            asked = (get_engine(cell.engine), knobs, gpu, facts, cell.environment)
-            capacity = capacity_of(*asked) or Capacity({})
+            capacity = self.capacity(cell.engine, cell.gpu, cell.model, knobs, cell.environment)
             blocks = capacity.value("num_blocks")
             kv_error_pct = None
             if capacity.gpu_memory_utilization is not None and gpu.kind != "cpu":
                 kv_error_pct = public_costs().kv_error_pct
-                if capacity.value("cuda_graphs") and any(facts.of_kind(Experts)):
+                graphs, kind_of = capacity.value("cuda_graphs"), (cell.gpu, cell.model, knobs.quantized_as)
+                if graphs and any(self.facts(*kind_of).of_kind(Experts)):
                     kv_error_pct += 100 * MORE_GRAPHS_OF_EXPERTS / (capacity.value("available_kv_cache") or math.inf)
             found |= {
                 "infeasible": capacity.infeasible,
@@ -177,14 +204,15 @@ class _Inputs:
             workload = self.study.workloads[cell.workload]
             if capacity.unknown and knobs.drafts:  # perhaps only for what a draft model or layers that draft take
                 plain = knobs.model_copy(update={"num_speculative_tokens": 0})
-                capacity = capacity_of(asked[0], plain, *asked[2:]) or capacity
+                capacity = self.capacity(cell.engine, cell.gpu, cell.model, plain, cell.environment)
             if found["infeasible"] or capacity.infeasible or capacity.unknown:
                 return Prediction(*names, **found)
             found["unknown"] = None
+            facts = self.facts(cell.gpu, cell.model, knobs.quantized_as).with_states_in(knobs.states_in)
             if load.find:
                 raise UnpredictableError(f"find: {load.find} is searched; the plan predicts a request_rate_per_s")
             accepts = _right_about_itself(knobs, cell.model) if workload.sampling is None else knobs
-            steps = _under_load(steps_of(asked[0], accepts, *asked[2:]), load)
+            steps = _under_load(steps_of(get_engine(cell.engine), accepts, gpu, facts, cell.environment), load)
             found |= {name: getattr(steps.decides, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
             found["graph_sizes"] = (steps.graphs and " ".join(map(str, steps.graphs.sizes))) or None
             requests, kind, longest = self.requests(cell.workload, load if serves else None, count)

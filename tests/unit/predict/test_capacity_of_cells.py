@@ -13,8 +13,8 @@ from workflow_scripts.engines.vllm.knobs import VllmKnobs
 from workflow_scripts.engines.vllm.memory import GIB, EngineSettings
 from workflow_scripts.engines.vllm.predictions import engine_settings, vllm_capacity
 from workflow_scripts.physics.model_facts import read_model_facts
-from workflow_scripts.predict import capacity_of_cells as predictions
-from workflow_scripts.predict.capacity_of_cells import predict_study
+from workflow_scripts.predict import predictions
+from workflow_scripts.predict.predictions import predict_study
 from workflow_scripts.study.grid import Cell, expand
 
 LLAMA_8B = read_model_facts(get_model("llama-3.1-8b-instruct").config)

@@ -7,7 +7,7 @@ import pytest
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.engines import description
-from workflow_scripts.predict.capacity_of_cells import predict_study
+from workflow_scripts.predict.predictions import predict_study
 from workflow_scripts.study import first_study
 from workflow_scripts.study.check import main as check
 from workflow_scripts.study.grid import expand

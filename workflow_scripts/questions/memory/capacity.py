@@ -79,7 +79,7 @@ SCHEMA = table_schema(
 
 
 def capacity_table(cells: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFrame:
-    """The capacity table; `predictions` are records of `predict.capacity_of_cells`, one per row."""
+    """The capacity table; `predictions` are records of `predictions.predict_study`, one per row."""
     table = _of_cells(cells).merge(_predicted(predictions), on="cell_id")
     return _with_errors(table)[list(SCHEMA.columns)]
 
@@ -120,7 +120,7 @@ def _with_errors(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_predictions(path: Path) -> pd.DataFrame:
-    """The records of `predict.capacity_of_cells`, one per row; raises InputError for any other file."""
+    """The records of `predictions.predict_study`, one per row; raises InputError for any other file."""
     predictions = [validated(_Prediction, record, str(path)) for record in read_jsonl(path)]
     fields = ["cell_id", *_PREDICTED_TEXT.values(), *_PREDICTED.values()]
     if missing := [field for record in predictions[:1] for field in fields if field not in record]:
