@@ -134,36 +134,17 @@ def _smollm3(c: ConfigValues) -> Fields:
     return _llama(c, tied=True)
 
 
-def _own_heads(c: ConfigValues, **others: Any) -> Attention:
-    """Attention with one KV head per query head, whatever the config says of KV heads."""
-    heads = c.size("num_attention_heads")
-    head_dim = c.divided("hidden_size", "num_attention_heads", (c.size("hidden_size"), heads))
-    return Attention(heads, heads, head_dim, **others)
-
-
-def _layer_norms(c: ConfigValues, mixer: Attention, mlp: Mlp, **others: Any) -> Fields:
-    """Equal layers of two norms with biases."""
-    return equal_layers(c, mixer, mlp, 4, **{"final_norm_parameters": 2 * c.size("hidden_size"), **others})
-
-
 def _opt(c: ConfigValues) -> Fields:
-    hidden, bias = c.size("hidden_size"), c.flag("enable_bias", True)
+    """Equal layers of two norms with biases, and one KV head per query head."""
+    hidden, bias, heads = c.size("hidden_size"), c.flag("enable_bias", True), c.size("num_attention_heads")
     if c.get("word_embed_proj_dim", hidden) != hidden:
         raise c.fault("word_embed_proj_dim other than hidden_size is not supported")
-    mixer = _own_heads(c, qkv_bias=bias, output_bias=bias)
+    head_dim = c.divided("hidden_size", "num_attention_heads", (hidden, heads))
+    mixer, mlp = Attention(heads, heads, head_dim, qkv_bias=bias, output_bias=bias), c.size("ffn_dim")
+    has_norm = c.flag("do_layer_norm_before", True) and not c.flag("_remove_final_layer_norm", False)
     # Positions are looked up with an offset of two.
-    own: Fields = {"tied": True, "learned_positions": c.size("max_position_embeddings") + 2}
-    if not c.flag("do_layer_norm_before", True) or c.flag("_remove_final_layer_norm", False):
-        own["final_norm_parameters"] = 0
-    return _layer_norms(c, mixer, Mlp(c.size("ffn_dim"), gated=False, bias=bias), **own)
-
-
-def _gpt2(c: ConfigValues) -> Fields:
-    named = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
-    c = c.with_usual_keys(named | {"max_position_embeddings": "n_positions"})
-    mixer = _own_heads(c, qkv_bias=True, output_bias=True)
-    mlp = Mlp(c.size("n_inner", 4 * c.size("hidden_size")), gated=False, bias=True)
-    return _layer_norms(c, mixer, mlp, tied=True, learned_positions=c.size("max_position_embeddings"))
+    own = {"learned_positions": c.size("max_position_embeddings") + 2, "final_norm_parameters": 2 * hidden * has_norm}
+    return equal_layers(c, mixer, Mlp(mlp, gated=False, bias=bias), norms=4, tied=True, **own)
 
 
 def experts_of(
@@ -398,7 +379,6 @@ READERS: dict[str, Reader] = {
         c, attention_of(c, head_dim=128, qkv_bias=c.flag("attention_bias", True)), mlp_of(c), norms=4
     ),
     "opt": _opt,
-    "gpt2": _gpt2,
     "deepseek_v4": _deepseek_v4,
     "gemma4_text": _gemma4_text,
     "gpt_oss": _gpt_oss,

@@ -378,9 +378,9 @@ def vocabulary_and_context(config: Mapping[str, Any]) -> tuple[int, int]:
     """Tokens in the vocabulary, and positions, of a model of any family; what a config leaves out is the family's.
     Raises ModelFactsError if the config does not say one of them, and its family is unknown or has no default."""
     c = ConfigValues({**config, **_part_of(config, "text_config")})
-    positions = next((c.size(key) for key in ("max_position_embeddings", "n_positions") if c.get(key)), None)
     vocab = c.size("vocab_size") if c.get("vocab_size") else model_facts(config).vocab
-    return vocab, positions or model_facts(config).max_positions
+    named = c.get("max_position_embeddings")
+    return vocab, c.size("max_position_embeddings") if named else model_facts(config).max_positions
 
 
 def _part_of(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
