@@ -45,7 +45,6 @@ class Prediction:
     running_mean: float | None = None
     running_while_others_wait: float | None = None
     waiting_peak: int | None = None
-    full_share: float | None = None
     blocks_peak: int | None = None
     preemptions: int | None = None
     cached_tokens: int | None = None
@@ -67,9 +66,6 @@ class Prediction:
     tpot_s_p50: Band | None = None
     tpot_s_p99: Band | None = None
     scaled_output_tokens_per_s: float | None = None
-    device_s: float | None = None
-    launch_s: float | None = None
-    arrival_s: float | None = None
     weights_share: float | None = None
     kv_share: float | None = None
     operations_share: float | None = None

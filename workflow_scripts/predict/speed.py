@@ -205,7 +205,6 @@ def _counts(cell: CellTask, schedule: Schedule, segment_s: FloatArray, task: Tas
         "beyond_graphs_steps_share": shares[0],
         "beyond_graphs_time_share": shares[1],
         "bound_by": bound_by,
-        "full_share": float(segment_s[segments.running >= settings.max_num_seqs].sum() / segment_s.sum()),
     }
 
 
@@ -280,18 +279,16 @@ def _beyond(work: StepWork, speed: Speed) -> str:
 def _shares(work: StepWork, costs: StepCosts, timed: Timed) -> dict[str, float]:
     """What the time goes to. Operations count beyond the reading that hides them, launches beyond the work."""
     parts = dict(zip(KINDS, segment_parts_s(work, costs).sum(axis=0).tolist(), strict=True))
-    arrival_s = timed.arrival_s + parts["requests"]
     shares = {
         "weights_share": parts["weight_bytes"],
         "kv_share": parts["kv_bytes"],
         "operations_share": parts["matrix_flops"] + parts["attention_flops"] + parts["activation_bytes"],
         "fixed_share": sum(parts[kind] for kind in _FIXED),
-        "launch_share": max(timed.launch_s + arrival_s, 0.0),  # the difference of two sums may be -1e-16
+        # The difference of two sums may be -1e-16.
+        "launch_share": max(timed.launch_s + timed.arrival_s + parts["requests"], 0.0),
     }
     busy_s = sum(shares.values())
-    of_time = {name: seconds / busy_s for name, seconds in shares.items()}
-    device_s = sum(parts.values()) - parts["requests"]
-    return {**of_time, "device_s": device_s, "launch_s": timed.launch_s, "arrival_s": arrival_s}
+    return {name: seconds / busy_s for name, seconds in shares.items()}
 
 
 def _costs(cell: CellTask, speed: Speed, task: Task, timed: Timed) -> dict[str, float]:

@@ -96,7 +96,7 @@ def test_engines_side_by_side_take_turns(tmp_path, monkeypatch):
     # 23 requests: one of the two engines gets 12.
     two = one(tmp_path, fixed(23, 64, 32), engine="vllm-serve", knobs=knobs | {"data_parallel_size": 2})
     half = one(tmp_path, fixed(12, 64, 32), engine="vllm-serve", knobs=knobs)
-    alike = ("wall_s", "ttft_s_p50", "tpot_s_p99", "bound_by", "max_num_seqs", "full_share", "device_s")
+    alike = ("wall_s", "ttft_s_p50", "tpot_s_p99", "bound_by", "max_num_seqs", "weights_share")
     assert [two[name] for name in alike] == [half[name] for name in alike]
     summed = ("num_blocks", "kv_cache_tokens", "gpus", "steps", "running_peak", "running_mean", "waiting_peak")
     assert [two[name] for name in summed] == pytest.approx([2 * half[name] for name in summed])

@@ -250,7 +250,7 @@ def plan_table(cells: pd.DataFrame) -> pd.DataFrame:
     """A plan that is 5 % too fast on vLLM and half as fast as HuggingFace really is, with a band of 20 %."""
     rows = cells.groupby("cell_id", sort=False).first().reset_index()
     factor = np.where(rows["engine"] == "vllm", 1.05, 0.5)
-    predicted: dict[str, object] = {"running_peak": rows["running_peak"], "full_share": 0.9, "evicted_blocks": 0}
+    predicted: dict[str, object] = {"running_peak": rows["running_peak"], "evicted_blocks": 0}
     predicted["infeasible"] = np.where(rows["outcome"] == "infeasible", "blocks of that size", None)
     for name in QUANTITIES:
         value = rows[name].astype(float) * factor

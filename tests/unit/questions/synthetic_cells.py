@@ -73,7 +73,7 @@ def plan_of(cells, **columns):
     plan = cells.drop_duplicates("cell_id")[["cell_id", "gpu", "engine", "model", "workload", "knobs"]]
     unknown = ("cached_tokens", "prompt_tokens", "error_pct", "ttft_error_pct", "graph_tokens")
     known = dict.fromkeys(unknown, math.nan)
-    known |= {"speed_source": "calibrated", "bound_by": "sequences", "running_peak": 16.0, "full_share": 0.5}
+    known |= {"speed_source": "calibrated", "bound_by": "sequences", "running_peak": 16.0}
     known |= {"max_num_seqs": plan["knobs"].str.extract(r"seqs(\d+)", expand=False).astype(float)}
     return plan.assign(**(known | {"evicted_blocks": 3, "infeasible": None} | columns))
 

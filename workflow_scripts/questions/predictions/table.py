@@ -32,7 +32,7 @@ Rates = Mapping[tuple[str, str, str, float], float]
 # Shares of the predicted time, in the order in which the page names them.
 SHARES = ("weights_share", "kv_share", "operations_share", "fixed_share", "launch_share")
 # What else the plan says of a cell's rate.
-_BESIDE = ("scaled_output_tokens_per_s", "full_share", "published")
+_BESIDE = ("scaled_output_tokens_per_s", "published")
 # Where prompt tokens go in the prefix cache; their sum is `prompt_tokens`.
 PROMPT_TOKENS = (
     *("cached_tokens", "never_seen_tokens", "shorter_than_block_tokens", "last_token_tokens", "evicted_tokens"),
@@ -71,7 +71,6 @@ SCHEMA = table_schema(
         "predicted prompt tokens by what the prefix cache finds of them ([words](hits.md)); only the first where no "
         "prompts share tokens, or they have more than a million blocks",
     ),
-    NUMBER("full_share", "predicted share of time with all allowed sequences running"),
     NUMBER(
         "scaled_output_tokens_per_s",
         "predicted from the study's other devices, scaled by the measured rates; geometric mean of several",
