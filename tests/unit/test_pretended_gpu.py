@@ -127,7 +127,6 @@ def test_a_gpu_may_cool_down_and_the_last_cells_processes_may_leave(gpus, monkey
         (None, [0, 1, 2, 3]),
         ("3,1,7", [3, 1]),  # what CUDA does not find ends its list
         ("GPU-c-3,GPU-a-1", [2, 0]),
-        ("GPU-b", [1]),  # as HTCondor shortens it
         ("7", []),
         ("GPU-x", []),
         ("NoDevFiles", []),  # as Slurm sets it for a job without a GPU

@@ -149,22 +149,14 @@ def reasons_of(mask: int) -> list[str]:
 
 def nvml_handle(index: int = 0) -> Any:
     """NVML's handle of one of the GPUs that are visible to this process; NVML must be initialised. NVML counts all GPUs
-    of the host, CUDA only those in CUDA_VISIBLE_DEVICES, which holds indices or UUIDs; of a UUID it may hold only the
-    beginning. Raises IndexError or ValueError if the variable does not name so many GPUs, and pynvml.NVMLError if NVML
-    does not find the GPU."""
+    of the host, CUDA only those in CUDA_VISIBLE_DEVICES, which holds indices or whole UUIDs. Raises IndexError or
+    ValueError if the variable does not name so many GPUs, and pynvml.NVMLError if NVML does not find the GPU."""
     import pynvml
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     device = visible.split(",")[index] if visible else str(index)
     if device.startswith(("GPU-", "MIG-")):
-        try:
-            return pynvml.nvmlDeviceGetHandleByUUID(device)
-        except pynvml.NVMLError:
-            handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-            matches = [handle for handle in handles if pynvml.nvmlDeviceGetUUID(handle).startswith(device)]
-            if len(matches) != 1:
-                raise
-            return matches[0]
+        return pynvml.nvmlDeviceGetHandleByUUID(device)
     return pynvml.nvmlDeviceGetHandleByIndex(int(device))
 
 
