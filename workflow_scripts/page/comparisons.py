@@ -9,17 +9,16 @@ CHANGES, LIKELY, FLAT, NOT_DECIDED = "changes", "likely", "flat", "not decided"
 _ORDER = {CHANGES: 0, LIKELY: 1, FLAT: 2}
 
 
-def comparisons(tables: Tables, kind: str, name: str = "", metric: str = "") -> pd.DataFrame:
-    """Comparisons of a kind by the rate that decides, or by a metric: those shown to differ first, then by device and
-    size; `x` is the number of sequences allowed at once. Of a knob, every value is compared with the first.
+def comparisons(tables: Tables, kind: str, name: str = "") -> pd.DataFrame:
+    """Comparisons of a kind by the rate that decides: those shown to differ first, then by device and size; `x` is
+    the number of sequences allowed at once. Of a knob, every value is compared with the first.
 
     Raises:
         MissingError: there are none.
     """
     rows = tables.need("comparisons")
     rows = rows[rows["kind"].eq(kind) & rows["ratio"].gt(0) & rows["from_first"].ne(False)]
-    decides = rows["verdict"].notna() & rows["metric"].isin([RATE, STEADY])
-    rows = rows[rows["metric"].eq(metric) if metric else decides]
+    rows = rows[rows["verdict"].notna() & rows["metric"].isin([RATE, STEADY])]
     if name:
         rows = rows[rows["name"] == name]
     require(rows, f"no two measured cells differ in {name or kind} alone")

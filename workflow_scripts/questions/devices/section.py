@@ -16,7 +16,7 @@ from workflow_scripts.page.series import device_names
 from workflow_scripts.page.style import INK, PREDICTED_LINE, Look
 from workflow_scripts.questions.knobs.section import ratio_rows
 from workflow_scripts.study.setting_words import knob_axis
-from workflow_scripts.tables.results import RATE, MissingError, Tables, records, require
+from workflow_scripts.tables.results import MissingError, Tables, records, require
 
 PAIR = {"value_b": "First device", "value_a": "Second device", **PLACE_HEADINGS, "held": "Settings"}
 PREDICTED, MEASURED_PAIR = "predicted", "{} over {}"
@@ -25,7 +25,7 @@ PREDICTED, MEASURED_PAIR = "predicted", "{} over {}"
 def along_sequences(tables: Tables) -> pd.DataFrame:
     """The ratios of one pair of devices with one model and workload, by the number of sequences, `x`: of the pair that
     was measured with the most numbers of sequences."""
-    pairs = comparisons(tables, "device", metric=RATE)
+    pairs = comparisons(tables, "device")
     groups = ["value_a", "value_b", "engine", "model", "workload"]
     known = pairs.dropna(subset="x")
     sizes = known.groupby(groups, sort=False)["x"].nunique()
@@ -36,7 +36,7 @@ def along_sequences(tables: Tables) -> pd.DataFrame:
 
 def explained(tables: Tables) -> pd.DataFrame:
     """The ratios of pairs of devices, beside those of their rates and what is predicted."""
-    pairs = comparisons(tables, "device", metric=RATE)
+    pairs = comparisons(tables, "device")
     return in_words(pairs).merge(tables.get("devices", "a", "b"), on=["a", "b"], how="left")
 
 

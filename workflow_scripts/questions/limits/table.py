@@ -54,13 +54,9 @@ SCHEMA = table_schema(
         "prefill_memory_s prefill_arithmetic_s decode_memory_s decode_arithmetic_s",
         "minimum time of each phase by each resource",
     ),
-    TEXT("prefill_bound_by decode_bound_by bound_by", "the resource that takes longer"),
+    TEXT("decode_bound_by bound_by", "the resource that takes longer"),
     NUMBER("wall_s_min", "minimum time of the repeat"),
-    *(
-        NUMBER(f"{rate}_ceiling", "tokens over `wall_s_min`")
-        | NUMBER(f"{rate}_ceiling_memory {rate}_ceiling_arithmetic", "tokens over the time by one resource")
-        for rate in TOKEN_RATES
-    ),
+    NUMBER([f"{rate}_ceiling" for rate in TOKEN_RATES], "tokens over `wall_s_min`"),
     NUMBER("steps", "scheduler steps"),
     NUMBER("read_bytes flops", "bytes to read and operations of these steps, on all devices"),
     declared("mbu mfu", "`read_bytes` and `flops` over `wall_s`, as a share of the device's rate"),
@@ -105,7 +101,7 @@ def _limits(work: pd.DataFrame, facts: ModelFacts, rates: KnownRates, kv_cache_d
     memory = np.where(from_cache, CACHE, MEMORY)
     bound_by = {
         f"{phase}bound_by": binding(times[f"{phase}memory_s"], times[f"{phase}arithmetic_s"], memory)
-        for phase in ("prefill_", "decode_", "")
+        for phase in ("decode_", "")
     }
     table = work.join(times).assign(
         read_bytes_per_s=np.where(from_cache, cache_bytes_per_s, memory_bytes_per_s),
@@ -119,8 +115,7 @@ def _limits(work: pd.DataFrame, facts: ModelFacts, rates: KnownRates, kv_cache_d
     )
     counts = table["output_tokens"], table["output_tokens"] + table["prompt_tokens"]
     for rate, count in zip(TOKEN_RATES, counts, strict=True):
-        for by, time in (("", "wall_s_min"), ("_memory", "memory_s"), ("_arithmetic", "arithmetic_s")):
-            table[f"{rate}_ceiling{by}"] = count / times[time].where(times[time] > 0)
+        table[f"{rate}_ceiling"] = count / times["wall_s_min"].where(times["wall_s_min"] > 0)
     return _verdict(_utilization(table, facts, rates, kv_cache_dtype))
 
 

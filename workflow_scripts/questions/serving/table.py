@@ -70,9 +70,8 @@ GOODPUT = "goodput_requests_per_s"
 # With fewer requests in a repeat, its 99th percentile is hardly more than its longest latency.
 TAIL_REQUESTS = 100
 _OVER_REPEATS = {"slo": "first"}
-_OVER_REPEATS |= dict.fromkeys(("slo_attainment", GOODPUT, "arrivals_per_s"), "mean")
+_OVER_REPEATS |= dict.fromkeys(("slo_attainment", GOODPUT), "mean")
 _OVER_REPEATS |= dict.fromkeys(("running_peak", "in_flight_peak", "kv_cache_usage_peak", "memory_utilization"), "max")
-_OVER_REPEATS |= dict.fromkeys(("queue_growth_per_s", "client_lag_s_p99", "client_cpu_cores"), "max")
 _OF_CELL = (
     *("study", "source", "cell_id", "gpu", "engine", "endpoint", "model", "workload", "knobs"),
     *("load", "request_rate_per_s", "burstiness", "users"),
@@ -111,8 +110,6 @@ SUMMARY_SCHEMA = table_schema(
     NUMBER("memory_utilization", "highest of all repeats"),
     FLAG("saturated", "whether any repeat is; null if none is, but one is too short to decide"),
     TEXT("limited_by", "of all repeats, comma-separated"),
-    NUMBER("arrivals_per_s", "mean over the repeats"),
-    NUMBER("queue_growth_per_s client_lag_s_p99 client_cpu_cores", "highest of all repeats"),
 )
 
 
