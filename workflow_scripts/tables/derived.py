@@ -51,14 +51,6 @@ def derived(t: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def without_drafts(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with 0 drafted tokens where the study asks for none, because the engine then has no counter of them."""
-    if "knob_num_speculative_tokens" not in table:
-        return table
-    none = table["knob_num_speculative_tokens"].eq(0).fillna(False) & table["wall_s"].notna()
-    return table.assign(draft_tokens=table["draft_tokens"].mask(none, 0.0))
-
-
 def predicted_hit_rate(table: pd.DataFrame, texts: Texts) -> pd.Series:
     """Share of the prompt tokens that a prefix cache should find; null unless the study says what prompts share."""
     lengths = {name: spec for name, spec in texts.items() if isinstance(spec, SharedTextWorkload)}

@@ -102,10 +102,6 @@ REPEATS = table_schema(
     NUMBER("steady_s", "duration of that time"),
     declared("drain_share ttft_s_p50 ttft_s_p90 ttft_s_p99 queue_s_p50 prefill_s_p50"),
     declared("tpot_s_p50 tpot_s_p99 e2e_s_p50 e2e_s_p99"),
-    NUMBER(
-        "queue_s_mean prefill_s_mean decode_s_mean",
-        "mean times until scheduled, then to the first token, then to the last",
-    ),
     declared("running_peak"),
     NUMBER("running_mean", "running sequences"),
     declared("running_while_others_wait waiting_peak kv_cache_usage_peak"),

@@ -15,7 +15,7 @@ POWER_CAP = "SwPowerCap"  # NVML's name for clocks lowered to stay within the po
 
 
 def request_facts(requests: pd.DataFrame) -> pd.DataFrame:
-    """Counts, latencies (s) and phases (s) over the requests of each repeat.
+    """Counts and latencies (s) over the requests of each repeat.
 
     TTFT and end-to-end latency count from being queued, or from the scheduled arrival at a server, as in the table
     `serving`. TPOT is the mean time of an output token after the first; an answer that arrived completely at one moment
@@ -28,7 +28,6 @@ def request_facts(requests: pd.DataFrame) -> pd.DataFrame:
         tpot_s=decode_s.where(decode_s > 0) / (requests["output_tokens"] - 1).where(requests["output_tokens"] > 1),
         queue_s=requests["scheduled_s"] - requests["queued_s"],
         prefill_s=requests["first_token_s"] - requests["scheduled_s"],
-        decode_s=decode_s,
         found=(requests["cached_prompt_tokens"] > 0).astype("Int64"),
     )
     groups = r.groupby("number")
@@ -40,9 +39,6 @@ def request_facts(requests: pd.DataFrame) -> pd.DataFrame:
             # Without a count of preemptions, it is not known whether there were any.
             "preemptions": groups["preemptions"].sum(min_count=1),
             "requests_with_prefix_hits": groups["found"].sum(min_count=1),
-            "queue_s_mean": groups["queue_s"].mean(),
-            "prefill_s_mean": groups["prefill_s"].mean(),
-            "decode_s_mean": groups["decode_s"].mean(),
             **{
                 f"{column}_p{percent}": groups[column].quantile(percent / 100)
                 for column, percents in _PERCENTS.items()

@@ -36,9 +36,9 @@ def test_latencies_count_from_being_queued():
     two = requests((10, 5, 0, 2.0, 4.0, 8.0), (20, 1, 0, 1.0, 3.0, 3.0), queued_s=[1.0, 0.0], preemptions=0)
     facts = only(request_facts(two))
     expected = {"num_requests": 2, "prompt_tokens": 30, "output_tokens": 6, "preemptions": 0}
-    expected |= {"ttft_s_p50": 3, "e2e_s_p50": 5, "e2e_s_p99": 3 + 0.99 * 4, "decode_s_mean": 2}
+    expected |= {"ttft_s_p50": 3, "e2e_s_p50": 5, "e2e_s_p99": 3 + 0.99 * 4}
     expected |= {"tpot_s_p50": 1}  # 4 s for four tokens after the first; one token has no TPOT
-    expected |= {"prefill_s_mean": 2, "prefill_s_p50": 2, "queue_s_mean": 1, "queue_s_p50": 1}
+    expected |= {"prefill_s_p50": 2, "queue_s_p50": 1}
     assert facts[list(expected)].to_dict() == pytest.approx(expected)
     # Nor has an answer that was seen at one moment. An engine that counts no preemptions is not one without.
     facts = only(request_facts(requests((10, 5, 0, 0.0, 4.0, 8.0), (10, 5, 0, 0.0, 9.0, 9.0))))
@@ -54,7 +54,7 @@ def test_repeats_are_kept_apart():
     for found in (facts["num_requests"], running["running_peak"], running["running_mean"]):
         assert found.to_dict() == counts
     assert facts.loc[2, ["prompt_tokens", "output_tokens", "preemptions"]].tolist() == [30, 4, 3]
-    assert facts.loc[2, ["ttft_s_p50", "prefill_s_mean", "decode_s_mean"]].tolist() == [3, 2, 6]
+    assert facts.loc[2, ["ttft_s_p50", "prefill_s_p50"]].tolist() == [3, 2]
     # Requests that found a prefix are counted where the engine tells.
     assert facts["requests_with_prefix_hits"].dropna().to_dict() == {0: 1, 1: 0}
 
