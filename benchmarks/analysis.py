@@ -51,7 +51,7 @@ def commands(study: Path) -> dict[str, list[str]]:
     """The commands of the rooms analyse and present, by name, in the order of the rules."""
     root = study.parent / "results" / study.stem
     tables, results = root / "tables", str(root.parent)
-    common, of_parsed = ["--study", str(study)], ["--parsed", str(root / "parsed")]
+    common = ["--study", str(study)]
 
     def kvsweep(name: str, *options: str) -> list[str]:
         return ["workflow_scripts", name, *common, *options]
@@ -60,7 +60,7 @@ def commands(study: Path) -> dict[str, list[str]]:
     return {
         "plan": kvsweep("plan", "--results", results, "--quiet"),
         "tables": kvsweep("tables", "--results", results),
-        "figures": kvsweep("figures", "--tables", str(tables), *of_parsed, "--out", figures),
+        "figures": kvsweep("figures", "--tables", str(tables), "--out", figures),
         "page": kvsweep(
             *("draw-report", "--tables", str(tables), "--figures", figures),
             *("--cells", str(root / "cells"), "--out", str(root / "report.html")),

@@ -20,12 +20,10 @@ rule figures:
         code=sources_sha256("present.figures", beside=HOME.glob("workflow_scripts/questions/*/*.rst")),
         settings=SETTINGS,
         tables=PATHS.tables,
-        parsed=PATHS.root / "parsed",
     shell:
         "nice -n 19 python -m workflow_scripts figures"
         ' --study "$STUDY"'
         " --tables {params.tables:q}"
-        " --parsed {params.parsed:q}"
         " --out {output:q}"
         " > {log:q} 2>&1"
 
@@ -44,13 +42,11 @@ rule report:
         code=sources_sha256("present.page", beside=HOME.glob("report/**/*.*")),
         settings=SETTINGS,
         tables=PATHS.tables,
-        parsed=PATHS.root / "parsed",
         cells=PATHS.root / "cells",
     shell:
         "nice -n 19 python -m workflow_scripts draw-report"
         ' --study "$STUDY"'
         " --tables {params.tables:q}"
-        " --parsed {params.parsed:q}"
         " --figures {input.figures:q}"
         " --cells {params.cells:q}"
         " --out {output:q}"

@@ -36,7 +36,6 @@ class Report:
     tables: Tables
     figures: Path
     cells: Path
-    prepared: Path
     out: Path
 
     @cached_property

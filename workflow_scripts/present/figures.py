@@ -1,7 +1,6 @@
 """Draw all figures of a study from its tables.
 
-    kvsweep figures --study config/studies/demo.yaml --tables results/demo/tables \\
-        --parsed results/demo/parsed --out results/demo/figures
+    kvsweep figures --study config/studies/demo.yaml --tables results/demo/tables --out results/demo/figures
 
 A figure whose table is absent or empty is not drawn; `figures.json` says why.
 """
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.common.command import STUDY, TABLES, command, option, out
+from workflow_scripts.common.command import STUDY, TABLES, command, out
 from workflow_scripts.common.files import write_json, write_text
 from workflow_scripts.page.kit import use_style
 from workflow_scripts.page.plot import write_plot
@@ -47,12 +46,11 @@ def draw_figures(tables: Tables, out: Path) -> dict[str, dict[str, Any]]:
     "figures",
     STUDY,
     TABLES,
-    option("--parsed", type=Path, help="folder with GPU/requests.parquet, trace.parquet and steps.parquet"),
     out("folder for the figures"),
 )
 def main(args: Namespace) -> None:
     load_study(args.study)
-    tables = Tables(args.tables, args.parsed)
+    tables = Tables(args.tables)
     tables.need("cells")
     for name, figure in draw_figures(tables, args.out).items():
         print(f"{name}: {figure.get('missing', 'drawn')}")

@@ -98,14 +98,16 @@ def _section(subject: Subject, report: Report) -> dict[str, Any]:
     STUDY,
     TABLES,
     option("--figures", type=Path, required=True, help="folder that `kvsweep figures` wrote"),
-    option("--cells", type=Path, required=True, help="folder of the cells; their logs are linked"),
-    option("--prepared", type=Path, help="folder with workloads/, for the actual requests (default: beside CELLS)"),
-    option("--parsed", type=Path, help="folder with the facts of each GPU (default: parsed beside CELLS)"),
+    option(
+        "--cells",
+        type=Path,
+        required=True,
+        help="folder of the cells; their logs are linked, and what was prepared and parsed lies beside it",
+    ),
     out("the HTML file to write"),
 )
 def main(args: Namespace) -> None:
-    prepared = args.prepared or args.cells.parent / "prepared"
-    tables = Tables(args.tables, args.parsed or args.cells.parent / "parsed")
-    report = Report(load_study(args.study), tables, args.figures, args.cells, prepared, args.out)
+    tables = Tables(args.tables, args.cells.parent / "parsed")
+    report = Report(load_study(args.study), tables, args.figures, args.cells, args.out)
     report.tables.need("cells")
     write_text(args.out, render(report, args.study))

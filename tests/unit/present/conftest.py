@@ -34,7 +34,7 @@ class Results:
 
     @property
     def report(self) -> Report:
-        places = (self.root / "figures", self.root / "cells", self.root, self.root / "report.html")
+        places = (self.root / "figures", self.root / "cells", self.root / "report.html")
         return Report(load_study(self.study), Tables(self.root / "tables"), *places)
 
     def write_page(self, out: Path, **folders: Path) -> int:
@@ -55,7 +55,7 @@ def cells(results: Results) -> pd.DataFrame:
 
 def report_of(tables: Path, study: Path = DEMO) -> Report:
     """A report of tables without any other file."""
-    return Report(load_study(study), Tables(tables), tables, tables, tables, tables / "report.html")
+    return Report(load_study(study), Tables(tables), tables, tables, tables / "report.html")
 
 
 @pytest.fixture

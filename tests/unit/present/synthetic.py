@@ -349,7 +349,6 @@ def draw_results(
     """Write the results of `write_results`, and draw their figures and their page, which is returned."""
     study = write_results(folder, content, change)
     drawn = {name: folder / name for name in ("tables", "figures", "cells")}
-    parsed = {"tables": folder / "tables", "parsed": folder / "parsed"}
-    assert figures.main(arguments(study=study, out=folder / "figures", **parsed)) == 0
+    assert figures.main(arguments(study=study, out=folder / "figures", tables=folder / "tables")) == 0
     assert page.main(arguments(study=study, out=folder / "report.html", **drawn)) == 0
     return folder / "report.html"

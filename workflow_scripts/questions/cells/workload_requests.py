@@ -15,7 +15,7 @@ from workflow_scripts.workloads.workload_kinds import LengthDistribution, TextWo
 
 def workloads(report: Report) -> Iterator[Block]:
     rows = []
-    paths = sorted(report.prepared.glob(f"workloads/**/{MANIFEST}"))
+    paths = sorted(report.cells.parent.glob(f"prepared/workloads/**/{MANIFEST}"))
     made = sorted(map(read_json, paths), key=lambda manifest: -int(manifest["num_requests"]))
     served = dict(list(report.tables.rows.dropna(subset="num_requests").groupby("workload")["num_requests"]))
     for name, workload in report.study.workloads.items():
