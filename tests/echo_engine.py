@@ -86,7 +86,7 @@ class Echo:
 
 def echo_steps(knobs: EchoKnobs, gpu: Gpu, facts: ModelFacts, version: str) -> EngineSteps:
     """Groups stay together until their longest answer is done, like static batches."""
-    return EngineSteps(StaticBatches(knobs.at_once, "dynamic"), longest_request=facts.max_positions, eager=True)
+    return EngineSteps(StaticBatches(knobs.at_once), longest_request=facts.max_positions, eager=True)
 
 
 ECHO = EngineDescription(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -40,7 +40,6 @@ class SchedulerSettings:
     max_model_len: int
     num_blocks: int | None = None
     enable_prefix_caching: bool = True
-    enable_chunked_prefill: bool = True
     async_scheduling: bool = True
     pool: KvPool | None = None
     tokens_per_step: float = 1.0
@@ -64,10 +63,9 @@ class Drafts:
 
 @dataclass(frozen=True)
 class StaticBatches:
-    """Batches of `batch_size` requests that stay together until the longest is done, and the kind of their cache."""
+    """Batches of `batch_size` requests that stay together until the longest is done."""
 
     batch_size: int
-    cache: Literal["dynamic", "static"]
 
     # What they are in the terms of a scheduler.
     max_num_batched_tokens: ClassVar[None] = None

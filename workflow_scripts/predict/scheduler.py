@@ -69,10 +69,6 @@ def _check(requests: RequestLengths, settings: SchedulerSettings, step_time: Ste
     longest = int((requests.prompt_tokens + requests.output_tokens).max())
     if longest > settings.max_model_len:
         raise ScheduleError(f"a request of {longest} tokens does not fit max_model_len {settings.max_model_len}")
-    tokens, most = settings.max_num_batched_tokens, settings.max_model_len
-    if not settings.enable_chunked_prefill and tokens < most:
-        least = f"must be at least max_model_len {most}"
-        raise ScheduleError(f"without chunked prefill max_num_batched_tokens {tokens} {least}")
     # The last generated token is never computed.
     needed = -(-(longest - 1) // settings.block_size) + 1
     if settings.pool is None and settings.num_blocks is not None and settings.num_blocks < needed:
@@ -305,10 +301,7 @@ class Scheduler:
         while budget and self.waiting and len(self.running) < self.settings.max_num_seqs:
             request = self.waiting[0]
             hits, start = self.blocks.find(request)
-            tokens = request.goal - start
-            if tokens > budget and not self.settings.enable_chunked_prefill:
-                return
-            tokens = self._aligned(request, start, min(tokens, budget))
+            tokens = self._aligned(request, start, min(request.goal - start, budget))
             if not tokens or not self.blocks.admit(request, start + tokens, hits, start):
                 return
             self.running[self.waiting.popleft()] = None

@@ -77,34 +77,29 @@ def static_work(
 
     Besides the weights, a step moves the KV of all slots that its attention covers, some of it several times:
 
-    - A dynamic cache is a new tensor in each step: all of it is read and written. A static one is written completely
-      when it is made, and then only where tokens are new; but attention covers all its slots, even empty ones.
-    - Attention reads that KV once. With a mask, for padding or for empty slots, KV heads that several query heads
-      share are expanded before: read, written for each query head, and read from there.
+    - The dynamic cache is a new tensor in each step: all of it is read and written.
+    - Attention reads that KV once. With a mask, for padding, KV heads that several query heads share are expanded
+      before: read, written for each query head, and read from there.
 
     Masks take a few bytes per slot and are left out. Logits are made only for the last token of each row. With
     `copies_matrices`, a product of several rows first copies its matrix into another layout, and so reads its bytes
     twice. torch on a CPU does; vLLM packs matrices when it loads them.
     """
     phases = _Phases(requests, asked.batch_size)
-    static, reads, rows, prompt = asked.cache == "static", phases.reads, phases.rows, phases.prompt
-    slots, held = prompt + phases.further + 1, prompt + ~reads
-    masked = phases.padded | (static & ~reads)
-    looked_over = np.where(masked & static, slots, held)
-    kept = np.where(reads, slots + 2 * prompt, 2) if static else 2 * held
+    reads, rows, prompt = phases.reads, phases.rows, phases.prompt
+    held = prompt + ~reads
     shared_by = facts.attention.heads // facts.attention.kv_heads
-    read = np.where(masked & (shared_by > 1), 1 + 2 * shared_by, 1)
-    of_prompts = np.where(phases.padded, prompt * looked_over, prompt * (prompt + 1) // 2)
-    pairs, tokens = np.where(reads, of_prompts, looked_over), rows * np.where(reads, prompt, 1)
+    read = np.where(phases.padded & (shared_by > 1), 1 + 2 * shared_by, 1)
+    of_prompts = np.where(phases.padded, prompt * held, prompt * (prompt + 1) // 2)
+    pairs, tokens = np.where(reads, of_prompts, held), rows * np.where(reads, prompt, 1)
 
     per_token, width = facts.bytes_per_token(), facts.attention_width
     copied = facts.layer_matmul_parameters * (tokens > 1) + facts.vocab * facts.hidden * (rows > 1)
-    grows = ~reads & (not static)
     return StepWork.of(
         phases.steps.astype(float),
         {
             "weight_bytes": facts.decode_weight_bytes + copies_matrices * facts.kv_dtype_bytes() * copied,
-            "kv_bytes": per_token * rows * (read * looked_over + kept),
+            "kv_bytes": per_token * rows * (read + 2) * held,
             "matrix_flops": matrix_flops(facts, tokens.astype(float), rows.astype(float)),
             "attention_flops": 4.0 * width * rows * pairs,
             "layers": float(facts.layers),
@@ -113,5 +108,5 @@ def static_work(
             "prompts": (rows * reads).astype(float),
             "eager_layers": float(facts.layers),
         },
-        {"kv_bytes": grows * per_token * rows * (read + 2.0), "attention_flops": grows * 4.0 * width * rows},
+        {"kv_bytes": ~reads * per_token * rows * (read + 2.0), "attention_flops": ~reads * 4.0 * width * rows},
     )

@@ -40,10 +40,7 @@ GUIDE_WEIGHT = 0.1
 # Where a fit to a GPU's calibration begins, besides the costs that follow from rates.
 ON_GPU = {"layers": 3.0e-5, "sequences": 1.2e-5}
 # Settings of a scheduler that an engine shows under these names once it runs.
-SHOWN = (
-    *("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len"),
-    *("enable_prefix_caching", "enable_chunked_prefill"),
-)
+SHOWN = (*("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len", "enable_prefix_caching"),)
 
 
 class FitError(ValueError):

@@ -136,9 +136,8 @@ def beyond_graphs(study: Study, cells: Sequence[Cell]) -> Iterator[str]:
             without = f"steps of {captured + 1} to {running} sequences decode without a full CUDA graph (predicted)"
             found[at, f"max_num_seqs {most} {without}; with {''.join(more[:1])}{captured} none do"] += 1
         tokens, budget = (steps.graphs.tokens if steps.graphs else 0), steps.decides.max_num_batched_tokens or 0
-        chunked = getattr(steps.decides, "enable_chunked_prefill", False)
         # Twice as many steps would undo what launching them faster saves.
-        if chunked and most <= tokens < budget < 2 * tokens:
+        if most <= tokens < budget < 2 * tokens:
             without = f"steps with prompts of over {tokens} tokens are launched kernel by kernel (predicted)"
             found[at, f"max_num_batched_tokens {budget} {without}; with {tokens} none are"] += 1
     for (at, note), count in found.items():

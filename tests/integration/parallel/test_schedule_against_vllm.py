@@ -100,7 +100,7 @@ class Engine:
         limits = config.scheduler_config
         limits.max_num_seqs = settings.max_num_seqs
         limits.max_num_batched_tokens = limits.max_num_scheduled_tokens = settings.max_num_batched_tokens
-        limits.enable_chunked_prefill = settings.enable_chunked_prefill
+        limits.enable_chunked_prefill = True
         limits.async_scheduling = settings.async_scheduling
         config.model_config.max_model_len = settings.max_model_len
         config.cache_config.block_size = settings.block_size
@@ -277,7 +277,6 @@ def draw(seed: int, most: int = 40) -> Case:
         ]
         prefix_id = ids
     longest = max(map(sum, zip(prompts, outputs, strict=True)))
-    chunked = rng.random() < 0.75
     max_model_len = longest + rng.choice([0, 100])
     budget = rng.choice([rng.randint(1, 20), rng.randint(20, 200), 8192])
     least = -(-(longest - 1) // block_size) + 1
@@ -289,12 +288,11 @@ def draw(seed: int, most: int = 40) -> Case:
         arrival_s = np.cumsum(np.array(times))
     settings = SchedulerSettings(
         max_num_seqs=rng.choice([1, 2, 8, 8, 64]),
-        max_num_batched_tokens=budget if chunked else max(budget, max_model_len),
+        max_num_batched_tokens=budget,
         block_size=block_size,
         max_model_len=max_model_len,
         num_blocks=blocks,
         enable_prefix_caching=prefix_id is not None or rng.random() < 0.5,
-        enable_chunked_prefill=chunked,
         async_scheduling=rng.random() < 0.7,
     )
     requests = RequestLengths(
@@ -349,7 +347,6 @@ def draw_layers(kind: str, seed: int) -> Case:
         block_size=block_size,
         max_num_batched_tokens=tokens,
         enable_prefix_caching=caching,
-        enable_chunked_prefill=settings.enable_chunked_prefill or (has_states and caching),
         pool=pool,
     )
     longest = int((requests.prompt_tokens + requests.output_tokens).max())
@@ -366,7 +363,7 @@ def draw_layers(kind: str, seed: int) -> Case:
 def test_defaults_are_those_that_are_reproduced(engine_config):
     limits = engine_config.scheduler_config
     assert not limits.async_scheduling  # on a CPU
-    assert limits.enable_chunked_prefill == SchedulerSettings.enable_chunked_prefill
+    assert limits.enable_chunked_prefill
     assert engine_config.cache_config.enable_prefix_caching == SchedulerSettings.enable_prefix_caching
     assert limits.scheduler_reserve_full_isl
     assert (limits.policy, limits.watermark, limits.long_prefill_token_threshold) == ("fcfs", 0.0, 0)

@@ -57,7 +57,6 @@ def test_a_shared_text_is_lost_when_its_blocks_are_needed():
     [
         (lengths((4, 61)), {}, "65 tokens does not fit max_model_len 64"),
         (lengths((4, 14)), {"num_blocks": 5}, "takes 6 blocks of 4 tokens"),
-        (lengths((4, 1)), {"max_num_batched_tokens": 63, "enable_chunked_prefill": False}, "must be at least"),
         (lengths((4, 1), arrival_s=[1.0]), {}, "step_time"),
     ],
 )

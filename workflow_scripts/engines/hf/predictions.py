@@ -76,5 +76,6 @@ def hf_static_steps(knobs: HfStaticKnobs, gpu: Gpu, facts: ModelFacts, version: 
     assert facts.attention  # raises if it is not known
     if any(facts.of_kind(Experts)):
         raise UnpredictableError("what HuggingFace's experts read and copy is not modelled")
-    batches = StaticBatches(knobs.batch_size, knobs.cache_implementation)
-    return EngineSteps(batches, facts.max_positions, eager=True)
+    if knobs.cache_implementation != "dynamic":
+        raise UnpredictableError(f"cache_implementation {knobs.cache_implementation} is not modelled")
+    return EngineSteps(StaticBatches(knobs.batch_size), facts.max_positions, eager=True)

@@ -191,6 +191,7 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "")
     batch = batch_of(engine, facts, gpu)
     pool = None if facts.is_uniform else kv_pool(facts, engine, batch, gpu.kind)
     not_modelled = {
+        "enable_chunked_prefill false: steps of whole prompts": knobs.enable_chunked_prefill is False,
         "pipeline_parallel_size above 1: batches that take turns": engine.pipeline_parallel_size > 1,
         "decode_context_parallel_size above 1: ranks that share tokens": engine.decode_context_parallel_size > 1,
         "tensor_parallel_size or data_parallel_size above 1: ranks that share a CPU": knobs.ranks > 1 and not gpu_runs,
@@ -206,7 +207,6 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, version: str = "")
         block_size=engine.block_size if pool is None else pool.block_size,
         max_model_len=batch.max_model_len,
         enable_prefix_caching=engine.caches_prefixes(facts),
-        enable_chunked_prefill=knobs.enable_chunked_prefill is not False,
         async_scheduling=gpu_runs and engine.version >= ASYNC_SCHEDULING,  # vLLM turns it off on a CPU
         pool=pool,
         tokens_per_step=tokens_per_step,
