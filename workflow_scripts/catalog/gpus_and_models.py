@@ -20,7 +20,7 @@ from workflow_scripts.catalog.checkpoint import HashedFiles, drafting_layers
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json
-from workflow_scripts.common.records import Record, read_yaml, validated
+from workflow_scripts.common.records import Record, StrictRecord, read_yaml, validated
 from workflow_scripts.common.wording import allowed_names
 
 CONFIG = CHECKOUT / "config"
@@ -98,6 +98,37 @@ class Gpu(Record):
         return max((rates[a] for a in _ARITHMETIC.get(dtype, ()) if a in rates), default=None)
 
 
+# At most more than any device has, in every unit below.
+_Number = Annotated[float, Field(gt=0, le=1e6)]
+
+
+class GpuNumbers(StrictRecord):
+    """A GPU of a study, by its numbers; what is left out is not predicted. It can only be planned, as a CUDA device of
+    compute capability 9.0, and is never found on a machine."""
+
+    memory_gib: _Number = Field(description="memory that programs get, in GiB")
+    bandwidth_tb_s: _Number | None = Field(None, description="of the memory, in TB/s")
+    tflops: _Number | None = Field(None, description="of 16-bit dense matrices, in TFLOP/s; of 8-bit ones twice")
+
+    def gpu(self, name: str) -> Gpu:
+        """The device of this name.
+
+        >>> card = GpuNumbers(memory_gib=32, bandwidth_tb_s=1.79, tflops=209).gpu("mine")
+        >>> card.memory_bytes == 32 * 2**30, card.memory_bandwidth_bytes_per_s, card.peak_flop_per_s("bfloat16")
+        (True, 1790000000000.0, 209000000000000.0)
+        """
+        flops = self.tflops and self.tflops * 1e12
+        numbers = {
+            "memory_bytes": self.memory_gib * 2**30,
+            "memory_bandwidth_bytes_per_s": self.bandwidth_tb_s and self.bandwidth_tb_s * 1e12,
+            "dense_flop_per_s": flops and {"bf16": flops, "fp16": flops, "fp8": 2 * flops, "int8": 2 * flops},
+        }
+        given = {field: value for field, value in numbers.items() if value is not None}
+        sources = dict.fromkeys(given, "given by the user")
+        fields = {"kind": "cuda", "compute_capability": "9.0", "nvml_names": (), **given, "sources": sources}
+        return Gpu.model_validate({"name": name, "title": name, **fields})
+
+
 class Model(Record):
     """One model: where its weights come from and in which type they are computed. `load_format` is `hub` (weights of
     `hub_repo` at `revision`) or `dummy` (random weights from the config alone). `files`: the tokenizer and the weights
@@ -148,7 +179,7 @@ def load_gpus(path: Path | None = None) -> Mapping[str, Gpu]:
     return MappingProxyType({**gpus, **study_gpus}) if study_gpus else gpus
 
 
-# GPUs of studies that this process has read, by name (`catalog.any_gpu`).
+# GPUs of studies that this process has read, by name.
 study_gpus: dict[str, Gpu] = {}
 
 

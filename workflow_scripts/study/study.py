@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchem
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from workflow_scripts.catalog.any_gpu import GpuNumbers
 from workflow_scripts.catalog.endpoints import Endpoint
+from workflow_scripts.catalog.gpus_and_models import GpuNumbers
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import StrictRecord, added, validated
 from workflow_scripts.common.wording import allowed_names
