@@ -19,14 +19,14 @@ from workflow_scripts.tables.summary import Summaries
 SEQS = {"max_num_seqs": 16}
 
 
-def ratios(*cells, metric="output_tokens_per_s", **known):
+def ratios(*cells, **known):
     """The comparisons of devices, with what explains those of the output rate."""
-    return of_rows(starts_table(*cells), metric, **known)
+    return of_rows(starts_table(*cells), **known)
 
 
-def of_rows(rows, metric="output_tokens_per_s", **known):
+def of_rows(rows, **known):
     compared, explained = comparison_tables(Summaries(rows), 2.0, **known)
-    found = COMPARISONS.validate(compared).query("kind == 'device' and metric == @metric")
+    found = COMPARISONS.validate(compared).query("kind == 'device' and metric == 'output_tokens_per_s'")
     return found.merge(SCHEMA.validate(explained), on=["a", "b"], how="left")
 
 
