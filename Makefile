@@ -153,7 +153,7 @@ bench-statistics: $(VENV)/cpu.installed ## test the statistics on thousands of s
 	$(BIN)/python -m benchmarks.statistics $(ARGS)
 
 MUTATED ?= $(subst /,.,$(patsubst workflow_scripts/%.py,%,$(filter-out %/__init__.py,$(wildcard \
-	workflow_scripts/statistics/*.py workflow_scripts/tables/*.py workflow_scripts/workloads/highest_load.py workflow_scripts/questions/*/*.py workflow_scripts/engines/vllm/capacity.py workflow_scripts/engines/vllm/memory.py workflow_scripts/predict/capacity_of_cells.py \
+	workflow_scripts/statistics/*.py workflow_scripts/tables/*.py workflow_scripts/workloads/highest_load.py workflow_scripts/questions/*/*.py workflow_scripts/engines/vllm/capacity.py workflow_scripts/engines/vllm/memory.py \
 	workflow_scripts/physics/formulas.py workflow_scripts/physics/model_facts.py))))
 
 mutants: $(VENV)/dev.installed ## make small changes to the code that computes, and count those that its tests notice (MUTATED=physics.formulas)
