@@ -7,9 +7,9 @@ from typing import Any
 import pandas as pd
 
 from workflow_scripts.common.wording import shortened
-from workflow_scripts.page.comparisons import CHANGES, FLAT, LIKELY
 from workflow_scripts.page.digits import agreeing, rounded, rounded_ratio
 from workflow_scripts.page.series import device_names
+from workflow_scripts.statistics.comparisons import CHANGES, FLAT, LIKELY
 from workflow_scripts.study.setting_words import shortly
 from workflow_scripts.tables.results import STEADY, Tables, records
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pandas as pd
 
+from workflow_scripts.statistics.comparisons import CHANGES, FLAT, LIKELY
 from workflow_scripts.tables.results import RATE, STEADY, MissingError, Tables, require
 
-CHANGES, LIKELY, FLAT, NOT_DECIDED = "changes", "likely", "flat", "not decided"
 _ORDER = {CHANGES: 0, LIKELY: 1, FLAT: 2}
 
 

@@ -17,9 +17,9 @@ from workflow_scripts.page.style import Look
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_axis, knob_name
 from workflow_scripts.tables.results import RAN_IN, RATE, STEADY, MissingError, Tables, records, require
+from workflow_scripts.tables.summary import WORK
 
 OF_ARRIVALS = ("request_rate_per_s", "burstiness", "users")
-WORK = ("num_requests", "prompt_tokens", "output_tokens")
 
 
 @dataclass(frozen=True)

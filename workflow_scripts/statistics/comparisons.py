@@ -35,7 +35,8 @@ EQUIVALENCE_ALPHA = 0.05
 # Another run has the same error as this one, so the two differ by twice its square.
 _OF_BOTH_RUNS = 2
 
-FLAT, CHANGES, NOT_DECIDED = "flat", "changes", "not decided"
+# `LIKELY`: the interval excludes 1, but no verdict is reached.
+FLAT, CHANGES, LIKELY, NOT_DECIDED = "flat", "changes", "likely", "not decided"
 ONE_START, BETWEEN_STARTS, BETWEEN_CARDS = (
     "one start, with the spread of other starts",
     "between starts on this device",

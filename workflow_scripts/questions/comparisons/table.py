@@ -31,6 +31,7 @@ from workflow_scripts.questions.devices.table import SCHEMA as EXPLANATIONS
 from workflow_scripts.questions.devices.table import device_records, explanations
 from workflow_scripts.statistics.comparisons import (
     ANOTHER_RUN,
+    LIKELY,
     NOT_DECIDED,
     SCOPE_MEANING,
     Comparisons,
@@ -55,8 +56,6 @@ from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, ta
 from workflow_scripts.workloads.arrivals import Load
 
 KNOB, LOAD, DEVICE = "knob", "load", "device"
-# The interval excludes 1, but no verdict is reached.
-LIKELY = "likely"
 EQUAL, DIFFERS = "equal", "differs"
 # Of servers by the load that they get; their throughput follows from it.
 SERVER_LATENCIES = ("ttft_s_p50", "tpot_s_p50", "e2e_s_p50")

@@ -8,13 +8,14 @@ import pandas as pd
 
 from workflow_scripts.common.columns import column
 from workflow_scripts.page.answers import NO, OPEN, PARTLY, YES, Answer, Bar, times, verdict_on
-from workflow_scripts.page.comparisons import FLAT, comparisons
+from workflow_scripts.page.comparisons import comparisons
 from workflow_scripts.page.kit import Plot, Reference, line
 from workflow_scripts.page.parts import claims_on, compared, in_words
 from workflow_scripts.page.report import PLACE_HEADINGS, Report, Subject, TablePart
 from workflow_scripts.page.series import device_names
 from workflow_scripts.page.style import INK, PREDICTED_LINE, Look
 from workflow_scripts.questions.knobs.section import ratio_rows
+from workflow_scripts.statistics.comparisons import FLAT
 from workflow_scripts.study.setting_words import knob_axis
 from workflow_scripts.tables.results import MissingError, Tables, records, require
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from workflow_scripts.page.answers import LIKELY_YES, NO, YES, Answer, bars_of, factor, question_on, verdict_on
-from workflow_scripts.page.comparisons import FLAT, comparisons
+from workflow_scripts.page.comparisons import comparisons
 from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.kit import Plot
 from workflow_scripts.page.main_line import line_of, main_line, rate_words, values_along
@@ -13,6 +13,7 @@ from workflow_scripts.page.parts import claims_on, compared, four_metrics
 from workflow_scripts.page.report import Report, Subject
 from workflow_scripts.page.series import device_names
 from workflow_scripts.page.style import PUBLISHED_LINE
+from workflow_scripts.statistics.comparisons import FLAT
 from workflow_scripts.study.setting_words import knob_name, shortly
 from workflow_scripts.tables.results import RATE, STEADY, Tables, records
 

@@ -11,11 +11,10 @@ from pydantic import StrictFloat, StrictInt, StrictStr
 
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.common.records import mapping_of, validated
+from workflow_scripts.engines.vllm.memory import GIB
 from workflow_scripts.tables.summary import as_applied
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import NUMBER, TEXT, TableError, table_schema
-
-GIB = 2**30
 
 # Terms that are compared with what was observed. An engine prints the activation peak together with the graphs that it
 # subtracts from the budget, so both are predicted together.

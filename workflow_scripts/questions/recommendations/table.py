@@ -13,8 +13,8 @@ import pandas as pd
 from workflow_scripts.common.wording import number
 from workflow_scripts.engines.vllm.knobs import VLLM, VllmKnobs
 from workflow_scripts.questions.comparisons.pairs import ENGINE, looks_at
-from workflow_scripts.questions.comparisons.table import DEVICE, DIFFERS, LIKELY
-from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED, SCOPE_MEANING, mean_interval
+from workflow_scripts.questions.comparisons.table import DEVICE, DIFFERS
+from workflow_scripts.statistics.comparisons import CHANGES, FLAT, LIKELY, NOT_DECIDED, SCOPE_MEANING, mean_interval
 from workflow_scripts.statistics.errors import BoolArray
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks, decide
 from workflow_scripts.statistics.samples import Samples

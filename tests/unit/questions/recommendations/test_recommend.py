@@ -8,8 +8,9 @@ from scipy import stats
 
 from tests.unit.questions.synthetic_cells import OTHER_PLACES, around, cell, only, starts_table
 from tests.unit.study.test_serve_command import DUMMY, HUB
-from workflow_scripts.questions.comparisons.table import LIKELY, comparison_tables
+from workflow_scripts.questions.comparisons.table import comparison_tables
 from workflow_scripts.questions.recommendations.table import SCHEMA, recommendations
+from workflow_scripts.statistics.comparisons import LIKELY
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
 from workflow_scripts.tables.summary import Summaries
 
