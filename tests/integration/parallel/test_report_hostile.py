@@ -15,7 +15,7 @@ KEPT = {
     *("cell_id", "study", "gpu", "gpu_a", "gpu_b", "engine", "hf_engine", "model", "workload", "outcome", "source"),
     *("rates", "quantity", "measure", "metric", "role", "comparison", "knob", "verdict", "layout", "limited_by"),
     *("started_at", "held", "lock_sha256", "processor", "hf_kind", "axis", "factor", "kind", "fastest"),
-    *("cannot_show", "differs_in"),
+    *("cannot_show", "differs_in", "definition"),
 }
 ADDRESSES = [
     *("#%", "#%E0%A4%A", "#view=%", "#view=<script>", "#no-such-section", "#view=__proto__"),
