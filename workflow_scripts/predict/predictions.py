@@ -299,7 +299,7 @@ def lengths_of(spec: Workload, count: int) -> tuple[RequestLengths, str]:
     vocabulary = _LengthsOnly(
         np.zeros(1, dtype=np.int64), _guess, lambda chat: _guess("".join(msg["role"] + msg["content"] for msg in chat))
     )
-    requests, stream = make_requests(spec, vocabulary, count)
-    guessed = stream.kind in ("sharegpt", "prompts")
-    kind = f"{stream.kind}, a token for every {CHARACTERS_PER_TOKEN} characters" if guessed else stream.kind
-    return RequestLengths.of(requests), kind
+    kind = spec.actual_kind
+    if kind in ("sharegpt", "prompts"):
+        kind = f"{kind}, a token for every {CHARACTERS_PER_TOKEN} characters"
+    return RequestLengths.of(make_requests(spec, vocabulary, count)), kind

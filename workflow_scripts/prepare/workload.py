@@ -5,15 +5,12 @@
         --out results/demo/prepared/workloads/tiny-llama-57m/chat/workload.jsonl
 
 OUT has one request per line. Beside it, warmup.jsonl has other prompts of the same kind, and workload.json says what
-the requests really are, where they are from, and how long they are. docs/workloads.md describes the kinds of workload.
+the requests really are, and how long they are. docs/workloads.md describes the kinds of workload.
 """
 
 from argparse import Namespace
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
+from statistics import median
 
 from workflow_scripts.common.command import STUDY, command, option, out, positive
 from workflow_scripts.common.files import write_json, write_jsonl
@@ -24,17 +21,6 @@ from workflow_scripts.study.paths import MANIFEST, WARMUP
 from workflow_scripts.study.requests import requests_of
 from workflow_scripts.study.study import StudyError
 from workflow_scripts.study.study_file import load_study
-
-
-def statistics(counts: Sequence[int]) -> dict[str, float]:
-    """Summary of token counts.
-
-    >>> statistics([1, 2, 3, 10])
-    {'min': 1, 'median': 2.5, 'mean': 4.0, 'p95': 8.95, 'max': 10}
-    """
-    median, p95 = map(float, np.percentile(counts, [50, 95]))
-    mean = float(np.mean(counts))
-    return {"min": min(counts), "median": median, "mean": mean, "p95": round(p95, 2), "max": max(counts)}
 
 
 @command(
@@ -56,18 +42,13 @@ def main(args: Namespace) -> None:
     spec = study.workloads[workload]
     config = read_config(args.model_dir)
     vocabulary = load_vocabulary(args.model_dir, vocabulary_and_context(config)[0])
-    requests, stream, warmup = requests_of(workload, spec, cells, vocabulary, config, args.num_prompts)
-    first_blocks = Counter(r.hashed.ids[:1] for r in requests if r.hashed.ids)
-    manifest = {
-        **{"schema_version": 1, "workload": workload, "model": model, "kind": stream.kind, "seed": spec.seed},
-        **stream.details,
-        "specification": spec.model_dump(mode="json"),
-        "num_requests": len(requests),
-        "num_warmup_requests": len(warmup),
-        "requests_with_prefix": sum(r.prefix_tokens > 0 or first_blocks[r.hashed.ids[:1]] > 1 for r in requests),
-        "prompt_tokens": statistics([len(request.prompt_token_ids) for request in requests]),
-        "output_tokens": statistics([request.output_tokens for request in requests]),
+    requests, warmup = requests_of(workload, spec, cells, vocabulary, config, args.num_prompts)
+    manifest = {"workload": workload, "kind": spec.actual_kind, "num_requests": len(requests)}
+    counts = {
+        "prompt_tokens": [len(request.prompt_token_ids) for request in requests],
+        "output_tokens": [request.output_tokens for request in requests],
     }
-    write_json(args.out.with_name(MANIFEST), manifest)
+    lengths = {name: {"min": min(n), "median": float(median(n)), "max": max(n)} for name, n in counts.items()}
+    write_json(args.out.with_name(MANIFEST), manifest | lengths)
     write_jsonl(args.out.with_name(WARMUP), (r.as_line(f"warmup-{i}") for i, r in enumerate(warmup)))
     write_jsonl(args.out, (r.as_line(str(i)) for i, r in enumerate(requests)))

@@ -6,7 +6,7 @@ from typing import Any
 from workflow_scripts.physics.model_facts import vocabulary_and_context
 from workflow_scripts.study.grid import Cell
 from workflow_scripts.workloads.make_requests import make_requests, make_warmup
-from workflow_scripts.workloads.request import Request, RequestStream, Vocabulary, WorkloadError
+from workflow_scripts.workloads.request import Request, Vocabulary, WorkloadError
 from workflow_scripts.workloads.workload_kinds import Workload
 
 
@@ -17,18 +17,18 @@ def requests_of(
     vocabulary: Vocabulary,
     config: Mapping[str, Any],
     count: int | None = None,
-) -> tuple[list[Request], RequestStream, list[Request]]:
-    """The requests of the workload `name`, their stream, and those that warm up, for cells of one model. `count`: by
+) -> tuple[list[Request], list[Request]]:
+    """The requests of the workload `name`, and those that warm up, for cells of one model. `count`: by
     default as many as one of the cells needs at most. Raises WorkloadError if there are too few, or one of them does
     not fit the shortest context of the cells."""
     count = count or max(spec.prompts_for(cell.knobs.max_concurrency) for cell in cells)
     try:
-        requests, stream = make_requests(spec, vocabulary, count)
+        requests = make_requests(spec, vocabulary, count)
         warmup = make_warmup(spec, vocabulary, requests)
         _check_fits([*requests, *warmup], cells, vocabulary_and_context(config)[1])
     except WorkloadError as e:
         raise WorkloadError(f"workload {name!r}: {e}") from None
-    return requests, stream, warmup
+    return requests, warmup
 
 
 def _check_fits(requests: Iterable[Request], cells: Iterable[Cell], max_positions: int) -> None:

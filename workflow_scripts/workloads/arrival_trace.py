@@ -1,6 +1,6 @@
 """Requests that arrive as in a published trace: a CSV of arrival times, prompt lengths and output lengths."""
 
-from collections import Counter
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.workloads.random_prompts import generators
-from workflow_scripts.workloads.request import Request, RequestStream, Vocabulary, WorkloadError, checked_file
+from workflow_scripts.workloads.request import Request, Vocabulary, WorkloadError, checked_file
 from workflow_scripts.workloads.workload_kinds import MOST_TOKENS, TraceWorkload
 
 # The columns of arrivals, prompt tokens and output tokens.
@@ -19,37 +19,33 @@ KNOWN_FORMATS = {
 }
 
 
-def trace(spec: TraceWorkload, vocabulary: Vocabulary) -> RequestStream:
+def trace(spec: TraceWorkload, vocabulary: Vocabulary) -> Iterator[Request]:
     """Requests of a trace in order of arrival, the first at 0 s; their prompts are random tokens. Rows without prompt
     or output tokens are left out, because such requests failed. Raises WorkloadError if the file cannot be used."""
-    path = checked_file(spec)
-    rows, source_format = read_trace(path)
+    rows = read_trace(checked_file(spec))
     usable = rows[(rows["prompt_tokens"] > 0) & (rows["output_tokens"] > 0)]
     arrival_s = (usable["arrival_s"] - usable["arrival_s"].min()) * spec.time_scale
-    requests = (
+    return (
         Request(vocabulary.random_ids(rng, int(prompt_tokens)), int(output_tokens), arrival_s=round(float(at_s), 6))
         for at_s, prompt_tokens, output_tokens, rng in zip(
             arrival_s, usable["prompt_tokens"], usable["output_tokens"], generators(spec.seed), strict=False
         )
     )
-    counts = Counter(rows=len(rows), without_tokens=len(rows) - len(usable))
-    details = {"source": str(spec.file), "sha256": spec.sha256, "format": source_format, "filter": counts}
-    return RequestStream("trace", requests, details)
 
 
 @lru_cache(maxsize=1)  # called for each model and number of requests, on a file of millions of rows
-def read_trace(path: Path) -> tuple[pd.DataFrame, str]:
-    """Rows of a trace, sorted by `arrival_s` (seconds), with `prompt_tokens` and `output_tokens`; and its format.
-    Raises WorkloadError if it is no CSV file of a known format, or a value is not a time or number."""
+def read_trace(path: Path) -> pd.DataFrame:
+    """Rows of a trace, sorted by `arrival_s` (seconds), with `prompt_tokens` and `output_tokens`. Raises
+    WorkloadError if it is no CSV file of a known format, or a value is not a time or number."""
     try:
         table = pd.read_csv(path)
     except (ValueError, UnicodeDecodeError) as e:
         raise WorkloadError(f"{path}: not readable as CSV: {' '.join(str(e).split())}") from None
-    for name, columns in KNOWN_FORMATS.items():
+    for columns in KNOWN_FORMATS.values():
         if {*columns} <= {*table.columns}:
             numbers = [_numbers(table, column, path, are_times=column == columns[0]) for column in columns]
             rows = pd.concat(numbers, axis="columns", keys=KNOWN_FORMATS["plain"])
-            return rows.sort_values("arrival_s", kind="stable", ignore_index=True), name
+            return rows.sort_values("arrival_s", kind="stable", ignore_index=True)
     wanted = "; ".join(f"{name}: {', '.join(columns)}" for name, columns in KNOWN_FORMATS.items())
     raise WorkloadError(f"{path}: its columns are {', '.join(map(str, table.columns))}; a trace has {wanted}")
 

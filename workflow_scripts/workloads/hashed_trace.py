@@ -15,14 +15,7 @@ from pydantic import ConfigDict, Field
 from workflow_scripts.common.files import numbered_jsonl
 from workflow_scripts.common.records import Record, validated
 from workflow_scripts.workloads.random_prompts import TEXT, generators
-from workflow_scripts.workloads.request import (
-    HashedBlocks,
-    Request,
-    RequestStream,
-    Vocabulary,
-    WorkloadError,
-    checked_file,
-)
+from workflow_scripts.workloads.request import HashedBlocks, Request, Vocabulary, WorkloadError, checked_file
 from workflow_scripts.workloads.workload_kinds import MOST_TOKENS, TraceWorkload
 
 _Length = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
@@ -86,36 +79,29 @@ class _Recorded(NamedTuple):
     block_tokens: int
 
 
-def hashed_trace(spec: TraceWorkload, vocabulary: Vocabulary) -> RequestStream:
+def hashed_trace(spec: TraceWorkload, vocabulary: Vocabulary) -> Iterator[Request]:
     """Requests of a trace in order of arrival, the first at 0 s. Tokens of a block follow from its hash, and those
     after the last hash are the request's own. Requests without prompt or output tokens are left out. Raises
     WorkloadError if the file cannot be used."""
-    path = checked_file(spec)
-    recorded, name = _read(path, spec.hash_block_tokens)
+    recorded = _read(checked_file(spec), spec.hash_block_tokens)
     usable = [one for one in recorded if one.input_length and one.output_length]
     numbers: dict[tuple[int, int], int] = {}
-
-    def requests() -> Iterator[Request]:
-        for one, rng in zip(usable, generators(spec.seed), strict=False):
-            ids = tuple(numbers.setdefault((one.scope, hash_id), len(numbers)) for hash_id in one.hash_ids)
-            tokens = [token for number in ids for token in _block(number, one.block_tokens, spec.seed, vocabulary)]
-            own = vocabulary.random_ids(rng, max(0, one.input_length - len(tokens)))
-            yield Request(
-                (tokens + own)[: one.input_length],
-                one.output_length,
-                arrival_s=round((one.arrival_s - usable[0].arrival_s) * spec.time_scale, 6),
-                hashed=HashedBlocks(ids, one.block_tokens),
-            )
-
-    counts = {"rows": len(recorded), "without_tokens": len(recorded) - len(usable)}
-    details = {"source": str(spec.file), "sha256": spec.sha256, "format": name, "filter": counts}
-    return RequestStream("trace", requests(), details)
+    for one, rng in zip(usable, generators(spec.seed), strict=False):
+        ids = tuple(numbers.setdefault((one.scope, hash_id), len(numbers)) for hash_id in one.hash_ids)
+        tokens = [token for number in ids for token in _block(number, one.block_tokens, spec.seed, vocabulary)]
+        own = vocabulary.random_ids(rng, max(0, one.input_length - len(tokens)))
+        yield Request(
+            (tokens + own)[: one.input_length],
+            one.output_length,
+            arrival_s=round((one.arrival_s - usable[0].arrival_s) * spec.time_scale, 6),
+            hashed=HashedBlocks(ids, one.block_tokens),
+        )
 
 
 def count_requests(path: Path, block_tokens: int | None, max_total_tokens: int | None) -> int:
     """Requests of a trace that have tokens, and no more than allowed. Raises WorkloadError if it cannot be used."""
     most = max_total_tokens or 2 * MOST_TOKENS
-    recorded, _ = _read(path, block_tokens)
+    recorded = _read(path, block_tokens)
     return sum(bool(r.input_length and r.output_length) and r.input_length + r.output_length <= most for r in recorded)
 
 
@@ -128,16 +114,12 @@ def _block(number: int, tokens: int, seed: int, vocabulary: Vocabulary) -> list[
 
 
 @lru_cache(maxsize=1)  # called for each model and number of requests, on a file of 100 MB
-def _read(path: Path, block_tokens: int | None) -> tuple[list[_Recorded], str]:
-    """The requests of a file in order of arrival, and the name of its format."""
+def _read(path: Path, block_tokens: int | None) -> list[_Recorded]:
+    """The requests of a file in order of arrival."""
     recorded: list[_Recorded] = []
-    name = ""
     for number, content in numbered_jsonl(path):
         where = f"{path}: line {number}"
-        of_line, called = _of_line(content, where, number, block_tokens)
-        if name and called != name:
-            raise WorkloadError(f"{where}: a line of {called} in a trace of {name}")
-        name = called
+        of_line = _of_line(content, where, number, block_tokens)
         for one in of_line:
             blocks, rest = divmod(one.input_length, one.block_tokens)
             if len(one.hash_ids) not in (blocks, blocks + bool(rest)):
@@ -149,16 +131,16 @@ def _read(path: Path, block_tokens: int | None) -> tuple[list[_Recorded], str]:
         recorded += of_line
     if not recorded:
         raise WorkloadError(f"{path}: there is no request in it")
-    return sorted(recorded, key=lambda one: one.arrival_s), name
+    return sorted(recorded, key=lambda one: one.arrival_s)
 
 
-def _of_line(content: dict[str, Any], where: str, number: int, block_tokens: int | None) -> tuple[list[_Recorded], str]:
+def _of_line(content: dict[str, Any], where: str, number: int, block_tokens: int | None) -> list[_Recorded]:
     if "requests" in content:
         session = validated(_TraceSession, content, where, WorkloadError)
         size = block_tokens or session.block_size
         calls = session.calls(where)
-        return [_Recorded(at_s, c.input_length, c.output_length, number, c.hash_ids, size) for at_s, c in calls], "Weka"
+        return [_Recorded(at_s, c.input_length, c.output_length, number, c.hash_ids, size) for at_s, c in calls]
     line = validated(_TraceLine, content, where, WorkloadError)
-    name, size, unit_s = ("Bailian", 16, 1.0) if "chat_id" in content else ("Mooncake", 512, 0.001)
+    size, unit_s = (16, 1.0) if "chat_id" in content else (512, 0.001)  # of Bailian, of Mooncake
     of_line = (line.timestamp * unit_s, line.input_length, line.output_length, 0, line.hash_ids, block_tokens or size)
-    return [_Recorded(*of_line)], name
+    return [_Recorded(*of_line)]

@@ -1,20 +1,21 @@
 """The requests of a workload of any kind, and similar ones to warm an engine up with."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from workflow_scripts.workloads.hashed_trace import hashed_trace
 from workflow_scripts.workloads.random_prompts import as_long_as, fixed, sharing, synthetic
-from workflow_scripts.workloads.request import Request, RequestStream, Vocabulary, WorkloadError
+from workflow_scripts.workloads.request import Request, Vocabulary, WorkloadError
 from workflow_scripts.workloads.texts import prompts, sharegpt
 from workflow_scripts.workloads.workload_kinds import SharedTextWorkload, TraceWorkload, Workload
 
-Generator = Callable[[Any, Vocabulary, int], RequestStream]
+Generator = Callable[[Any, Vocabulary, int], Iterator[Request]]
 
 
-def _trace(spec: TraceWorkload, vocabulary: Vocabulary, count: int) -> RequestStream:
+def _trace(spec: TraceWorkload, vocabulary: Vocabulary, count: int) -> Iterator[Request]:
     if spec.is_hashed:
         return hashed_trace(spec, vocabulary)
     from workflow_scripts.workloads.arrival_trace import trace  # imports pandas, which takes half a second
@@ -22,9 +23,9 @@ def _trace(spec: TraceWorkload, vocabulary: Vocabulary, count: int) -> RequestSt
     return trace(spec, vocabulary)
 
 
-# Each makes a stream of requests from (specification, vocabulary, how many are needed); workloads with shared text have
+# Each makes requests from (specification, vocabulary, how many are needed); workloads with shared text have
 # `sharing`.
-# The first requests of a stream must not depend on how many are drawn; only `stratified` lengths do.
+# The first requests must not depend on how many are drawn; only `stratified` lengths do.
 GENERATORS: dict[str, Generator] = {
     "fixed": fixed,
     "synthetic": synthetic,
@@ -43,38 +44,27 @@ WARMUP_ATTEMPTS = 1000
 MOST_LEFT_OUT = 10_000
 
 
-def make_requests(spec: Workload, vocabulary: Vocabulary, count: int) -> tuple[list[Request], RequestStream]:
-    """The first `count` requests of a workload, and their stream. Raises WorkloadError if it has fewer."""
+def make_requests(spec: Workload, vocabulary: Vocabulary, count: int) -> list[Request]:
+    """The first `count` requests of a workload. Raises WorkloadError if it has fewer."""
     if isinstance(spec, SharedTextWorkload):
         whole = sharing(spec, vocabulary, spec.seed)
     else:
         whole = GENERATORS[spec.kind](spec, vocabulary, count)
-    stream = _short_enough(whole, spec.max_total_tokens)
-    requests = list(itertools.islice(stream.requests, count))
+    requests = list(itertools.islice(_short_enough(whole, spec.max_total_tokens or math.inf), count))
     if len(requests) < count:
-        raise WorkloadError(f"{count} requests are needed, {stream.details['source']} gives {len(requests)}")
-    return requests, stream
+        raise WorkloadError(f"{count} requests are needed, {getattr(spec, 'file', spec.kind)} gives {len(requests)}")
+    return requests
 
 
-def _short_enough(stream: RequestStream, max_total_tokens: int | None) -> RequestStream:
-    """The stream without requests that have more tokens; its details count those left out."""
-    if max_total_tokens is None:
-        return stream
-    details = {**stream.details, "left_out_as_too_long": 0}
-
-    def requests() -> Iterator[Request]:
-        in_a_row = 0
-        for request in stream.requests:
-            if request.total_tokens <= max_total_tokens:
-                in_a_row = 0
-                yield request
-            else:
-                in_a_row += 1
-                details["left_out_as_too_long"] += 1
-            if in_a_row == MOST_LEFT_OUT:
-                raise WorkloadError(f"max_total_tokens {max_total_tokens}: {in_a_row} requests in a row are longer")
-
-    return RequestStream(stream.kind, requests(), details)
+def _short_enough(requests: Iterator[Request], most_tokens: float) -> Iterator[Request]:
+    """The requests without those that have more tokens."""
+    in_a_row = 0
+    for request in requests:
+        if request.total_tokens <= most_tokens:
+            in_a_row = 0
+            yield request
+        elif (in_a_row := in_a_row + 1) == MOST_LEFT_OUT:
+            raise WorkloadError(f"max_total_tokens {most_tokens}: {in_a_row} requests in a row are longer")
 
 
 def make_warmup(spec: Workload, vocabulary: Vocabulary, requests: Sequence[Request]) -> list[Request]:
@@ -85,7 +75,7 @@ def make_warmup(spec: Workload, vocabulary: Vocabulary, requests: Sequence[Reque
     seed = spec.seed + WARMUP_SEED
     others: Iterator[Request]
     if isinstance(spec, SharedTextWorkload):
-        made = sharing(spec, vocabulary, seed).requests
+        made = sharing(spec, vocabulary, seed)
         # Turns of conversations do not wait for each other here.
         others = (replace(request, answers=(), think_s=0.0, session=None) for request in made)
     else:

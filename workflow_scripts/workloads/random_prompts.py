@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from workflow_scripts.workloads.request import Request, RequestStream, Vocabulary
+from workflow_scripts.workloads.request import Request, Vocabulary
 from workflow_scripts.workloads.workload_kinds import (
     FixedWorkload,
     LengthDistribution,
@@ -19,12 +19,12 @@ from workflow_scripts.workloads.workload_kinds import (
 _REQUEST, TEXT, _LENGTHS = range(3)
 
 
-def fixed(spec: FixedWorkload, vocabulary: Vocabulary, count: int) -> RequestStream:
+def fixed(spec: FixedWorkload, vocabulary: Vocabulary, count: int) -> Iterator[Request]:
     prompts = (vocabulary.random_ids(rng, spec.prompt_tokens) for rng in generators(spec.seed))
-    return RequestStream("fixed", (Request(prompt, spec.output_tokens) for prompt in prompts))
+    return (Request(prompt, spec.output_tokens) for prompt in prompts)
 
 
-def synthetic(spec: SyntheticWorkload, vocabulary: Vocabulary, count: int) -> RequestStream:
+def synthetic(spec: SyntheticWorkload, vocabulary: Vocabulary, count: int) -> Iterator[Request]:
     def drawn(rng: np.random.Generator) -> Request:
         prompt_tokens = draw_length(spec.prompt_tokens, rng)
         output_tokens = draw_length(spec.output_tokens, rng)
@@ -37,10 +37,10 @@ def synthetic(spec: SyntheticWorkload, vocabulary: Vocabulary, count: int) -> Re
             yield Request(vocabulary.random_ids(rng, prompt_tokens), output_tokens)
 
     is_stratified = spec.lengths == "stratified" and spec.max_total_tokens is None
-    return RequestStream("synthetic", stratified() if is_stratified else map(drawn, generators(spec.seed)))
+    return stratified() if is_stratified else map(drawn, generators(spec.seed))
 
 
-def sharing(spec: SharedTextWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
+def sharing(spec: SharedTextWorkload, vocabulary: Vocabulary, seed: int) -> Iterator[Request]:
     """Requests, some of which begin with the same text. The others begin with as many tokens of their own, so that
     sharing changes no length."""
 
@@ -59,7 +59,7 @@ def sharing(spec: SharedTextWorkload, vocabulary: Vocabulary, seed: int) -> Requ
         think_s = round(rng.exponential(spec.think_s), 6) if answers else 0.0
         return replace(made, session=spec.place(index)[0], answers=answers, think_s=think_s)
 
-    return RequestStream(spec.kind, itertools.starmap(request, enumerate(generators(seed))))
+    return itertools.starmap(request, enumerate(generators(seed)))
 
 
 def as_long_as(requests: Sequence[Request], vocabulary: Vocabulary, seed: int) -> Iterator[Request]:

@@ -1,8 +1,8 @@
-"""One request of a workload, the stream that requests are drawn from, and what they need of a model's tokenizer."""
+"""One request of a workload, and what workloads need of a model's tokenizer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -82,17 +82,6 @@ class Request:
 
 def read_requests(path: Path) -> list[Request]:
     return [Request(**line) for line in read_jsonl(path)]
-
-
-@dataclass(frozen=True)
-class RequestStream:
-    """Requests in a fixed order, as many as are asked for or as exist. `kind`: what the requests really are, as the
-    report names it. `details`: facts for the manifest, among them the `source` if there is one; counts in it cover what
-    has been drawn so far."""
-
-    kind: str
-    requests: Iterator[Request]
-    details: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -15,7 +14,7 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import MOST_LINES_BYTES, read_text
 from workflow_scripts.common.records import StrictRecord, validated
 from workflow_scripts.workloads.random_prompts import synthetic
-from workflow_scripts.workloads.request import Messages, Request, RequestStream, Vocabulary, WorkloadError, checked_file
+from workflow_scripts.workloads.request import Messages, Request, Vocabulary, WorkloadError, checked_file
 from workflow_scripts.workloads.workload_kinds import PromptsWorkload, ShareGptWorkload
 
 # The limits of `vllm.benchmarks.datasets.is_valid_sequence` (vLLM 0.32).
@@ -49,7 +48,7 @@ def chat_request(prompt: Messages | str, vocabulary: Vocabulary, output_tokens: 
     return Request(vocabulary.encode_chat(messages), output_tokens, messages=messages)
 
 
-def prompts(spec: PromptsWorkload, vocabulary: Vocabulary, count: int) -> RequestStream:
+def prompts(spec: PromptsWorkload, vocabulary: Vocabulary, count: int) -> Iterator[Request]:
     """The texts in the order of the file. Raises WorkloadError if the file cannot be used."""
     path = checked_file(spec)
     lines = list(read_prompts(path))
@@ -63,13 +62,9 @@ def prompts(spec: PromptsWorkload, vocabulary: Vocabulary, count: int) -> Reques
         messages = [message.model_dump() for message in line.messages or ()]
         return chat_request(messages or line.prompt or "", vocabulary, output_tokens)
 
-    def requests() -> Iterator[Request]:
-        for number, made in enumerate(map(request, lines)):
-            tokens, text = (len(made.prompt_token_ids), number) if spec.samples else (0, None)
-            yield from [replace(made, prefix_tokens=tokens, prefix_id=text)] * (spec.samples or 1)
-
-    details = {"source": str(spec.file), "sha256": spec.sha256, "texts": len(lines)}
-    return RequestStream("prompts", requests(), details)
+    for number, made in enumerate(map(request, lines)):
+        tokens, text = (len(made.prompt_token_ids), number) if spec.samples else (0, None)
+        yield from [replace(made, prefix_tokens=tokens, prefix_id=text)] * (spec.samples or 1)
 
 
 def read_prompts(path: Path) -> Iterator[_Line]:
@@ -95,31 +90,22 @@ def read_prompts(path: Path) -> Iterator[_Line]:
         yield validated(_Line, content, f"{path}:{number}", WorkloadError, words)
 
 
-def sharegpt(spec: ShareGptWorkload, vocabulary: Vocabulary, count: int) -> RequestStream:
+def sharegpt(spec: ShareGptWorkload, vocabulary: Vocabulary, count: int) -> Iterator[Request]:
     """First question and answer of conversations in a seeded order, or the stand-in. Raises WorkloadError."""
     if spec.stand_in:
-        fallback = synthetic(spec.stand_in.model_copy(update={"seed": spec.seed}), vocabulary, count).requests
-        requests = (replace(request, output_tokens=spec.output_tokens or request.output_tokens) for request in fallback)
-        return RequestStream("synthetic, stands in for ShareGPT: file not there", requests, {"source": str(spec.file)})
+        for request in synthetic(spec.stand_in.model_copy(update={"seed": spec.seed}), vocabulary, count):
+            yield replace(request, output_tokens=spec.output_tokens or request.output_tokens)
+        return
     order = list(_first_turns(checked_file(spec)))
     # The same shuffle of the same list as in vLLM's ShareGPTDataset: the same seed gives the same order.
     random.Random(spec.seed).shuffle(order)
-    counts: Counter[str] = Counter()
-
-    def usable() -> Iterator[Request]:
-        for prompt, answer in order:
-            prompt_token_ids = vocabulary.encode(prompt)
-            answer_tokens = spec.output_tokens or len(vocabulary.encode(answer))
-            # A length that the study sets is intended, however short.
-            fault = fault_of(len(prompt_token_ids), answer_tokens, 1 if spec.output_tokens else MIN_TOKENS)
-            counts[fault or "used"] += 1
-            if fault is None and spec.chat:
-                yield chat_request(prompt, vocabulary, answer_tokens)
-            elif fault is None:
-                yield Request(prompt_token_ids, answer_tokens)
-
-    details = {"source": str(spec.file), "sha256": spec.sha256, "conversations": len(order), "filter": counts}
-    return RequestStream("sharegpt", usable(), details)
+    for prompt, answer in order:
+        prompt_token_ids = vocabulary.encode(prompt)
+        answer_tokens = spec.output_tokens or len(vocabulary.encode(answer))
+        # A length that the study sets is intended, however short.
+        if is_usable(len(prompt_token_ids), answer_tokens, 1 if spec.output_tokens else MIN_TOKENS):
+            of_chat = spec.chat and chat_request(prompt, vocabulary, answer_tokens)
+            yield of_chat or Request(prompt_token_ids, answer_tokens)
 
 
 @lru_cache(maxsize=1)  # called for each model and number of requests, on a file of 0.7 GB
@@ -136,20 +122,13 @@ def _first_turns(path: Path) -> tuple[tuple[str, str], ...]:
         ) from None
 
 
-def fault_of(prompt_tokens: int, output_tokens: int, min_output_tokens: int = MIN_TOKENS) -> str | None:
-    """Why vLLM's filter leaves a conversation out, or None.
+def is_usable(prompt_tokens: int, output_tokens: int, min_output_tokens: int = MIN_TOKENS) -> bool:
+    """Whether vLLM's filter takes a conversation.
 
-    >>> fault_of(1024, 1024), fault_of(1025, 8), fault_of(1024, 1025)
-    (None, 'prompt_too_long', 'total_too_long')
-    >>> fault_of(4, 3), fault_of(4, 3, min_output_tokens=1)
-    ('output_too_short', None)
+    >>> is_usable(1024, 1024), is_usable(1025, 8), is_usable(1024, 1025)
+    (True, False, False)
+    >>> is_usable(4, 3), is_usable(4, 3, min_output_tokens=1)
+    (False, True)
     """
-    if prompt_tokens < MIN_TOKENS:
-        return "prompt_too_short"
-    if output_tokens < min_output_tokens:
-        return "output_too_short"
-    if prompt_tokens > MAX_PROMPT_TOKENS:
-        return "prompt_too_long"
-    if prompt_tokens + output_tokens > MAX_TOTAL_TOKENS:
-        return "total_too_long"
-    return None
+    is_short = prompt_tokens <= MAX_PROMPT_TOKENS and prompt_tokens + output_tokens <= MAX_TOTAL_TOKENS
+    return is_short and prompt_tokens >= MIN_TOKENS and output_tokens >= min_output_tokens

@@ -73,6 +73,11 @@ class _Workload(StrictRecord):
             raise ValueError(f"max_total_tokens {self.max_total_tokens} is too small: requests have {needed} tokens")
         return self
 
+    @property
+    def actual_kind(self) -> str:
+        """What the requests really are, as the report names it."""
+        return self.kind
+
     def prompts_for(self, max_concurrency: int) -> int:
         """Requests in one repeat of a cell in which at most `max_concurrency` sequences may run at once."""
         return max(self.num_prompts, (self.prompts_per_seq or 0) * max_concurrency)
@@ -303,6 +308,10 @@ class ShareGptWorkload(TextWorkload):
     def file_fault(self) -> str | None:
         """Another content; and a missing file for which nothing stands in, as for the texts of a chat."""
         return None if self.stand_in else super().file_fault()
+
+    @property
+    def actual_kind(self) -> str:
+        return "synthetic, stands in for ShareGPT: file not there" if self.stand_in else self.kind
 
     @property
     def stand_in(self) -> SyntheticWorkload | None:

@@ -295,13 +295,13 @@ DEMO = load_study(Path("config/studies/demo.yaml"))
 def test_they_are_those_of_the_requests_that_are_measured(name):
     spec = DEMO.workloads[name]
     vocabulary = Vocabulary(np.arange(100, 4000), list, list)
-    requests, stream = make_requests(spec, vocabulary, 32)
+    requests = make_requests(spec, vocabulary, 32)
     lengths, kind = lengths_of(spec, 32)
     assert lengths.prompt_tokens.tolist() == [len(r.prompt_token_ids) for r in requests]
     assert lengths.output_tokens.tolist() == [r.output_tokens for r in requests]
     shared = lengths.prefix_tokens is not None and lengths.prefix_tokens.tolist()
     assert shared == ([r.prefix_tokens for r in requests] if name == "shared-prefix" else False)
-    assert kind == stream.kind
+    assert kind == spec.kind
 
 
 def test_texts_of_a_file_are_guessed_and_said_to_be(tmp_path):

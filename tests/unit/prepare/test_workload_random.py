@@ -65,16 +65,16 @@ counts = st.integers(1, 24)
 
 @given(st.one_of(fixed, drawn, sharing), counts, counts)
 def test_the_first_requests_do_not_depend_on_how_many_follow(spec, few, more):
-    short, _ = make_requests(spec, VOCABULARY, few)
-    long, _ = make_requests(spec, VOCABULARY, few + more)
+    short = make_requests(spec, VOCABULARY, few)
+    long = make_requests(spec, VOCABULARY, few + more)
     assert long[:few] == short
 
 
 @given(any_workload, counts)
 def test_warmup_has_the_lengths_of_the_workload_and_shares_no_block_with_it(spec, count):
-    requests, stream = make_requests(spec, VOCABULARY, count)
+    requests = make_requests(spec, VOCABULARY, count)
     warmup = make_warmup(spec, VOCABULARY, requests)
-    assert (stream.kind, len(requests), len(warmup)) == (spec.kind, count, count)
+    assert (len(requests), len(warmup)) == (count, count)
     lengths, of_warmup = (
         [(len(request.prompt_token_ids), request.output_tokens, request.prefix_tokens) for request in some]
         for some in (requests, warmup)
@@ -93,7 +93,7 @@ def test_warmup_has_the_lengths_of_the_workload_and_shares_no_block_with_it(spec
 def test_a_warmup_that_cannot_differ_and_a_limit_that_no_request_keeps_are_refused():
     spec = FixedWorkload(kind="fixed", num_prompts=1, prompt_tokens=1, output_tokens=1)
     vocabulary = Vocabulary(np.array([5, 6]), no_text, no_text)
-    requests, _ = make_requests(spec, vocabulary, 50)
+    requests = make_requests(spec, vocabulary, 50)
     with pytest.raises(WorkloadError, match="50 warm-up requests are needed"):
         make_warmup(spec, vocabulary, requests)
     drawn = LengthDistribution(median=500, sigma=0.01, minimum=1, maximum=1000)
@@ -111,7 +111,7 @@ def in_common(a: Request, b: Request) -> int:
 
 @given(sharing, counts)
 def test_prompts_of_one_text_share_what_they_say_and_others_nothing(spec, count):
-    requests, _ = make_requests(spec, VOCABULARY, count)
+    requests = make_requests(spec, VOCABULARY, count)
     for a, b in itertools.combinations(requests, 2):
         said = min(a.prefix_tokens, b.prefix_tokens) if a.prefix_id is not None and a.prefix_id == b.prefix_id else 0
         # By chance two random tokens or more may be equal too.
@@ -122,7 +122,7 @@ def test_one_users_prompts_are_those_of_a_study_without_users():
     """What was prepared before there were users is what would be prepared now."""
     lengths = {"prefix_tokens": 6, "prompt_tokens": 4, "output_tokens": 1}
     spec = SharedPrefixWorkload(kind="shared_prefix", num_prompts=1, seed=3, **lengths)
-    (request,), _ = make_requests(spec, VOCABULARY, 1)
+    (request,) = make_requests(spec, VOCABULARY, 1)
     prefix = VOCABULARY.random_ids(np.random.default_rng([3, 1]), 6)
     assert request.prompt_token_ids == prefix + VOCABULARY.random_ids(np.random.default_rng([3, 0, 0]), 10)[6:]
     assert not {"users", "max_total_tokens"} & spec.model_dump(mode="json").keys()
@@ -144,22 +144,20 @@ def found_in_a_cache(requests, block_size):
 
 @given(sharing, counts, st.sampled_from([8, 16, 32]))
 def test_lengths_and_tokens_that_a_cache_of_blocks_finds_are_those_of_the_specification(spec, count, block_size):
-    requests, _ = make_requests(spec, VOCABULARY, count)
+    requests = make_requests(spec, VOCABULARY, count)
     assert [len(request.prompt_token_ids) for request in requests] == [spec.tokens_of_prompt(i) for i in range(count)]
     assert {(request.output_tokens, request.arrival_s) for request in requests} == {(spec.output_tokens, 0.0)}
     assert spec.tokens_found(count, block_size) == found_in_a_cache(requests, block_size)
 
 
 @given(drawn, counts)
-def test_what_is_too_long_is_left_out_and_counted(spec, count):
-    drawn, _ = make_requests(spec, VOCABULARY, count)
+def test_what_is_too_long_is_left_out(spec, count):
+    drawn = make_requests(spec, VOCABULARY, count)
     most = sorted(request.total_tokens for request in drawn)[count // 2]
     expected = [request for request in drawn if request.total_tokens <= most]
     capped = spec.model_copy(update={"max_total_tokens": most})
-    requests, stream = make_requests(capped, VOCABULARY, len(expected))
+    requests = make_requests(capped, VOCABULARY, len(expected))
     assert requests == expected
-    last = drawn.index(requests[-1])
-    assert stream.details["left_out_as_too_long"] == last + 1 - len(expected)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +181,7 @@ def test_a_limit_below_the_lengths_that_the_study_says_is_refused(fields, longes
 @given(any_workload)
 def test_another_seed_gives_other_prompts(spec):
     other = spec.model_copy(update={"seed": spec.seed + 1})
-    assert make_requests(spec, VOCABULARY, 3)[0] != make_requests(other, VOCABULARY, 3)[0]
+    assert make_requests(spec, VOCABULARY, 3) != make_requests(other, VOCABULARY, 3)
 
 
 def test_lengths_follow_the_truncated_lognormal():
@@ -212,7 +210,7 @@ def test_every_number_of_requests_has_the_same_mix():
     spec = SyntheticWorkload.model_validate({"kind": "synthetic", "num_prompts": 12, "prompts_per_seq": 2, **chat})
     means = []
     for sequences in (1, 4, 16, 64, 256):
-        requests, _ = make_requests(spec, VOCABULARY, spec.prompts_for(sequences))
+        requests = make_requests(spec, VOCABULARY, spec.prompts_for(sequences))
         lengths = np.array([(len(request.prompt_token_ids), request.output_tokens) for request in requests])
         means.append(lengths.mean(axis=0))
         assert len(np.unique(lengths[:, 0])) > 0.4 * len(requests)
@@ -223,7 +221,7 @@ def test_a_prompt_of_a_conversation_holds_the_answers_where_they_were_said():
     spec = MultiTurnWorkload(
         kind="multi_turn", num_prompts=1, turns=3, answers="real", think_s=2, prompt_tokens=5, output_tokens=3
     )
-    requests, _ = make_requests(spec, VOCABULARY, 6)
+    requests = make_requests(spec, VOCABULARY, 6)
     assert [r.session for r in requests] == [0] * 3 + [1] * 3
     assert [list(r.answers) for r in requests] == [[], [(0, 5)], [(0, 5), (1, 13)], [], [(3, 5)], [(3, 5), (4, 13)]]
     for index, request in enumerate(requests):

@@ -12,7 +12,7 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.predict.predictions import lengths_of
 from workflow_scripts.prepare.tokenizer import load_vocabulary
-from workflow_scripts.workloads.make_requests import GENERATORS, make_requests, make_warmup
+from workflow_scripts.workloads.make_requests import make_requests, make_warmup
 from workflow_scripts.workloads.request import Vocabulary, WorkloadError
 from workflow_scripts.workloads.workload_kinds import (
     LengthDistribution,
@@ -39,14 +39,13 @@ def texts(requests):
 
 
 def test_json_lines_may_say_their_own_output_length_and_other_lines_are_texts():
-    requests, stream = make_requests(prompts(FOLDER / "questions.jsonl"), VOCABULARY, 3)
+    requests = make_requests(prompts(FOLDER / "questions.jsonl"), VOCABULARY, 3)
     assert texts(requests) == [
         ("What does a KV cache hold?", 12),
         ("Why is a block of sixteen tokens a common choice?", 16),
         ("Wie viele Blöcke braucht eine Anfrage von hundert Tokens?", 5),
     ]
-    assert stream.details["texts"] == 3
-    requests, _ = make_requests(prompts(FOLDER / "questions.txt"), VOCABULARY, 3)
+    requests = make_requests(prompts(FOLDER / "questions.txt"), VOCABULARY, 3)
     assert texts(requests)[2] == ('{"this line": "is text too"}', 16)
     with pytest.raises(WorkloadError, match="4 requests are needed"):
         make_requests(prompts(FOLDER / "questions.txt"), VOCABULARY, 4)
@@ -54,14 +53,14 @@ def test_json_lines_may_say_their_own_output_length_and_other_lines_are_texts():
 
 def test_samples_repeat_each_text_in_a_row_and_share_all_of_it():
     spec = prompts(FOLDER / "questions.jsonl", samples=2)
-    once, _ = make_requests(prompts(FOLDER / "questions.jsonl"), VOCABULARY, 3)
-    requests, stream = make_requests(spec, VOCABULARY, 5)
+    once = make_requests(prompts(FOLDER / "questions.jsonl"), VOCABULARY, 3)
+    requests = make_requests(spec, VOCABULARY, 5)
     assert texts(requests) == [text for text in texts(once) for _ in range(2)][:5]
     assert [(r.prefix_id, r.prefix_tokens == len(r.prompt_token_ids)) for r in requests] == [
         (i // 2, True) for i in range(5)
     ]
     assert [spec.shared_text(i).id for i in range(5)] == [0, 0, 1, 1, 2]
-    assert (stream.details["texts"], once[0].prefix_id) == (3, None)
+    assert once[0].prefix_id is None
     with pytest.raises(WorkloadError, match="7 requests are needed"):
         make_requests(spec, VOCABULARY, 7)
 
@@ -70,7 +69,7 @@ def test_a_chat_goes_through_the_models_template(model_dir):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
-    requests, _ = make_requests(prompts(FOLDER / "chats.jsonl", chat=True), load_vocabulary(model_dir, 4096), 3)
+    requests = make_requests(prompts(FOLDER / "chats.jsonl", chat=True), load_vocabulary(model_dir, 4096), 3)
     assert [tokenizer.decode(r.prompt_token_ids) for r in requests] == [
         "system: Answer in one sentence.\nuser: What is a page table?\nassistant: ",
         "user: Why does a batch make decoding faster?\nassistant: ",
@@ -115,7 +114,7 @@ def test_a_file_without_texts_is_refused(tmp_path, name, content, words):
 @pytest.mark.parametrize(("name", "form"), [("a.txt", "{}"), ("a.jsonl", '{{"prompt": "{}"}}')])
 def test_only_a_line_break_ends_a_text(tmp_path, name, form):
     (tmp_path / name).write_text("\n".join(map(form.format, ["a\u2028b", "c"])), encoding="utf-8-sig")
-    requests, _ = make_requests(prompts(tmp_path / name), VOCABULARY, 2)
+    requests = make_requests(prompts(tmp_path / name), VOCABULARY, 2)
     assert [text for text, _ in texts(requests)] == ["a\u2028b", "c"]
 
 
@@ -142,19 +141,14 @@ def test_the_selection_is_that_of_vllms_own_benchmark(model_dir, vocabulary, see
     assert len(theirs) >= 10
     expected = [(tokenizer(sample.prompt).input_ids, sample.expected_output_len) for sample in theirs]
     spec = sharegpt(seed=seed, output_tokens=output_tokens)
-    requests, _ = make_requests(spec, vocabulary, len(theirs))
+    requests = make_requests(spec, vocabulary, len(theirs))
     assert [(r.prompt_token_ids, r.output_tokens) for r in requests] == expected
     with pytest.raises(WorkloadError, match=f"{len(theirs) + 1} requests are needed"):
         make_requests(spec, vocabulary, len(theirs) + 1)
 
 
-def test_the_manifest_counts_what_is_left_out_and_the_warmup_takes_none_of_it(vocabulary):
-    stream = GENERATORS["sharegpt"](sharegpt(seed=0), vocabulary, 15)
-    assert len(list(stream.requests)) == 15
-    left_out = {"prompt_too_short": 3, "output_too_short": 1, "prompt_too_long": 1, "total_too_long": 1}
-    source = {"source": str(CONVERSATIONS), "sha256": sha256_of(CONVERSATIONS), "conversations": 21}
-    assert (stream.kind, stream.details) == ("sharegpt", {**source, "filter": {"used": 15, **left_out}})
-    requests, _ = make_requests(sharegpt(), vocabulary, 15)
+def test_the_warmup_takes_none_of_the_texts(vocabulary):
+    requests = make_requests(sharegpt(), vocabulary, 15)
     warmup = make_warmup(sharegpt(), vocabulary, requests)
     assert [r.total_tokens for r in warmup] == [r.total_tokens for r in requests]
     of_requests, others = ({tuple(r.prompt_token_ids[:16]) for r in some} for some in (requests, warmup))
@@ -174,7 +168,7 @@ def test_too_small_a_file_another_one_and_none_for_a_chat_are_refused(vocabulary
 
 
 def test_a_fallback_is_needed_only_without_the_file(vocabulary, tmp_path):
-    assert make_requests(sharegpt(fallback=None), vocabulary, 5)[0] == make_requests(sharegpt(), vocabulary, 5)[0]
+    assert make_requests(sharegpt(fallback=None), vocabulary, 5) == make_requests(sharegpt(), vocabulary, 5)
     with pytest.raises(WorkloadError, match="there is no such file"):
         make_requests(sharegpt(tmp_path / "none.json", fallback=None), vocabulary, 1)
 
@@ -191,9 +185,8 @@ def test_a_file_of_another_format_is_refused(vocabulary, tmp_path, content):
 
 
 @pytest.mark.parametrize("output_tokens", [None, 17])
-def test_without_the_file_the_fallback_stands_in_and_is_named_so(vocabulary, tmp_path, output_tokens):
+def test_without_the_file_the_fallback_stands_in(vocabulary, tmp_path, output_tokens):
     spec = sharegpt(tmp_path / "missing.json", output_tokens=output_tokens)
-    requests, stream = make_requests(spec, vocabulary, 5)
-    assert stream.kind == "synthetic, stands in for ShareGPT: file not there"
-    drawn, _ = make_requests(spec.fallback.model_copy(update={"seed": spec.seed}), vocabulary, 5)
+    requests = make_requests(spec, vocabulary, 5)
+    drawn = make_requests(spec.fallback.model_copy(update={"seed": spec.seed}), vocabulary, 5)
     assert requests == [replace(one, output_tokens=output_tokens or one.output_tokens) for one in drawn]

@@ -32,18 +32,13 @@ def shape(requests):
 
 def test_requests_of_published_traces_are_sorted_scaled_and_left_out_where_they_arrived():
     file = TRACES / "azure.csv"
-    requests, stream = make_requests(trace(file), VOCABULARY, 5)
+    requests = make_requests(trace(file), VOCABULARY, 5)
     assert shape(requests) == [(0.0, 12, 9), (0.250001, 300, 20), (2.25, 40, 6), (3.75, 64, 5), (6.5, 31, 4)]
-    counted = {"format": "Azure LLM inference trace", "filter": {"rows": 11, "without_tokens": 1}}
-    assert stream.details == {"source": str(file), "sha256": sha256_of(file), **counted}
     scaled = trace(file, time_scale=0.5, max_total_tokens=100)
-    requests, stream = make_requests(scaled, VOCABULARY, 3)
+    requests = make_requests(scaled, VOCABULARY, 3)
     assert shape(requests) == [(0.0, 12, 9), (1.125, 40, 6), (1.875, 64, 5)]
-    assert stream.details["left_out_as_too_long"] == 1
-    requests, stream = make_requests(trace(TRACES / "burstgpt.csv"), VOCABULARY, 4)
+    requests = make_requests(trace(TRACES / "burstgpt.csv"), VOCABULARY, 4)
     assert shape(requests) == [(0.0, 33, 12), (4.0, 58, 20), (23.0, 47, 9), (54.0, 26, 14)]
-    assert stream.details["format"] == "BurstGPT"
-    assert stream.details["filter"] == {"rows": 6, "without_tokens": 2}
     with pytest.raises(WorkloadError, match=r"5 requests .*burstgpt.csv gives 4"):
         make_requests(trace(TRACES / "burstgpt.csv"), VOCABULARY, 5)
 
@@ -85,11 +80,11 @@ def test_every_request_of_a_trace_is_there_in_order(tmp_path_factory, rows, time
     read_trace.cache_clear()
     usable = sorted((row for row in rows if row[1] and row[2]), key=lambda row: row[0])
     spec = trace(file, time_scale=time_scale)
-    requests, _ = make_requests(spec, VOCABULARY, len(usable))
+    requests = make_requests(spec, VOCABULARY, len(usable))
     assert [(len(r.prompt_token_ids), r.output_tokens) for r in requests] == [row[1:] for row in usable]
     since_s = [(row[0] - usable[0][0]) * time_scale for row in usable]
     assert [r.arrival_s for r in requests] == pytest.approx(since_s, abs=1e-5)
-    assert make_requests(spec, VOCABULARY, min(few, len(usable)))[0] == requests[:few]
+    assert make_requests(spec, VOCABULARY, min(few, len(usable))) == requests[:few]
 
 
 # --- hashes that say which blocks of prompts are equal ----------------------------------------------------------------
@@ -129,15 +124,14 @@ def in_common(a: list[int], b: list[int]) -> int:
     ],
 )
 def test_published_forms_are_told_apart_with_their_units_and_blocks(tmp_path, lines, name, shapes):
-    requests, stream = make_requests(written(tmp_path, *lines), VOCABULARY, len(shapes))
-    assert stream.details["format"] == name
+    requests = make_requests(written(tmp_path, *lines), VOCABULARY, len(shapes))
     assert [(r.arrival_s, len(r.prompt_token_ids)) for r in requests] == shapes
     sizes = {"Mooncake": 512, "Bailian": 16, "Weka": 64}
     assert {r.hashed.tokens for r in requests} == {sizes[name]}
 
 
 def test_sessions_of_weka_have_hashes_of_their_own_that_their_sub_agents_share(tmp_path):
-    requests, _ = make_requests(written(tmp_path, SESSION, SESSION | {"id": "b"}), VOCABULARY, 6)
+    requests = make_requests(written(tmp_path, SESSION, SESSION | {"id": "b"}), VOCABULARY, 6)
     for a, b in itertools.combinations(requests, 2):
         same = a.hashed.ids == b.hashed.ids
         assert in_common(a.prompt_token_ids, b.prompt_token_ids) == (128 if same else 0)
@@ -165,8 +159,8 @@ def test_prompts_share_the_blocks_before_the_first_hash_that_differs_and_a_cache
     ]
     spec = written(tmp_path_factory.mktemp("trace"), *lines, hash_block_tokens=block_tokens)
     of_text = Vocabulary(np.arange(2, 2 + vocabulary), list, list)
-    requests, _ = make_requests(spec, of_text, len(lines))
-    assert make_requests(spec, of_text, 1)[0] == requests[:1]
+    requests = make_requests(spec, of_text, len(lines))
+    assert make_requests(spec, of_text, 1) == requests[:1]
     blocks: dict[int, tuple[int, ...]] = {}
     for line, request in zip(lines, requests, strict=True):
         prompt = request.prompt_token_ids
@@ -188,11 +182,10 @@ def test_prompts_share_the_blocks_before_the_first_hash_that_differs_and_a_cache
 
 def test_tokens_after_the_last_hash_are_a_prompts_own_and_warm_up_shares_nothing(tmp_path):
     lines = [{**LINE, "timestamp": at, "input_length": 35, "hash_ids": [3, 9]} for at in range(3)]
-    requests, stream = make_requests(written(tmp_path, *lines, hash_block_tokens=16), VOCABULARY, 3)
+    requests = make_requests(written(tmp_path, *lines, hash_block_tokens=16), VOCABULARY, 3)
     assert {in_common(a.prompt_token_ids, b.prompt_token_ids) for a, b in itertools.combinations(requests, 2)} == {32}
     warmup = make_warmup(trace(TRACES / "mooncake.jsonl"), VOCABULARY, requests)
     assert not {tuple(r.prompt_token_ids[:16]) for r in requests} & {tuple(r.prompt_token_ids[:16]) for r in warmup}
-    assert stream.details["filter"] == {"rows": 3, "without_tokens": 0}
 
 
 @pytest.mark.parametrize(
@@ -207,7 +200,6 @@ def test_tokens_after_the_last_hash_are_a_prompts_own_and_warm_up_shares_nothing
         ({**LINE, "hash_ids": [1, "x"]}, "line 3: hash_ids.1: .*valid integer"),
         ({**LINE, "hash_ids": [1]}, None),
         ({**LINE, "hash_ids": [1, 2, 3]}, r"line 3: 3 hash_ids for 600 tokens in blocks of 512; allowed: 1 or 2 "),
-        ({**LINE, "chat_id": 1}, "line 3: a line of Bailian in a trace of Mooncake"),
         ({**SESSION, "block_size": 0}, "line 3: block_size: "),
         ({**SESSION, "requests": [{**CALL, "t": 1, "in": -3}]}, "line 3: requests.0: in: .*greater than or equal to 0"),
     ],
@@ -215,7 +207,7 @@ def test_tokens_after_the_last_hash_are_a_prompts_own_and_warm_up_shares_nothing
 def test_a_bad_line_is_named_with_what_is_allowed(tmp_path, line, words):
     spec = written(tmp_path, LINE, "", line)
     if words is None:
-        assert len(make_requests(spec, VOCABULARY, 2)[0]) == 2
+        assert len(make_requests(spec, VOCABULARY, 2)) == 2
         return
     with pytest.raises(Exception, match=f"^{spec.file}: {words}") as error:
         make_requests(spec, VOCABULARY, 1)

@@ -10,7 +10,7 @@ from workflow_scripts.page.blocks import Absent, Block, shown, table_of
 from workflow_scripts.page.report import Report, Subject
 from workflow_scripts.study.paths import MANIFEST
 from workflow_scripts.workloads.sampling import in_words
-from workflow_scripts.workloads.workload_kinds import LengthDistribution, TextWorkload
+from workflow_scripts.workloads.workload_kinds import FileWorkload, LengthDistribution, TextWorkload
 
 
 def workloads(report: Report) -> Iterator[Block]:
@@ -33,9 +33,8 @@ def workloads(report: Report) -> Iterator[Block]:
                 "Requested kind": workload.kind
                 + (", chat" if isinstance(workload, TextWorkload) and workload.chat else ""),
                 "Actual kind": manifest and manifest["kind"],
-                "Made from": manifest and manifest.get("source"),
+                "Made from": str(workload.file) if isinstance(workload, FileWorkload) else None,
                 "Requests per cell": " to ".join(dict.fromkeys([shown(min(counts)), shown(max(counts))])),
-                "Requests that share text": manifest and manifest["requests_with_prefix"],
                 "Sampling": in_words(workload.sampling),
             }
         )

@@ -237,7 +237,7 @@ SPEC = MultiTurnWorkload(kind="multi_turn", num_prompts=8, turns=4, prompt_token
 
 def conversations(fails_at: int = -1, users: int | None = 1) -> tuple[list[Request], list[RequestRecord], list[Any]]:
     vocabulary = Vocabulary(np.arange(10, 100), list, list)
-    made, _ = make_requests(SPEC, vocabulary, 8)
+    made = make_requests(SPEC, vocabulary, 8)
     requests = [replace(r, request_id=str(i), think_s=0.03 if r.answers else 0.0) for i, r in enumerate(made)]
     seen: list[list[int]] = []
     with serving(Numbering) as start:
