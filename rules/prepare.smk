@@ -12,14 +12,13 @@ onstart:
 rule prepare_model:
     """A model folder that an engine can start from: configuration and tokenizer."""
     output:
-        config=PATHS.model("{model}", "{key}") / "config.json",
-        manifest=PATHS.model("{model}", "{key}") / "model_manifest.json",
+        PATHS.model("{model}", "{key}") / "config.json",
     log:
         PATHS.root / "logs/prepare_model/{model}-{key}.log",
     resources:
         **PREPARE_RESOURCES,
     params:
-        folder=lambda wildcards, output: Path(output.config).parent,
+        folder=lambda wildcards, output: Path(output[0]).parent,
         weights=lambda wildcards: "--weights" if MODELS[wildcards.model].load_format == "hub" else "",
     shell:
         "python -m workflow_scripts prepare-model"

@@ -14,7 +14,6 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from workflow_scripts.catalog.checkpoint import (
     CONFIG_FILES,
@@ -24,11 +23,11 @@ from workflow_scripts.catalog.checkpoint import (
     tokenizer_files,
     weight_files,
 )
-from workflow_scripts.catalog.gpus_and_models import MODELS, Model, get_model
+from workflow_scripts.catalog.gpus_and_models import Model, get_model
 from workflow_scripts.catalog.hub import fetch
 from workflow_scripts.common.command import STUDY, command, option, out
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import read_json, sha256_of, write_json
+from workflow_scripts.common.files import read_json
 from workflow_scripts.prepare.tokenizer import write_tokenizer
 from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.study import StudyError
@@ -48,22 +47,15 @@ def prepare_model(
         raise InputError(f"{model.name}: trust_remote_code needs load_format: hub, because the code comes from there")
     with _replaced_folder(out) as folder:
         if load_format == "hub":
-            source = _from_hub(model, folder, weights, ("*.py",) if trust_remote_code else ())
+            _from_hub(model, folder, weights, ("*.py",) if trust_remote_code else ())
         elif model.files is not None:
-            source = _from_folder(model.config.parent, folder, load_format == "auto")
+            _from_folder(model.config.parent, folder, load_format == "auto")
         else:
             shutil.copyfile(model.config, folder / "config.json")
             write_tokenizer(folder, read_json(model.config))
-            is_catalogued = model.config.is_relative_to(MODELS)
-            from_ = f"config/models/{model.name}/config.json" if is_catalogued else str(model.config)
-            source = {"source": from_, "tokenizer": "byte-level, without merges"}
-        manifest = {"schema_version": 1, "model": model.name, "load_format": load_format, "dtype": model.dtype}
-        manifest |= {"trust_remote_code": True} if trust_remote_code else {}
-        manifest |= {"config_sha256": sha256_of(folder / "config.json"), **source}
-        write_json(folder / "model_manifest.json", manifest)
 
 
-def _from_hub(model: Model, folder: Path, weights: bool, code: tuple[str, ...]) -> dict[str, Any]:
+def _from_hub(model: Model, folder: Path, weights: bool, code: tuple[str, ...]) -> None:
     repo, revision = model.pinned()
     for path in fetch(repo, revision, CONFIG_FILES + TOKENIZER_FILES + code):
         shutil.copyfile(path, folder / path.name)
@@ -75,10 +67,9 @@ def _from_hub(model: Model, folder: Path, weights: bool, code: tuple[str, ...]) 
         # The hub's cache holds weights once for all studies; it must remain while the study is measured.
         for path in files:
             (folder / path.name).symlink_to(path.resolve())
-    return {"source": repo, "revision": revision, "weights": weights, "tokenizer": "of the source"}
 
 
-def _from_folder(given: Path, folder: Path, weights: bool) -> dict[str, Any]:
+def _from_folder(given: Path, folder: Path, weights: bool) -> None:
     tokenizer = tokenizer_files(given)
     if not tokenizer:
         raise InputError(f"{given}: the folder with tokenizer and weights is gone, only its config was stored here")
@@ -86,7 +77,6 @@ def _from_folder(given: Path, folder: Path, weights: bool) -> dict[str, Any]:
         shutil.copyfile(path, folder / path.name)
     for path in weight_files(given) if weights else []:
         (folder / path.name).symlink_to(path.resolve())
-    return {"source": str(given / "config.json"), "weights": weights, "tokenizer": "of the source"}
 
 
 def _check_same_config(model: Model, fetched: Path) -> None:

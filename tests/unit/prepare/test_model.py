@@ -8,7 +8,7 @@ import pytest
 from tests.unit.prepare.fake_hub import serving
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import read_json, sha256_of, write_text
+from workflow_scripts.common.files import write_text
 from workflow_scripts.prepare.model import main, prepare_model
 
 WORKLOAD = {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 8, "output_tokens": 4}
@@ -46,13 +46,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_model_without_weights_gets_its_config_and_a_tokenizer(model_dir):
     model = get_model("tiny-llama-57m")
     files = contents(model_dir)
-    assert files.keys() == {"config.json", "tokenizer.json", "tokenizer_config.json", "model_manifest.json"}
+    assert files.keys() == {"config.json", "tokenizer.json", "tokenizer_config.json"}
     assert files["config.json"] == model.config.read_bytes()
-    assert read_json(model_dir / "model_manifest.json") == {
-        **{"schema_version": 1, "model": "tiny-llama-57m", "load_format": "dummy", "dtype": "native"},
-        **{"config_sha256": sha256_of(model.config), "source": "config/models/tiny-llama-57m/config.json"},
-        "tokenizer": "byte-level, without merges",
-    }
 
 
 def test_a_folder_is_replaced_as_a_whole_by_the_same_bytes(tmp_path):
@@ -73,7 +68,6 @@ def test_a_study_may_ask_for_random_weights_of_a_hub_model_but_not_for_one_of_no
     assert not (tmp_path / "out").exists()
     study = write_study(WORKLOAD, model="opt-125m", models={"opt-125m": {"load_format": "dummy"}})
     assert main(["--study", str(study), *options]) == 0
-    assert read_json(tmp_path / "out" / "model_manifest.json")["load_format"] == "dummy"
     assert (tmp_path / "out" / "tokenizer.json").is_file()
 
 
@@ -88,11 +82,9 @@ def test_config_and_tokenizer_come_from_the_hub_without_the_weights_or_from_the_
     done = prepare(hub)
     assert done.returncode == 0, done.stderr
     assert hub.downloaded == {"config.json", "vocab.json", "merges.txt"}
-    assert contents(out).keys() == hub.downloaded | {"model_manifest.json"}
+    assert contents(out).keys() == hub.downloaded
     assert not any(path.is_symlink() for path in out.iterdir())
     assert {authorization for _, authorization in hub.requests} == {None}
-    told = {"source": OPT.hub_repo, "revision": OPT.revision, "weights": False, "config_sha256": sha256_of(OPT.config)}
-    assert read_json(out / "model_manifest.json").items() >= told.items()
     (out / "vocab.json").unlink()
     assert prepare(None).returncode == 0
     assert contents(out)["vocab.json"] == OPT_FILES["vocab.json"]
@@ -127,7 +119,6 @@ def test_code_of_a_repository_is_fetched_only_where_the_study_trusts_it(serve, p
     done = prepare(hub, models={"opt-125m": {"trust_remote_code": True}})
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "out")["modeling_opt.py"] == b"raise SystemExit"
-    assert read_json(tmp_path / "out" / "model_manifest.json")["trust_remote_code"] is True
 
 
 @pytest.mark.parametrize(
