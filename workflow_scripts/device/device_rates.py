@@ -1,30 +1,12 @@
 """The rates that were measured on a device: the record `prepared/devices/NAME.json`."""
 
-from statistics import median
 from typing import Annotated, Literal
+
+from pydantic import ConfigDict
 
 from workflow_scripts.catalog.gpus_and_models import FlopDtype
 from workflow_scripts.common.records import AsRecorded, Record
 from workflow_scripts.device.device_record import Device, LoadByOthers
-
-
-class RateSamples(Record):
-    """Timed runs of one operation. `amount` is what one call moves (bytes, both read and written) or computes
-    (operations), `shape` the operands' sizes, and `call_s` the mean time of a call in each run."""
-
-    amount: float
-    shape: list[int]
-    calls_per_run: int
-    call_s: list[float]
-
-    @property
-    def best_per_s(self) -> float:
-        return self.amount / min(self.call_s)
-
-    @property
-    def median_per_s(self) -> float:
-        return self.amount / median(self.call_s)
-
 
 # Load by others, in per cent of all cores. Above it, a CPU's measured rates are too low to serve as limits.
 DISTURBED_PCT = 5.0
@@ -38,23 +20,20 @@ class DeviceRates(Record):
     which a CPU reads that many bytes repeatedly; small sets come from its caches.
     """
 
+    model_config = ConfigDict(extra="ignore")  # records of earlier versions have more
+
     schema_version: Literal[1] = 1
     gpu: str
     copy_bytes_per_s: float
-    copy_bytes_per_s_median: float
     read_bytes_per_s: float
-    read_bytes_per_s_median: float
     read_bytes_per_s_by_size: dict[int, float] = {}
     matmul_flop_per_s: dict[FlopDtype, float]
-    matmul_flop_per_s_median: dict[FlopDtype, float]
     last_level_cache_bytes: int | None
     device: Annotated[Device, AsRecorded]
     threads: int | None
     host: str
-    torch_version: str
     host_load: Annotated[LoadByOthers, AsRecorded]
     measured_at: str
-    samples: dict[str, RateSamples]
 
     @property
     def memory_bytes_per_s(self) -> float:

@@ -124,7 +124,7 @@ class CalibrationRun:
             measured_at=now_in_utc(),
             starts=self._starts,
             failure=self._failure or None,
-            rates=DeviceRates.read(self._rates).model_copy(update={"samples": {}}) if self._rates.exists() else None,
+            rates=DeviceRates.read(self._rates) if self._rates.exists() else None,
             **self._device,
         ).write(self._out, indent=None)
         print(f"{sum(len(start.passes) for start in self._starts)} passes", self._failure, flush=True)

@@ -23,7 +23,7 @@ from workflow_scripts.catalog.gpus_and_models import FlopDtype, Gpu, get_gpu, lo
 from workflow_scripts.common.command import LOG, command, option, out
 from workflow_scripts.device.device_check import WrongDeviceError, found_device, use_cores
 from workflow_scripts.device.device_lock import device_lock
-from workflow_scripts.device.device_rates import DeviceRates, RateSamples
+from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.device.host_load import load_by_others
 from workflow_scripts.device.processor import last_level_cache_bytes
@@ -52,7 +52,6 @@ class Operation:
     """A call of `run` moves `amount` bytes or computes `amount` floating-point operations."""
 
     amount: float
-    shape: list[int]
     run: Callable[[], object]
 
 
@@ -79,10 +78,10 @@ def operations(
     source = torch.ones(set_bytes // ROW_BYTES, COLUMNS, device=device)
     target = torch.zeros_like(source)
     vector = torch.ones(COLUMNS, device=device)
-    timed = {"copy": Operation(2 * set_bytes, list(source.shape), lambda: target.copy_(source))}
+    timed = {"copy": Operation(2 * set_bytes, lambda: target.copy_(source))}
     for name, size in {"read": set_bytes, **{f"{READ_AGAIN}{size}": size for size in reread}}.items():
         part = source[: size // ROW_BYTES]
-        timed[name] = Operation(part.nbytes, list(part.shape), partial(torch.mv, part, vector))
+        timed[name] = Operation(part.nbytes, partial(torch.mv, part, vector))
     dtypes = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
     def multiply(a: torch.Tensor, b: torch.Tensor, precision: str) -> None:
@@ -92,7 +91,7 @@ def operations(
     for name in arithmetic:
         a, b = (torch.randn(side, side, device=device, dtype=dtypes[name]) for _ in range(2))
         product = partial(multiply, a, b, "high" if name == "tf32" else "highest")
-        timed[name] = Operation(2 * side**3, [side, side, side], product)
+        timed[name] = Operation(2 * side**3, product)
     return timed
 
 
@@ -102,9 +101,10 @@ def time_runs(
     runs: int = RUNS,
     run_min_s: float = RUN_MIN_S,
     clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, RateSamples]:
-    """Time each operation `runs` times, in turns, so that a disturbance does not hit all runs of one operation. The
-    first call of each operation is not counted; the second shows how many calls a run of `run_min_s` needs."""
+) -> dict[str, list[float]]:
+    """The mean time of a call in each of `runs` runs of each operation. They take turns, so that a disturbance does not
+    hit all runs of one. The first call of each is not counted; the second shows how many calls a run of `run_min_s`
+    needs."""
 
     def call_s(operation: Operation, calls: int) -> float:
         synchronize()
@@ -114,15 +114,15 @@ def time_runs(
         synchronize()
         return (clock() - began) / calls
 
-    samples = {}
+    calls = {}
     for name, operation in timed.items():
         operation.run()
-        calls = max(1, math.ceil(run_min_s / call_s(operation, 1)))
-        samples[name] = RateSamples(amount=operation.amount, shape=operation.shape, calls_per_run=calls, call_s=[])
+        calls[name] = max(1, math.ceil(run_min_s / call_s(operation, 1)))
+    taken_s: dict[str, list[float]] = {name: [] for name in timed}
     for _ in range(runs):
-        for name, taken in samples.items():
-            taken.call_s.append(call_s(timed[name], taken.calls_per_run))
-    return samples
+        for name, operation in timed.items():
+            taken_s[name].append(call_s(operation, calls[name]))
+    return taken_s
 
 
 def step_bytes(study: Study, gpu: Gpu, device: Device) -> list[int]:
@@ -165,24 +165,20 @@ def measure_device(gpu: Gpu, study: Study | None = None) -> DeviceRates:
     reread = sets_to_read(set_bytes, step_bytes(study, gpu, facts) if study else []) if on_cpu else []
     timed = operations(device, set_bytes, MATRIX_SIDE[device], arithmetic, reread)
     with load_by_others() as host_load:
-        samples = time_runs(timed, torch.cuda.synchronize if not on_cpu else lambda: None)
+        taken_s = time_runs(timed, torch.cuda.synchronize if not on_cpu else lambda: None)
+    best_per_s = {name: operation.amount / min(taken_s[name]) for name, operation in timed.items()}
     return DeviceRates(
         gpu=gpu.name,
-        copy_bytes_per_s=samples["copy"].best_per_s,
-        copy_bytes_per_s_median=samples["copy"].median_per_s,
-        read_bytes_per_s=samples["read"].best_per_s,
-        read_bytes_per_s_median=samples["read"].median_per_s,
-        read_bytes_per_s_by_size={size: samples[f"{READ_AGAIN}{size}"].best_per_s for size in reread},
-        matmul_flop_per_s={name: samples[name].best_per_s for name in arithmetic},
-        matmul_flop_per_s_median={name: samples[name].median_per_s for name in arithmetic},
+        copy_bytes_per_s=best_per_s["copy"],
+        read_bytes_per_s=best_per_s["read"],
+        read_bytes_per_s_by_size={size: best_per_s[f"{READ_AGAIN}{size}"] for size in reread},
+        matmul_flop_per_s={name: best_per_s[name] for name in arithmetic},
         last_level_cache_bytes=cache_bytes,
         device=facts,
         threads=torch.get_num_threads() if on_cpu else None,
         host=os.uname().nodename,
-        torch_version=str(torch.__version__),
         host_load=host_load,
         measured_at=now_in_utc(),
-        samples=samples,
     )
 
 

@@ -7,27 +7,22 @@ import psutil
 import torch
 
 from workflow_scripts.catalog.gpus_and_models import get_gpu
-from workflow_scripts.device.device_rates import DeviceRates, RateSamples
+from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.measure import device_speed as d
 from workflow_scripts.measure.trace import SAMPLES_PER_SCAN, process_sampler
 from workflow_scripts.study.study_file import load_study
 
 
 def test_how_often_and_in_which_order_operations_are_called():
-    samples = RateSamples(amount=12, shape=[3], calls_per_run=1, call_s=[2.0, 6.0, 3.0])
-    assert samples.best_per_s == 6
-    assert samples.median_per_s == 4
     # A slow operation is called once a run, and its first two calls do not count.
     clock = Clock()
     slow = clock.operation("slow", 10, [50.0, 1.0, 2.0, 4.0, 5.0])
-    samples = clock.time({"slow": slow}, runs=3, run_min_s=0.5)["slow"]
-    assert samples.call_s == [2.0, 4.0, 5.0]
-    assert (samples.amount, samples.calls_per_run, samples.shape) == (10, 1, [1])
-    assert samples.best_per_s == 5
+    assert clock.time({"slow": slow}, runs=3, run_min_s=0.5)["slow"] == [2.0, 4.0, 5.0]
+    assert clock.log.count("slow") == 2 + 3
     clock = Clock()
-    samples = clock.time({"fast": clock.operation("fast", 1, 0.0625)}, runs=2, run_min_s=0.2)["fast"]
-    assert samples.calls_per_run == 4
-    assert samples.call_s == [0.0625, 0.0625]
+    taken_s = clock.time({"fast": clock.operation("fast", 1, 0.0625)}, runs=2, run_min_s=0.2)["fast"]
+    assert taken_s == [0.0625, 0.0625]
+    assert clock.log.count("fast") == 2 + 2 * 4
     # Operations take turns, and every run is synchronized at both ends.
     clock = Clock()
     timed = {"a": clock.operation("a", 1, 1.0), "b": clock.operation("b", 1, 0.5)}
@@ -50,7 +45,7 @@ class Clock:
             self.log.append(name)
             self.now_s += next(times) if times else call_s
 
-        return d.Operation(amount, [1], run)
+        return d.Operation(amount, run)
 
     def time(self, operations, **options):
         return d.time_runs(operations, lambda: self.log.append("sync"), clock=lambda: self.now_s, **options)
@@ -60,8 +55,6 @@ def test_what_is_timed_moves_and_computes_what_it_says():
     timed = d.operations("cpu", 8 * d.ROW_BYTES, 16, d.ARITHMETIC)
     moved = {"copy": 2 * 8 * d.ROW_BYTES, "read": 8 * d.ROW_BYTES}
     assert {name: o.amount for name, o in timed.items()} == moved | dict.fromkeys(d.ARITHMETIC, 2 * 16**3)
-    assert timed["copy"].shape == timed["read"].shape == [8, 4096]
-    assert timed["fp32"].shape == [16, 16, 16]
     copied = timed["copy"].run()
     assert copied.nbytes == 8 * d.ROW_BYTES
     assert bool((copied == 1).all())
@@ -105,16 +98,14 @@ def test_the_command_measures_one_core(tmp_path):
     rates = DeviceRates.read(out)
     assert (rates.gpu, rates.threads, len(rates.device["cores"])) == ("cpu-1core", 1, 1)
     native = {d.ON_CPU[dtype] for dtype in rates.device["native_dtypes"]}
-    assert {name for name in rates.samples if not name.startswith(d.READ_AGAIN)} == {"copy", "read", *native}
     assert set(rates.matmul_flop_per_s) == native
     (of_step,) = d.step_bytes(load_study(Path(STUDY[1])), get_gpu("cpu-1core"), rates.device)
     assert {2**22, 2**27, of_step // d.ROW_BYTES * d.ROW_BYTES} <= rates.read_bytes_per_s_by_size.keys()
     assert 1e8 < rates.rereading_bytes_per_s(of_step) < 1e13
     # Slower than a 1990s machine or faster than any core: a unit would be wrong.
-    assert 1e8 < rates.read_bytes_per_s_median <= rates.read_bytes_per_s < 1e12
-    assert 1e8 < rates.copy_bytes_per_s_median <= rates.copy_bytes_per_s < 1e12
+    assert 1e8 < rates.read_bytes_per_s < 1e12
+    assert 1e8 < rates.copy_bytes_per_s < 1e12
     assert 1e8 < rates.matmul_flop_per_s["fp32"] < 1e13
-    assert rates.read_bytes_per_s == rates.samples["read"].best_per_s
     assert rates.memory_bytes_per_s == max(rates.read_bytes_per_s, rates.copy_bytes_per_s)
     assert json.loads(out.read_text())["schema_version"] == 1
 
