@@ -296,7 +296,7 @@ def _one_pass(
         timed = Repeat(repeat=repeat, start_unix_s=start_unix_s, start_monotonic_s=start_s, end_monotonic_s=end_s)
         measured.repeats.append(timed)
     key, lines = {"repeat": repeat}, measured.lines
-    lines["requests"] += (key | asdict(record) for record in with_texts(records, job.model_dir))
+    lines["requests"] += (key | asdict(record) for record in records)
     lines["steps"] += ({**key, **step} for step in engine.take_steps())
     lines["metrics"].append({**key, "before": before, "after": after})
     errors = [record.error for record in records]
@@ -305,21 +305,6 @@ def _one_pass(
     elif wrong := _wrong_lengths(requests, records, measured.effective):
         measured.outcome, measured.reason = "invalid", wrong
     return records if measured.outcome == "ok" else None
-
-
-def with_texts(records: Sequence[RequestRecord], model_dir: Path) -> Sequence[RequestRecord]:
-    """The records with the texts of kept tokens, for engines that report only tokens."""
-    if all(record.token_ids is None or record.text is not None for record in records):
-        return records
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
-    return [
-        replace(r, text=tokenizer.decode(r.token_ids, skip_special_tokens=True))
-        if r.token_ids and r.text is None
-        else r
-        for r in records
-    ]
 
 
 def _wrong_lengths(requests: Sequence[Request], records: Sequence[RequestRecord], effective: Effective) -> str | None:

@@ -58,8 +58,8 @@ def contents(study: Study, study_file: Path, paths: StudyPaths) -> dict[str, Pat
 
 def _kept(folder: Path) -> Iterator[Path]:
     paths = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
-    # Weights belong to the model and are larger than everything else; its manifest holds their hashes. What an engine
-    # or a command that was killed left behind is no evidence.
+    # Weights belong to the model and are larger than everything else; definitions of cells have their hash. What an
+    # engine or a command that was killed left behind is no evidence.
     kept = (path for path in paths if path.suffix != ".safetensors" and "__pycache__" not in path.parts)
     kept = (path for path in kept if not path.name.startswith("."))
     return (path for path in kept if not any(part.endswith(".partial") for part in path.parts))

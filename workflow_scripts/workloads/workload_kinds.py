@@ -62,7 +62,7 @@ class _Workload(StrictRecord):
     )
     seed: int = Field(0, ge=0)
     sampling: Sampling | None = added(None, "how tokens are chosen; if left out, greedily")
-    keep_answers: bool = added(False, "keep each request's tokens and text, to compare them between cells")
+    keep_answers: bool = added(False, "keep each request's tokens, and a server's text, to compare them between cells")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
