@@ -15,8 +15,6 @@ from workflow_scripts.logs import engine_log_signs as signs
 from workflow_scripts.logs.engine_log_signs import Status
 from workflow_scripts.logs.engine_log_text import POD, QUOTE, Line, what_may_follow
 
-# Of a statement that a traceback shows; the texts in it are searched for again after each quotation mark.
-_MOST_STATEMENT = 4000
 _MOST_PIECES = 8  # lines that may go on with a message
 _USUAL_WIDTHS = (72, 80, 100, 120, 132, 160, 200)
 # A line below a message that does not go on with it: an empty one, a rule, another program's message, or a record.
@@ -154,7 +152,6 @@ class _Stream:
     raising: bool = False  # a traceback
     start: int = 0  # its first line
     indent: int = 0  # of that line
-    statement: tuple[int, str] | None = None  # the last `raise` that it showed, with its line
     chained: bool = False  # it follows from the traceback before
     announced: bool = False  # the next exception is one that the process survives
     survives: bool = False  # the process survives the one that it is printing
@@ -175,12 +172,8 @@ def _failures(lines: Sequence[Line]) -> Iterator[_Failure]:
             stream.announced = stream.survives
         elif signs.CHAIN.search(body):
             stream.chained = True
-        elif notebook := signs.NOTEBOOK.match(body.strip()):
-            yield _Failure(index, None, signs.status_of(notebook["name"]) or "error")
-        elif signs.NOTEBOOK_FRAME.match(body):
-            yield _Failure(index, None, "error", harmless=True)
         elif signs.TRACEBACK.search(body):
-            stream.raising, stream.start, stream.indent, stream.statement = True, index, indent, None
+            stream.raising, stream.start, stream.indent = True, index, indent
             stream.survives = stream.announced or (stream.chained and stream.survives)
             stream.announced = False
             words = body.partition("Traceback")[0].rstrip(" :,")
@@ -195,7 +188,6 @@ def _failures(lines: Sequence[Line]) -> Iterator[_Failure]:
             if not stream.raising:
                 stream.raising, stream.start, stream.indent = True, index, 0
             stream.survives = stream.survives and not signs.ENGINES_LOOP.search(body)
-            stream.statement = _statement(index, body, stream.statement)
         else:
             raised, chained = stream.raising, stream.chained
             stream.raising = stream.chained = False
@@ -205,28 +197,7 @@ def _failures(lines: Sequence[Line]) -> Iterator[_Failure]:
         yield _Failure(len(lines) - 1, None, "error", harmless=True)
     for stream in streams.values():
         if stream.raising and not stream.survives:
-            unknown = _Failure(stream.start, None, "error", harmless=True)
-            yield _cut_off(lines, *stream.statement) if stream.statement else unknown
-
-
-def _statement(index: int, body: str, before: tuple[int, str] | None) -> tuple[int, str] | None:
-    if signs.RAISE.match(body):
-        return index, body.strip()[:_MOST_STATEMENT]
-    if signs.FRAME.match(body) or before is None:
-        return None
-    return before[0], (before[1] + body.strip())[:_MOST_STATEMENT]
-
-
-def _cut_off(lines: Sequence[Line], index: int, statement: str) -> _Failure:
-    """The failure of a traceback whose last line, the exception, was cut off: what it was about to raise. A text with
-    placeholders is not what the engine printed, so it gives only the status."""
-    match = signs.RAISE.match(statement)
-    text = "".join(double or single for double, single in signs.TEXT.findall(statement))
-    name = match["name"] if match else ""
-    message = None if "{" in text or not text else f"{name}: {text}"
-    status = signs.status_of(text)
-    harmless = status is None and lines[index].level is not None
-    return _Failure(index, message, status or "error", certain=status is not None, harmless=harmless)
+            yield _Failure(stream.start, None, "error", harmless=True)
 
 
 def _failure(lines: Sequence[Line], index: int, raised: bool, chained: bool) -> _Failure | None:

@@ -112,9 +112,6 @@ GENERIC = re.compile(
 INTENDED = re.compile(r"^(?:KeyboardInterrupt|SystemExit|GeneratorExit|asyncio\.exceptions\.CancelledError)\b")
 
 TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
-# A notebook names the exception first, and again with its message below frames that are not indented.
-NOTEBOOK = re.compile(r"(?P<name>[A-Z]\w+) {2,}Traceback \(")
-NOTEBOOK_FRAME = re.compile(r"File \S.{0,400}, in [\w.<>]+\(")
 # The inside of a traceback that the library Rich frames.
 BOXED = re.compile(r"\s*[\u2500-\u257f]+(?! Traceback)(?=[^\u2500-\u257f]|$)(?!.*Traceback \()")
 NEXT_OF_A_GROUP = re.compile(r"\s*\+[+-]+ \d+ -+$")
@@ -161,9 +158,6 @@ REPR = re.compile(
     r"\b(?P<name>(?:\w{1,100}\.){0,20}[A-Z]\w{0,100}(?:Error|Exception))\((?P<quote>['\"])(?P<words>.{0,600}?)(?P=quote)[,)]"
 )
 FRAME = re.compile(r"\s+File \".+\", line \d+|File \".+\", line \d+, in ")
-# What a traceback shows of the statement that raised: the name and the texts, over several lines.
-RAISE = re.compile(r"\s*raise (?P<name>(?:\w+\.)*[A-Z]\w*)\(")
-TEXT = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'")
 # Ray's guesses why a worker died, such as memory: these are no evidence.
 RAY_GUESSES = re.compile(r"potential root causes")
 

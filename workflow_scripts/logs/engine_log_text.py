@@ -4,7 +4,6 @@ Logs pass through terminals, Docker, Kubernetes, Ray, journald, and copy and pas
 to the text; it does not interpret the lines.
 """
 
-import codecs
 import contextlib
 import itertools
 import json
@@ -140,22 +139,9 @@ def _parts(text: str) -> tuple[str | None, str | None, str]:
     return (rank, record["level"], record["body"]) if record else (rank, None, rest)
 
 
-def decode(raw: bytes) -> str:
-    """Decode a log file: UTF-8, or UTF-16 as a PowerShell redirect writes it; invalid bytes are replaced.
-
-    >>> decode("# GPU blocks: 7".encode("utf-16"))
-    '# GPU blocks: 7'
-    >>> decode(bytes([0xFF, 0x41]))
-    '\ufffdA'
-    """
-    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return raw.decode("utf-16", errors="replace")
-    return raw.decode("utf-8-sig", errors="replace")
-
-
 def read_log_text(path: Path) -> str:
     """The text of a log, or of another file that programs print. Raises OSError, or InputError if it is too large."""
-    text = decode(read_bytes(path))
+    text = read_bytes(path).decode("utf-8-sig", errors="replace")
     if text.count("\n") + text.count("\r") > MOST_LINES:
         raise InputError(f"{path}: more than {MOST_LINES:,} lines")
     return text

@@ -8,7 +8,7 @@ from workflow_scripts.device.host_load import SuspendedError
 from workflow_scripts.engines.engine import CacheHeldError
 from workflow_scripts.engines.serving.client import ServerTimeoutError
 from workflow_scripts.logs.engine_log_outcome import LogVerdict, judge
-from workflow_scripts.logs.engine_log_text import decode, read_lines
+from workflow_scripts.logs.engine_log_text import read_lines
 from workflow_scripts.study.outcome import OutcomeKind
 
 Failure = tuple[OutcomeKind, str]  # with its reason
@@ -71,7 +71,7 @@ def start_failure(error: Exception, log: Path, refusals: Sequence[str] = ()) -> 
     those of the engine's description."""
     if isinstance(error, ServerTimeoutError):
         return "timeout", str(error)
-    text = decode(log.read_bytes()) if log.exists() else ""
+    text = log.read_bytes().decode(errors="replace") if log.exists() else ""
     if _NOT_INSPECTED in f"{error}{text}" and _KILLED in text:
         return None
     status, words = _cause(error, log)
@@ -129,4 +129,4 @@ def _cause(error: Exception, log: Path) -> tuple[str | None, str]:
 
 
 def _judged(log: Path) -> LogVerdict:
-    return judge(read_lines(decode(log.read_bytes()))) if log.exists() else LogVerdict()
+    return judge(read_lines(log.read_bytes().decode(errors="replace"))) if log.exists() else LogVerdict()

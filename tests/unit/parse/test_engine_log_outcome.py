@@ -73,16 +73,6 @@ def test_traceback_behind_what_is_left_of_a_prefix(prefix):
 
 
 FRAMES = ["Traceback (most recent call last):", '  File "/x/kv.py", line 7, in check', "    verify("]
-STATEMENT = ['    raise ValueError("No available memory for the cache blocks. "', "                     'Add some.')"]
-
-
-@pytest.mark.parametrize("first", range(4))
-@pytest.mark.parametrize("prefix", ["", "(EngineCore pid=25) ERROR 05-30 16:23:50 [core.py:700] "])
-def test_traceback_without_its_exception_tells_what_it_was_about_to_raise(first, prefix):
-    lines = [*FRAMES, '  File "/x/kv.py", line 9, in verify', *STATEMENT]
-    facts = parse_engine_log("".join(f"{prefix}{line}\n" for line in lines[first:]))
-    outcome = (facts.status, facts.error, facts.read_from["error"])
-    assert outcome == ("kv_too_small", "ValueError: No available memory for the cache blocks. Add some.", 5 - first)
 
 
 @pytest.mark.parametrize("joint", [", ", ": "])
@@ -93,16 +83,6 @@ def test_cause_in_the_line_that_announces_the_traceback(joint):
     assert (status, str(error)[-len(words) :]) == ("kv_too_small", words)
 
 
-NOTEBOOK = """---------------------------------------------------------------------------
-{name}                                Traceback (most recent call last)
-Cell In[3], line 1
-----> 1 llm = LLM(model="m")
-
-File /usr/lib/python3/site-packages/vllm/llm.py:109, in LLM.__init__(self)
-    107 engine_args = EngineArgs(
---> 109 self.llm_engine = LLMEngine.from_engine_args(
-
-"""
 GROUP = """  + Exception Group Traceback (most recent call last):
   |   File "/x/anyio.py", line 85, in __aexit__
   |     raise
@@ -176,7 +156,6 @@ ENDED = {
     ],
     "oom": [
         READY + RESULT + START + raised(OOM),
-        NOTEBOOK.format(name="OutOfMemoryError"),
         QUOTED.format(QUOTED_OOM) + READY,
         raised(OOM) + NO_CORE + START,
         READY + raised(OOM) + DEAD + SHUTDOWNS[0],
@@ -188,8 +167,6 @@ ENDED = {
         f"ray.exceptions.ActorDiedError: There are some {RAYS_GUESSES}{NO_CORE}",
         f"(raylet) A worker died or was killed by an unexpected system error. There are some {RAYS_GUESSES}",
         NO_CORE,
-        NOTEBOOK.format(name="KeyError"),
-        NOTEBOOK.split("\n\n", 1)[1],  # its beginning and its end were cut off
         BUSY + "Successful requests:                     0         ",
         READY + raised("RuntimeError: something broke", ""),  # of an offline script
         READY + BUSY + DEAD,
@@ -253,8 +230,6 @@ EXPLAINED = {
     "dead, but printing": (START + READY + BUSY + raised(OOM) + BUSY + DEAD + BUSY, "oom", OOM),
     "a compiler's": (START + COMPILER[0] + "\n", "error", COMPILER[0]),
     "a refused option": ("usage: vllm [-h]\nvllm: error: unrecognized arguments: -x 3", "error", "vllm: error: unrecognized arguments: -x 3"),
-    "in a notebook": (NOTEBOOK.format(name="OutOfMemoryError") + OOM, "oom", OOM),
-    "in a notebook, unknown": (NOTEBOOK.format(name="KeyError") + "KeyError: 'q'", "error", "KeyError: 'q'"),
     "in a group": (START + GROUP.replace("ValueError: boom", OOM), "oom", OOM),
     "quoted": (START + QUOTED.format(QUOTED_OOM), "oom", "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB"),
     "with a quotation mark": (START + QUOTED.format('ValueError("it\'s not known")'), "error", "ValueError: it's not known"),
@@ -281,7 +256,6 @@ EXPLAINED = {
         + raised("ValueError: Model architectures ['New'] failed to be inspected.", ""),
         "error", "ValueError: Model architectures ['New'] failed to be inspected."),
     "cut off": ("\n".join(FRAMES) + "\n", "error", None),
-    "cut off before its words": ("\n".join(FRAMES[:2]) + '\n    raise ValueError(f"No common block size for {size}. ")', "unsupported_block_size", None),
     "told before": (f"{AT_CORE}EngineCore failed to start.\n{CUTS[0]}", "error", "EngineCore failed to start."),
     "no exception": (f"{CALLED}141, in Fire\n", "error", None),
     "the end of the first chain": (
