@@ -155,24 +155,18 @@ class SharedTextWorkload(_Workload):
         return text.tokens if text else 0
 
 
-def _samples(unset: str) -> Any:
-    what = "answers to each prompt, like `n` of the OpenAI API"
-    return added(None, f"{what}; if left out, {unset}", ge=1)
-
-
 class IdenticalWorkload(SharedTextWorkload):
-    """One prompt, repeated; or several answers to each prompt."""
+    """One prompt, repeated."""
 
     kind: Literal["identical"]
     prompt_tokens: Tokens
-    samples: int | None = _samples("all requests have one prompt")
 
     def tokens_of_prompt(self, index: int) -> int:
         return self.prompt_tokens
 
     def shared_text(self, index: int) -> SharedText:
         """The whole prompt."""
-        return SharedText(0 if self.samples is None else index // self.samples, self.prompt_tokens)
+        return SharedText(0, self.prompt_tokens)
 
 
 class SharedPrefixWorkload(SharedTextWorkload):
@@ -348,7 +342,7 @@ class PromptsWorkload(TextWorkload):
 
     kind: Literal["prompts"]
     output_tokens: int = Field(ge=1, description="for every text whose line gives none")
-    samples: int | None = _samples("one")
+    samples: int | None = added(None, "answers to each prompt, like `n` of the OpenAI API; if left out, one", ge=1)
 
     def shared_text(self, index: int) -> SharedText | None:
         """The whole prompt, however long."""

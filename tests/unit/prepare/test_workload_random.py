@@ -56,9 +56,8 @@ synthetic, drawn = (
 )
 shared_prefix = specs(SharedPrefixWorkload, prefix_tokens=tokens, share=st.floats(0, 1), users=st.integers(1, 5))
 identical = specs(IdenticalWorkload)
-several_answers = specs(IdenticalWorkload, samples=st.integers(1, 5))
 multi_turn = specs(MultiTurnWorkload, turns=st.integers(2, 5), users=st.integers(1, 4))
-sharing = st.one_of(shared_prefix, identical, several_answers, multi_turn)
+sharing = st.one_of(shared_prefix, identical, multi_turn)
 any_workload = st.one_of(fixed, synthetic, drawn, sharing)
 counts = st.integers(1, 24)
 
@@ -126,8 +125,6 @@ def test_one_users_prompts_are_those_of_a_study_without_users():
     prefix = VOCABULARY.random_ids(np.random.default_rng([3, 1]), 6)
     assert request.prompt_token_ids == prefix + VOCABULARY.random_ids(np.random.default_rng([3, 0, 0]), 10)[6:]
     assert not {"users", "max_total_tokens"} & spec.model_dump(mode="json").keys()
-    identical = IdenticalWorkload(kind="identical", num_prompts=7, prompt_tokens=20, output_tokens=2)
-    assert "samples" not in identical.model_dump()
 
 
 def found_in_a_cache(requests, block_size):
