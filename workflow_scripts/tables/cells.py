@@ -14,7 +14,7 @@ from workflow_scripts.engines.knobs import flat
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import COORDINATES, Cell
 from workflow_scripts.study.study import Study
-from workflow_scripts.tables.derived import derived, kv_memory, not_as_asked, predicted_hit_rate
+from workflow_scripts.tables.derived import derived, kv_memory, not_as_asked
 from workflow_scripts.tables.imported_cells import with_imported
 from workflow_scripts.tables.measurements import FRAME_COLUMNS, MEASURED
 from workflow_scripts.tables.parsed_facts import REPEAT, START, of_repeats, read_parsed
@@ -79,7 +79,6 @@ def measured_rows(study: Study, cells: Sequence[Cell], parsed: Path, imported: P
     table["source"] = MEASURED
     if measured:
         table = kv_memory(table)
-        table["prefix_cache_hit_rate_predicted"] = predicted_hit_rate(table, texts)
     # The others serve only to compute these.
     table = table.reindex(columns=[*FRAME_COLUMNS, *knob_columns(table)])
     return table if imported is None else with_imported(table, read_jsonl(imported), study.name)

@@ -12,9 +12,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.tables.parsed_facts import known_facts
-from workflow_scripts.tables.request_lives import Texts
 from workflow_scripts.tables.summary import as_applied, dtypes, knob_columns
-from workflow_scripts.workloads.workload_kinds import SharedTextWorkload
 
 # With a smaller share of a repeat in the trace, its energy is not known: the GPU was lost, or the repeat was too short.
 _LEAST_SAMPLED = 0.8
@@ -49,19 +47,6 @@ def derived(t: pd.DataFrame) -> pd.DataFrame:
         preemptions=preemptions,
         recomputed_tokens=t["recomputed_tokens"].where((t["prefix_cache_queries"] > 0) | (preemptions == 0)),
     )
-
-
-def predicted_hit_rate(table: pd.DataFrame, texts: Texts) -> pd.Series:
-    """Share of the prompt tokens that a prefix cache should find; null unless the study says what prompts share."""
-    lengths = {name: spec for name, spec in texts.items() if isinstance(spec, SharedTextWorkload)}
-    queried = table[table["workload"].isin(lengths) & (pd.to_numeric(table["prefix_cache_queries"]) > 0)]
-    hit_tokens = [
-        lengths[str(workload)].tokens_found(int(requests), int(block_size))
-        for workload, requests, block_size in zip(
-            queried["workload"], queried["num_requests"], queried["block_size_effective"], strict=True
-        )
-    ]
-    return (pd.Series(hit_tokens, index=queried.index, dtype=float) / queried["prompt_tokens"]).reindex(table.index)
 
 
 def kv_memory(cells: pd.DataFrame) -> pd.DataFrame:

@@ -113,10 +113,6 @@ REPEATS = table_schema(
     NUMBER("prefix_cache_queries", "tokens looked up and found"),
     declared("prefix_cache_hits prefix_cache_hit_rate"),
     NUMBER("host_cache_hits", "tokens found in the host's memory instead (`kv_offloading_size`)"),
-    NUMBER(
-        "prefix_cache_hit_rate_predicted",
-        "predicted share of prompt tokens in whole blocks that begin an earlier prompt too",
-    ),
     NUMBER("prefix_cache_saved_pct", "hits over all prompt and output tokens"),
     INTEGER("requests_with_prefix_hits", "requests with a hit"),
     NUMBER("estimated_read_bytes estimated_write_bytes estimated_flops", "the engine's own estimate, per device"),

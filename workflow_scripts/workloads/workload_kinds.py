@@ -135,25 +135,6 @@ class SharedTextWorkload(_Workload):
     def total_tokens_needed(self) -> int:
         return self.tokens_of_longest_prompt() + self.output_tokens
 
-    def tokens_found(self, requests: int, block_size: int) -> int:
-        """Prompt tokens that a prefix cache finds, over the first `requests` requests.
-
-        Each request finds the whole blocks that it shares with an earlier one, but never its last token, whose logits
-        are needed (vllm/v1/core/kv_cache_manager.py); nothing is evicted from the cache."""
-        cached: dict[int, int] = {}
-        hit_tokens = 0
-        for index in range(requests):
-            if text := self.shared_text(index):
-                shared = min(cached.get(text.id, 0), text.tokens, self.tokens_of_prompt(index) - 1)
-                hit_tokens += shared // block_size * block_size
-                cached[text.id] = max(cached.get(text.id, 0), self.tokens_kept(index))
-        return hit_tokens
-
-    def tokens_kept(self, index: int) -> int:
-        """Tokens of the shared text that a cache holds when the request at `index` has ended."""
-        text = self.shared_text(index)
-        return text.tokens if text else 0
-
 
 class IdenticalWorkload(SharedTextWorkload):
     """One prompt, repeated."""
@@ -247,10 +228,6 @@ class MultiTurnWorkload(SharedTextWorkload):
     def shared_text(self, index: int) -> SharedText:
         """The whole prompt: all that was said before, and what the user says."""
         return SharedText(self.place(index)[0], self.tokens_of_prompt(index))
-
-    def tokens_kept(self, index: int) -> int:
-        """With the real answer, whose last token is never computed."""
-        return super().tokens_kept(index) + (self.output_tokens - 1 if self.answers == "real" else 0)
 
 
 class FileWorkload(_Workload):

@@ -127,24 +127,11 @@ def test_one_users_prompts_are_those_of_a_study_without_users():
     assert not {"users", "max_total_tokens"} & spec.model_dump(mode="json").keys()
 
 
-def found_in_a_cache(requests, block_size):
-    """Tokens of whole blocks that a cache of all former prompts holds, looked up one block after the other."""
-    cache, found = set(), 0
-    for request in requests:
-        ids = tuple(request.prompt_token_ids)
-        blocks = [ids[:end] for end in range(block_size, len(ids) + 1, block_size)]
-        may_be_found = [block for block in blocks if len(block) < len(ids)]
-        found += block_size * len(list(itertools.takewhile(cache.__contains__, may_be_found)))
-        cache.update(blocks)
-    return found
-
-
-@given(sharing, counts, st.sampled_from([8, 16, 32]))
-def test_lengths_and_tokens_that_a_cache_of_blocks_finds_are_those_of_the_specification(spec, count, block_size):
+@given(sharing, counts)
+def test_lengths_are_those_of_the_specification(spec, count):
     requests = make_requests(spec, VOCABULARY, count)
     assert [len(request.prompt_token_ids) for request in requests] == [spec.tokens_of_prompt(i) for i in range(count)]
     assert {(request.output_tokens, request.arrival_s) for request in requests} == {(spec.output_tokens, 0.0)}
-    assert spec.tokens_found(count, block_size) == found_in_a_cache(requests, block_size)
 
 
 @given(drawn, counts)
@@ -226,8 +213,6 @@ def test_a_prompt_of_a_conversation_holds_the_answers_where_they_were_said():
         assert (request.think_s > 0) == bool(request.answers)
         assert Request(**request.as_line("0")).as_line("0") == request.as_line("0")
     assert spec.total_tokens_needed() == spec.tokens_of_prompt(2) + 3
-    # Each turn finds what was said before, but for the last token.
-    assert spec.tokens_found(3, block_size=1) == (5 + 2) + (13 + 2)
     assert all(not r.answers and r.session is None for r in make_warmup(spec, VOCABULARY, requests))
 
 

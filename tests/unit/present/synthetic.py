@@ -156,7 +156,6 @@ def measured_of(cell: dict[str, object], repeat: int, rng: np.random.Generator) 
     reserved_bytes = (kv_cache_tokens if is_vllm else 400 * seqs) * BYTES_PER_TOKEN
     row |= {"kv_bytes_reserved_mean": reserved_bytes, "kv_bytes_reserved_peak": reserved_bytes}
     row |= {"prefix_cache_queries": 14_000 if cached else 0, "prefix_cache_hit_rate": 0.8 if shares_prefix else 0.0}
-    row["prefix_cache_hit_rate_predicted"] = 0.8 if shares_prefix else None
     busy_pct = 9.5 if cell["gpu"] == "l40s" and repeat == 0 else 0.1
     row |= {"cpu_steal_pct": busy_pct, "cpu_others_pct": 0.3}
     return row | {"started_at": f"2026-01-02T03:0{repeat}:00+00:00"}

@@ -78,7 +78,6 @@ SUBJECT = Subject(
                 "num_requests": "",
                 "requests_with_prefix_hits": "Requests with hits",
                 "prefix_cache_hit_rate": "",
-                "prefix_cache_hit_rate_predicted": "Predicted",
                 "prefix_cache_saved_pct": "Tokens not computed",
             },
             "Prefix-cache hits in the first repeat of each cell",
