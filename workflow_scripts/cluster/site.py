@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG, load_gpus, load_models
 from workflow_scripts.common.checkout import own_or_of_checkout
@@ -57,6 +57,22 @@ class Queue(Record):
     constraint: str | None = Field(None, description="sbatch --constraint, e.g. a100_80gb")
     extra: str | None = Field(None, description="sbatch options that no other key sets, e.g. --exclusive")
     max_minutes: int | None = Field(None, gt=0, description="longest job of the partition; fewer cells share a job")
+
+    @field_validator("extra")
+    @classmethod
+    def _allowed_by_the_executor(cls, extra: str | None) -> str | None:
+        from snakemake_executor_plugin_slurm.validation import get_forbidden_slurm_options
+
+        # It matches options that a space or `=` follows, in its own spelling.
+        for pattern, what in get_forbidden_slurm_options().items():
+            if found := re.search(pattern, f"{extra or ''} "):
+                option = found.group().strip(" =")
+                raise ValueError(f"{option} is not allowed here, because Snakemake's Slurm executor sets the {what}")
+        if re.search(r"(^|\s)(-a|--array)", extra or ""):
+            raise ValueError(
+                "--array is not allowed here: each job has cells of its own, and an array would repeat them"
+            )
+        return extra
 
 
 AnyQueue = TypeVar("AnyQueue", bound=Queue)

@@ -68,7 +68,6 @@ STUDY = option(
     help="the study's YAML file; as the first word without --study too",
 )
 RESULTS = option("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")
-PARSED = option("--parsed", type=Path, required=True, help="folder with one folder of parsed tables per GPU")
 TABLES = option("--tables", type=Path, required=True, help="folder with cells.parquet and the other tables")
 LOG = option("--log", type=Path, help="print to this file; what is worth waiting for is printed to the terminal too")
 PROCESSES = option("--processes", type=int, default=os.cpu_count() or 1, help="parallel processes (%(default)s)")

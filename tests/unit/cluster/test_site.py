@@ -115,6 +115,11 @@ def test_a_jobs_time_nodes_and_tasks():
         ({"gpus": {"h200": {"gres": "gpu:1"}}}, "gpus.h200.gres: unknown key; allowed: account,"),
         ({"gpus": {"h200": {"slurm_type": "'h200'"}}}, "gpus.h200.slurm_type: String should match"),
         ({"gpus": {"h200": {"slurm_type": "nvidia_a100-80gb"}}}, "gpus.h200: slurm_type: nvidia_a100-80gb"),
+        *(
+            ({"gpus": {"h200": {"extra": f"--exclusive {option}"}}}, f"gpus.h200.extra: {name} is not allowed")
+            for option in ("--gres=gpu:1", "--gpus 1", "--nodes=1", "--comment=x", "-N 1", "--parsable")
+            for name in [option.partition("=")[0].partition(" ")[0]]
+        ),
     ],
 )
 def test_a_bad_site_file_is_one_message_that_names_the_place(tmp_path, changes, message):
@@ -139,12 +144,15 @@ def test_options_are_printed_before_anything_is_submitted(capsys):
     assert "site=config/site_cpu.yaml" in what_fits(load_site(Path(command[3])), "site.yaml", ["cpu-all"])
 
 
-def test_a_partition_s_longest_job_lowers_the_cells_of_a_job(tmp_path):
+def test_a_partition_s_longest_job_lowers_the_cells_of_a_job_and_an_array_is_refused(tmp_path):
     study = load_study(ROOT / "config/studies/paged_attention.yaml")  # 120 minutes a cell, 15 to start
     sites = [load_site(site_with(tmp_path, max_minutes=minutes)) for minutes in (3000, 260, 255, 100)]
     assert [cells_per_job(site, study, 8) for site in sites[:3]] == [8, 2, 2]
     with pytest.raises(InputError, match=r"max_minutes 100 .* cell_time_limit_s 7200"):
         cells_per_job(sites[3], study, 8)
+    for extra in ("--array=1-4", "--exclusive -a 1-4"):
+        with pytest.raises(InputError, match="--array is not allowed"):
+            load_site(site_with(tmp_path, extra=extra))
 
 
 def site_with(folder, **defaults):
