@@ -43,8 +43,6 @@ def prepare_model(
     CatalogError if `load_format` is `hub` and the catalogue names no commit; InputError if the hub does not provide the
     files or has no weights, or its config differs from the catalogue's or has too small a vocabulary for a tokenizer.
     """
-    if trust_remote_code and load_format != "hub":
-        raise InputError(f"{model.name}: trust_remote_code needs load_format: hub, because the code comes from there")
     with _replaced_folder(out) as folder:
         if load_format == "hub":
             _from_hub(model, folder, weights, ("*.py",) if trust_remote_code else ())

@@ -7,7 +7,6 @@ import pytest
 
 from tests.unit.prepare.fake_hub import serving
 from workflow_scripts.catalog.gpus_and_models import get_model
-from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
 from workflow_scripts.prepare.model import main, prepare_model
 
@@ -69,12 +68,6 @@ def test_a_study_may_ask_for_random_weights_of_a_hub_model_but_not_for_one_of_no
     study = write_study(WORKLOAD, model="opt-125m", models={"opt-125m": {"load_format": "dummy"}})
     assert main(["--study", str(study), *options]) == 0
     assert (tmp_path / "out" / "tokenizer.json").is_file()
-
-
-def test_code_without_a_repository_is_refused(tmp_path):
-    with pytest.raises(InputError, match="trust_remote_code needs load_format: hub"):
-        prepare_model(OPT, "dummy", tmp_path / "out", trust_remote_code=True)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_config_and_tokenizer_come_from_the_hub_without_the_weights_or_from_the_cache(serve, prepare, tmp_path):
