@@ -6,10 +6,7 @@ from pydantic import ConfigDict
 
 from workflow_scripts.catalog.gpus_and_models import FlopDtype
 from workflow_scripts.common.records import AsRecorded, Record
-from workflow_scripts.device.device_record import Device, LoadByOthers
-
-# Load by others, in per cent of all cores. Above it, a CPU's measured rates are too low to serve as limits.
-DISTURBED_PCT = 5.0
+from workflow_scripts.device.device_record import NOISY_PCT, Device, LoadByOthers
 
 
 class DeviceRates(Record):
@@ -58,4 +55,4 @@ class DeviceRates(Record):
     @property
     def disturbed(self) -> bool:
         """Whether others used the CPU while it was measured, so that it can do more than what was measured."""
-        return self.threads is not None and self.load_pct > DISTURBED_PCT
+        return self.threads is not None and self.load_pct > NOISY_PCT

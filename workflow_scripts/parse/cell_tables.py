@@ -100,10 +100,9 @@ class CellFacts:
 
 def start_row(outcome: Outcome, log: EngineLogFacts | None) -> tuple[dict[str, Any], list[str]]:
     """The columns of a start that its record and its engine's log give, and faults of values of a wrong type."""
-    warmup = outcome.warmup
     repeats_s = [repeat.end_monotonic_s - repeat.start_monotonic_s for repeat in outcome.repeats]
     known: dict[str, Any] = {
-        "steady": is_warm(repeats_s) if len(repeats_s) > 1 else warmup and warmup.steady,
+        "steady": is_warm(repeats_s) if len(repeats_s) > 1 else outcome.warmup and outcome.warmup.steady,
         **{name: getattr(outcome, name) for name in ("outcome", "reason", "definition_sha256")},
         "protocol": outcome.definition.get("protocol"),
         **outcome.start.model_dump(),
@@ -112,7 +111,6 @@ def start_row(outcome: Outcome, log: EngineLogFacts | None) -> tuple[dict[str, A
         **{name: getattr(outcome, name) for name in ("effective", "device", "host_load", "provenance")},
         "log": log.model_dump() if log else {},
         "phase_s": outcome.phases_s,
-        "warmup": warmup.model_dump() | {"passes": len(warmup.passes_s)} if warmup else {},
     }
     if (search := outcome.search) and (passes := search.passes):
         tried = [(one.load, one.met) for one in passes]

@@ -82,8 +82,9 @@ def _log(path: Path, number: int | None, where: str, read: Read) -> dict[str, An
 def _trace(path: Path) -> Mapping[str, Any]:
     trace = read_trace(path)
     known = {name: trace.known(name) for name in ("memory_used_bytes", "power_w", "utilization_pct")}
+    most = max(known.pop("memory_used_bytes"), default=None)
     means = {f"{name}_mean": sum(values) / len(values) if values else None for name, values in known.items()}
-    return {"memory_used_bytes_max": max(known["memory_used_bytes"], default=None), **means}
+    return {"memory_used_bytes_max": most, **means}
 
 
 @command(

@@ -6,7 +6,7 @@ from workflow_scripts.engines.registry import metrics_of_columns
 # Type, columns, and where their values are recorded, of which the first known one is used; for each of the names.
 _SOURCES = (
     ("string", "{}", "{}", "outcome reason definition_sha256 boot_id session"),
-    ("Int64", "{}", "{}", "protocol round position place_in_session"),
+    ("Int64", "{}", "{}", "protocol round position"),
     ("string", "{}_starts", "{}", "planned"),
     ("string", "{}", "device.{}", "processor"),
     ("string", "device_{}", "device.{}", "name uuid"),
@@ -21,12 +21,11 @@ _SOURCES = (
     ("string", "{}", "log.{} effective.{}", "attention_backend"),
     ("Int64", "{}", "log.{}", "kv_cache_tokens"),
     ("Float64", "{}", "log.{}", "max_concurrency available_kv_cache_gib model_weights_gib peak_activation_gib"),
-    ("Float64", "{}", "log.{}", "cuda_graph_gib compile_s"),
+    ("Float64", "{}", "log.{}", "cuda_graph_gib"),
     ("boolean", "{}", "log.{}", "graphs_from_cache"),
     ("Float64", "{}", "host_load.{}", "cpu_steal_pct cpu_others_pct"),
     ("string", "{}", "provenance.{}", "host engine_version git_commit lock_sha256"),
     ("Float64", "{}_s", "phase_s.{}", "start warmup measure"),
-    ("Int64", "warmup_{}", "warmup.{}", "requests passes"),
     ("boolean", "{}", "{}", "steady"),
     ("Float64", "highest_{}", "search.{}", "load load_low load_high"),
     ("Int64", "search_{}", "search.{}", "passes requests"),

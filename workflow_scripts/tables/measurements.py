@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.common.columns import COLUMNS
 from workflow_scripts.tables.parsed_facts import REPEAT, START
 from workflow_scripts.tables.typed_tables import (
     FLAG,
@@ -74,8 +73,6 @@ STARTS = table_schema(
     declared("cpu_others_pct"),
     NUMBER("start_s warmup_s measure_s", "time of the cell's phases; null: in another cell of its session"),
     FLAG("graphs_from_cache", "start: compiled graphs all loaded from vLLM's cache"),
-    NUMBER("compile_s", "start: compiling or loading graphs, by the log"),
-    INTEGER("warmup_requests warmup_passes", "requests per pass, and passes"),
     FLAG(
         "steady",
         "the first repeat took at most 5 % longer than the mean of the later ones; of a single repeat: the last two "
@@ -83,7 +80,6 @@ STARTS = table_schema(
     ),
     TEXT("boot_id", "Linux's id of the boot"),
     TEXT("session", "id common to the starts that one process of an engine served; null: it served this one alone"),
-    INTEGER("place_in_session", "place in the order in which it served them, from 1"),
     TEXT("planned_starts", "the study's `starts` at that time"),
     TEXT("host device_name device_uuid engine_version git_commit protocol lock_sha256", "provenance"),
     TEXT("processor", "CPU name, vendor, family, model, instruction sets"),
@@ -117,10 +113,8 @@ REPEATS = table_schema(
     INTEGER("requests_with_prefix_hits", "requests with a hit"),
     NUMBER("estimated_read_bytes estimated_write_bytes estimated_flops", "the engine's own estimate, per device"),
     declared("memory_used_bytes_max"),
-    NUMBER("memory_used_bytes_mean", COLUMNS["memory_used_bytes_max"].meaning),
     NUMBER("utilization_pct_mean", "of the device (CPU: of all its cores)"),
     declared("power_w_mean energy_j energy_j_per_output_token"),
-    NUMBER("trace_gap_s_max", "longest time between two samples"),
     declared("sm_clock_mhz_median sm_clock_mhz_min"),
     TEXT("throttle_reasons", "of all GPUs of the cell, comma-separated"),
     declared("power_cap_share"),

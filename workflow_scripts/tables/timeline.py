@@ -158,7 +158,7 @@ def running_reported(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def trace_facts(trace: pd.DataFrame, cores: pd.Series) -> pd.DataFrame:
-    """Memory, utilisation, power, energy and clocks over each repeat's samples, and the longest gap between samples.
+    """Memory, utilisation, power, energy and clocks over each repeat's samples.
 
     `cores` is the number of cores of a CPU device by repeat; other devices report their use themselves.
 
@@ -177,12 +177,10 @@ def trace_facts(trace: pd.DataFrame, cores: pd.Series) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "memory_used_bytes_max": groups["memory"].max(),
-            "memory_used_bytes_mean": groups["memory"].mean(),
             "utilization_pct_mean": groups["use"].mean(),
             "power_w_mean": groups["power_w"].mean(),
             "energy_j": groups["trapezoid_j"].sum(min_count=1),
             "sampled_s": groups["trapezoid_s"].sum(),
-            "trace_gap_s_max": groups["gap_s"].max(),
             "sm_clock_mhz_median": groups["sm_clock_mhz"].median(),
             "sm_clock_mhz_min": groups["sm_clock_mhz"].min(),
             "throttle_reasons": _reasons(t),

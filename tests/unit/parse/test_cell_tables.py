@@ -198,8 +198,8 @@ def test_a_record_of_other_types_is_damaged(cells, change):
 def test_every_start_of_a_cell_is_read_with_its_number_and_no_copy_of_one(cells, tmp_path):
     for name in ("start-2.old", "start-02", "start-1"):
         write_json(cells / CELL / name / "outcome.json", OUTCOME | {"outcome": "timeout"})
-    of_session = {"session": "s", "place_in_session": 2}
-    start = {"start": 3, "round": 2, "position": 5, "idle_before_s": 1.5, "boot_id": "b", "planned": "3"} | of_session
+    start = {"start": 3, "round": 2, "position": 5, "idle_before_s": 1.5, "boot_id": "b", "planned": "3"}
+    start |= {"session": "s", "place_in_session": 2}
     again = OUTCOME | {"start": start}
     write_json(cells / CELL / "start-3/outcome.json", again)
     write_jsonl(cells / CELL / "start-3/raw/requests.jsonl", [{"repeat": 1, "request_id": "0", **REQUEST}])
@@ -208,10 +208,10 @@ def test_every_start_of_a_cell_is_read_with_its_number_and_no_copy_of_one(cells,
     assert requests[["cell_id", "start", "repeat"]].to_numpy().tolist() == [[CELL, 1, 0], [CELL, 1, 1], [CELL, 3, 1]]
     starts = pd.read_parquet(tmp_path / "parsed/starts.parquet")
     # A record from before starts were counted is the first one, in the first round.
-    told = ["start", "round", "position", "planned_starts", *of_session, "outcome"]
+    told = ["start", "round", "position", "planned_starts", "session", "outcome"]
     assert starts[told].astype(object).where(starts[told].notna(), None).to_numpy().tolist() == [
-        [1, 1, None, None, None, None, "ok"],
-        [3, 2, 5, "3", "s", 2, "ok"],
+        [1, 1, None, None, None, "ok"],
+        [3, 2, 5, "3", "s", "ok"],
     ]
 
 
