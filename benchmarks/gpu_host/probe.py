@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import psutil
 
-from workflow_scripts.common.checkout import CHECKOUT, VARIABLE, commit_of
+from workflow_scripts.common.checkout import CHECKOUT, COMMIT_VARIABLE, commit_of
 from workflow_scripts.common.command import run_command
 from workflow_scripts.device.device_check import nvml_handle
 
@@ -48,7 +48,7 @@ def _pidfd() -> str:
 def _commit() -> str:
     commit, dirty = commit_of(CHECKOUT)
     changes = {None: "nothing tells whether it was changed", True: "changed", False: "unchanged"}[dirty]
-    return f"{commit}, {changes}" if commit else f"not known; {VARIABLE} may name it"
+    return f"{commit}, {changes}" if commit else f"not known; {COMMIT_VARIABLE} may name it"
 
 
 def _packages() -> str:

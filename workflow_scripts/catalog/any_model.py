@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from workflow_scripts.catalog.checkpoint import (
-    FILES,
+    HASHES,
     QUANTIZATION_FILE,
     WEIGHT_FORMATS,
     HashedFiles,
@@ -39,7 +39,7 @@ def model_of_folder(name: str, folder: Path, stored: Path | None = None, weights
     of the config, beside the record of the hashed files, that stands in for a lost folder. Raises CatalogError if the
     folder has no `config.json`, or one that cannot be read, or if it lacks weights or a tokenizer to them."""
     config = folder / "config.json"
-    known = HashedFiles.read(stored.with_name(FILES)) if stored and stored.with_name(FILES).is_file() else None
+    known = HashedFiles.read(stored.with_name(HASHES)) if stored and stored.with_name(HASHES).is_file() else None
     if config.is_file():
         of_tokenizer, of_weights = tokenizer_files(folder), weight_files(folder) if weights else []
         if weights and not of_weights:

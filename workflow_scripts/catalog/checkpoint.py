@@ -21,7 +21,7 @@ TOKENIZER_FILES = (
 _TOKENIZERS = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
 # In order of preference; a folder often holds the same weights in several formats.
 WEIGHT_FILES = (("*.safetensors", "*.safetensors.index.json"), ("*.bin", "*.bin.index.json"))
-FILES = "files.json"  # record of the hashed files
+HASHES = "files.json"  # record of the hashed files
 # Where configs state how many layers draft; and the families for which vLLM has a number of its own.
 _DRAFTING_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 _DRAFT_BY_FAMILY = ("longcat_flash", "step3p", "mimo_v2", "minimax_m3", "dots3_note")

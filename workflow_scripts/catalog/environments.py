@@ -25,7 +25,7 @@ from workflow_scripts.common.command import command, option, out
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_json
 
-LOCKS = CHECKOUT / "envs"
+_LOCKS = CHECKOUT / "envs"
 # What a study calls the default environment beside others.
 DEFAULT = "default"
 # Variable that names the folder of all environments, instead of the checkout.
@@ -35,7 +35,7 @@ NEEDED = ("aiohttp", "numpy", "prometheus_client", "psutil", "pydantic", "pynvml
 _LOCK = re.compile(r"((?P<package>[a-z][a-z-]*)-\d[\w.]*)-(?P<kind>cpu|cuda)\.txt")
 
 
-def load_environments(folder: Path = LOCKS) -> Mapping[str, Mapping[str, Path]]:
+def load_environments(folder: Path = _LOCKS) -> Mapping[str, Mapping[str, Path]]:
     """The locks of each environment, by the kind of device."""
     locks: dict[str, dict[str, Path]] = {}
     for lock in sorted(folder.glob("*.txt")):

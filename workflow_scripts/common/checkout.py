@@ -6,7 +6,7 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 # What names the commit if there is no repository.
-VARIABLE = "KVSWEEP_GIT_COMMIT"
+COMMIT_VARIABLE = "KVSWEEP_GIT_COMMIT"
 
 
 def own_or_of_checkout(path: str | Path) -> Path:
@@ -28,7 +28,7 @@ def commit_of(checkout: Path) -> tuple[str | None, bool | None]:
     """The commit of the code in a folder, and whether tracked files differ from it; None means unknown.
     `KVSWEEP_GIT_COMMIT` names the commit of a folder without a repository of its own."""
     if not (checkout / ".git").exists():
-        return os.environ.get(VARIABLE) or None, None
+        return os.environ.get(COMMIT_VARIABLE) or None, None
     changes = _git(checkout, "status", "--porcelain", "--untracked-files=no")
     return _git(checkout, "rev-parse", "HEAD"), None if changes is None else bool(changes)
 

@@ -68,7 +68,7 @@ STUDY = option(
     help="the study's YAML file; as the first word without --study too",
 )
 RESULTS = option("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")
-TABLES = option("--tables", type=Path, required=True, help="folder with cells.parquet and the other tables")
+TABLES_OPTION = option("--tables", type=Path, required=True, help="folder with cells.parquet and the other tables")
 LOG = option("--log", type=Path, help="print to this file; what is worth waiting for is printed to the terminal too")
 PROCESSES = option("--processes", type=int, default=os.cpu_count() or 1, help="parallel processes (%(default)s)")
 

@@ -18,7 +18,7 @@ Text = TypeVar("Text")
 Value = bool | int | float | str | None
 Fields = dict[str, Value]
 
-MOST_ROWS, MOST_COLUMNS = 10_000, 1_000
+_MOST_ROWS, MOST_COLUMNS = 10_000, 1_000
 # What tables write for no value, as pandas reads them.
 _NULLS = ("", "-", "--", "–", "—", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "#N/A", "<NA>")
 
@@ -34,7 +34,7 @@ def read_rows(path: Path) -> tuple[list[str], list[Fields]]:
     of one name gets the name with `.1`.
 
     Raises:
-        InputError: the file cannot be opened, is not a CSV table in UTF-8, or is larger than `MOST_ROWS` and
+        InputError: the file cannot be opened, is not a CSV table in UTF-8, or is larger than `_MOST_ROWS` and
             `MOST_COLUMNS` allow.
     """
     try:
@@ -62,8 +62,8 @@ def _rows(text: str) -> tuple[list[str], list[Fields]]:
     if not table:
         raise ValueError("it has no columns")
     names, *rows = table
-    if len(rows) > MOST_ROWS or len(names) > MOST_COLUMNS:
-        raise ValueError(f"{len(rows)} rows, {len(names)} columns; allowed: {MOST_ROWS} rows, {MOST_COLUMNS} columns")
+    if len(rows) > _MOST_ROWS or len(names) > MOST_COLUMNS:
+        raise ValueError(f"{len(rows)} rows, {len(names)} columns; allowed: {_MOST_ROWS} rows, {MOST_COLUMNS} columns")
     for number, row in enumerate(rows, start=1):
         if len(row) > len(names):
             raise ValueError(f"row {number} has {len(row)} fields, and {len(names)} columns have a name")

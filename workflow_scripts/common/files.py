@@ -22,7 +22,7 @@ from workflow_scripts.common.faults import InputError
 
 MIB = 2**20
 # A file that is read whole. The report of 10,000 cells has 16 MiB.
-MOST_BYTES = 64 * MIB
+_MOST_BYTES = 64 * MIB
 # Values in one JSON text, each of which takes up to 250 bytes in memory.
 MOST_VALUES = 4_000_000
 # JSON Lines are read one by one. Half an hour of steps of 2 ms has 900,000 lines of 210 bytes; a request of 100,000
@@ -98,14 +98,14 @@ def opened(path: Path) -> BufferedReader:
     return open(path, "rb", opener=checked)  # a Path takes no opener
 
 
-def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+def read_bytes(path: Path, most: int = _MOST_BYTES) -> bytes:
     with opened(path) as file:
         too_large = os.fstat(file.fileno()).st_size > most
         content = file.read(most + 1) if too_large else file.read()
     return _at_most(content, most, str(path))
 
 
-def read_text(path: Path, most: int = MOST_BYTES) -> str:
+def read_text(path: Path, most: int = _MOST_BYTES) -> str:
     """Text in UTF-8, with or without a byte order mark."""
     try:
         return read_bytes(path, most).removeprefix(codecs.BOM_UTF8).decode()

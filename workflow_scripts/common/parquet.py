@@ -25,7 +25,7 @@ warnings.filterwarnings("ignore", category=pd.errors.PerformanceWarning)
 # Values of a table that is read, and bytes of its texts before they are packed: whatever the size of its file, and for
 # each byte of it. Values take about 9 bytes each in memory. Tables of studies have up to 5 values in a byte; a damaged
 # or hostile file may claim billions.
-MOST_VALUES, MOST_VALUES_PER_BYTE, MOST_TEXT, MOST_TEXT_PER_BYTE = 2**21, 8, 2**26, 16
+_MOST_VALUES, MOST_VALUES_PER_BYTE, MOST_TEXT, MOST_TEXT_PER_BYTE = 2**21, 8, 2**26, 16
 
 
 def to_parquet(table: pd.DataFrame) -> bytes:
@@ -63,7 +63,7 @@ def text_columns(path: Path) -> tuple[list[str], dict[str, str]]:
         chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
         values = sum(chunk.num_values for chunk in chunks)
         text = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.physical_type == "BYTE_ARRAY")
-        if values > MOST_VALUES + MOST_VALUES_PER_BYTE * size or text > MOST_TEXT + MOST_TEXT_PER_BYTE * size:
+        if values > _MOST_VALUES + MOST_VALUES_PER_BYTE * size or text > MOST_TEXT + MOST_TEXT_PER_BYTE * size:
             raise ValueError(f"{values:,} values and {text:,} bytes of text in {size:,} bytes")
         for field in file.schema_arrow:
             kind = field.type.value_type if arrow.types.is_list(field.type) else field.type

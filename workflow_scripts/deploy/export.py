@@ -20,7 +20,7 @@ import jinja2
 
 from workflow_scripts.cluster.site import SITE, Attempt, Site, job_resources, load_site, needs_of, sbatch_options
 from workflow_scripts.common.checkout import own_or_of_checkout
-from workflow_scripts.common.command import RESULTS, STUDY, TABLES, command, option, out, positive
+from workflow_scripts.common.command import RESULTS, STUDY, TABLES_OPTION, command, option, out, positive
 from workflow_scripts.common.files import write_text
 from workflow_scripts.common.printable import printable
 from workflow_scripts.common.wording import plural
@@ -156,7 +156,7 @@ def _address(text: str) -> str:
     "export",
     STUDY,
     RESULTS,
-    TABLES,
+    TABLES_OPTION,
     option(
         "--pick", help="the cell: gpu/engine/model/workload/knobs, or its knobs alone; without it, the recommended one"
     ),

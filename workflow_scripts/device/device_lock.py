@@ -3,7 +3,7 @@
 A lock is an abstract UNIX socket, which the kernel binds once per name and frees when its process ends. It has no file
 that others could replace, and is the same for jobs with different folders for temporary files; but any user of the host
 can hold it. A GPU that Slurm gave to this job alone has a lock of this user's own, and a site may have a folder of its
-group for locks (`FOLDER`): both are files.
+group for locks (`LOCK_FOLDER`): both are files.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from workflow_scripts.device.device_check import nvml_handle
 # tests, and against a user who does not release a lock.
 SCOPE = "KVSWEEP_LOCK_SCOPE"
 # Variable with the time in minutes after which a job that waits for a device gives up, and with a folder for locks.
-WAIT, WAIT_MIN, FOLDER = "KVSWEEP_LOCK_WAIT_MIN", 60.0, "KVSWEEP_LOCK_FOLDER"
+WAIT, WAIT_MIN, LOCK_FOLDER = "KVSWEEP_LOCK_WAIT_MIN", 60.0, "KVSWEEP_LOCK_FOLDER"
 AGAIN_S = 0.2
 
 
@@ -45,7 +45,7 @@ def device_lock(gpu: Gpu, count: int = 1) -> Iterator[None]:
     temporary files is not its own, TimeoutError if others hold a device for too long."""
     own = temporary_folder()
     is_given = gpu.kind != "cpu" and "SLURM_JOB_ID" in os.environ and os.environ.get("SLURM_JOB_GPUS")
-    files = Path(os.environ[FOLDER]) if FOLDER in os.environ else own if is_given else None
+    files = Path(os.environ[LOCK_FOLDER]) if LOCK_FOLDER in os.environ else own if is_given else None
     ends_s = time.monotonic() + 60 * float(os.environ.get(WAIT, WAIT_MIN))
     with own_folder(own), contextlib.ExitStack() as held:
         for name in _lock_names(gpu, count):

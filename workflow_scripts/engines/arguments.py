@@ -12,7 +12,7 @@ from typing import Any
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.files import read_json
 
-TABLES = CHECKOUT / "config/engine_arguments"
+ARGUMENT_TABLES = CHECKOUT / "config/engine_arguments"
 TYPES: Mapping[str, tuple[type, ...]] = {
     "bool": (bool,),
     "int": (int,),
@@ -22,11 +22,11 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     "list": (list,),
     "any": (bool, int, float, str, list, dict),
 }
-Table = Mapping[str, str | list[Any]]
+ArgumentTable = Mapping[str, str | list[Any]]
 
 
 @cache
-def arguments_of(package: str, version: str = "") -> Table | None:
+def arguments_of(package: str, version: str = "") -> ArgumentTable | None:
     """The arguments of a version, of the newest one if empty; None if there is no table of it.
 
     >>> table = arguments_of("vllm", "0.32.0")
@@ -36,10 +36,10 @@ def arguments_of(package: str, version: str = "") -> Table | None:
     if not version:
         from packaging.version import Version  # not every environment that reads studies has it
 
-        versions = (path.stem.removeprefix(f"{package}-") for path in TABLES.glob(f"{package}-*.json"))
+        versions = (path.stem.removeprefix(f"{package}-") for path in ARGUMENT_TABLES.glob(f"{package}-*.json"))
         version = max(versions, key=Version, default="")
     # The lists of 0.11.0 and 0.11.0.post2 are one.
-    found = [TABLES / f"{package}-{version}.json", *TABLES.glob(f"{package}-{version}.post*.json")]
+    found = [ARGUMENT_TABLES / f"{package}-{version}.json", *ARGUMENT_TABLES.glob(f"{package}-{version}.post*.json")]
     return next((read_json(path) for path in found if path.exists()), None)
 
 

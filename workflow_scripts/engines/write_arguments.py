@@ -13,13 +13,13 @@ from typing import Any
 from workflow_scripts.catalog.environments import installed_version
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_text
-from workflow_scripts.engines.arguments import TABLES, TYPES, Table
+from workflow_scripts.engines.arguments import ARGUMENT_TABLES, TYPES, ArgumentTable
 
 # Texts that only a type reads, from the one that reads all: an engine's parser turns them into values.
 _PROBES = {"str": "a b", "json": '{"a": 1}', "float": "0.5", "int": "1"}
 
 
-def table_of_parser(parser: Any) -> Table:
+def table_of_parser(parser: Any) -> ArgumentTable:
     """The table of an engine whose arguments an `argparse` parser has."""
     actions = [action for action in parser._actions if action.option_strings and action.dest != "help"]
     return {action.dest: _kind(action) for action in sorted(actions, key=lambda action: action.dest)}
@@ -40,7 +40,7 @@ def _kind(action: Any) -> str | list[Any]:
     return "any"
 
 
-def table_of(package: str) -> Table:
+def table_of(package: str) -> ArgumentTable:
     """The table of the installed version."""
     if package == "sglang":
         from sglang.srt.server_args import ServerArgs
@@ -63,7 +63,7 @@ def table_of(package: str) -> Table:
 @command("write-arguments", option("package", choices=["vllm", "sglang", "transformers"], help="an installed engine"))
 def main(args: Namespace) -> None:
     version = installed_version(args.package) or installed_version(f"{args.package}-cpu")
-    out = TABLES / f"{args.package}-{version}.json"
+    out = ARGUMENT_TABLES / f"{args.package}-{version}.json"
     lines = (f"  {json.dumps(name)}: {json.dumps(kind)}" for name, kind in sorted(table_of(args.package).items()))
     write_text(out, "{\n" + ",\n".join(lines) + "\n}\n")
     print(out)

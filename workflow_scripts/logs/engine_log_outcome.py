@@ -66,7 +66,7 @@ def judge(lines: Sequence[Line]) -> LogVerdict:
             alive = line
         elif alive and not pending and signs.STOPS.search(line.body.strip()):
             result = line
-        elif _says(signs.STARTS, lines, index):
+        elif _says(signs.START_SIGNS, lines, index):
             pending = [] if result else pending
             result, alive, gone = None, None, False
     served = result or (alive if all(failure.harmless for failure in pending) else None)
@@ -91,7 +91,7 @@ def _by_pod(lines: Sequence[Line]) -> list[Sequence[Line]]:
     for line in lines:
         pod = match[0] if (match := POD.match(line.text)) else pod
         pods[pod].append(line)
-    begins = re.compile(f"{signs.STARTS.pattern}|{signs.HAS_CACHE.pattern}")
+    begins = re.compile(f"{signs.START_SIGNS.pattern}|{signs.HAS_CACHE.pattern}")
     said = [{_process(line) for line in pod if begins.search(line.text)} for pod in pods.values() if len(pods) > 1]
     if sum(map(len, said)) == len(set().union(*said)):
         return [lines]
@@ -107,7 +107,7 @@ def _starts_of(lines: Sequence[Line]) -> list[Sequence[Line]]:
     begins, lived = [0], False
     said: set[tuple[str, str]] = set()
     for index, line in enumerate(lines):
-        if match := signs.STARTS.search(line.text):
+        if match := signs.START_SIGNS.search(line.text):
             process = (_process(line), match[0])
             if process in said or lived:
                 begins, said, lived = [*begins, index], set(), False
@@ -227,7 +227,7 @@ def _failure(lines: Sequence[Line], index: int, raised: bool, chained: bool) -> 
         return _Failure(index, message, "error", generic=True, chained=chained)
     if raised:
         # A traceback that a logger printed may be from one request; any other one ended its process.
-        words = message if signs.NAMED.match(body) or signs.NAMELESS.match(body) else None
+        words = message if signs.NAMED_ERROR.match(body) or signs.NAMELESS.match(body) else None
         return _Failure(index, words, "error", chained=chained, harmless=line.level is not None)
     if quoted and not re.search(r"\bretry", body):
         return _Failure(index, message, "error", harmless=True)

@@ -8,7 +8,7 @@ Status = Literal["ok", "kv_too_small", "oom", "unsupported_block_size", "error"]
 
 # --- signs of life ---
 
-STARTS = re.compile(
+START_SIGNS = re.compile(
     r"Initializing an? (?:V[01] )?LLM engine|vLLM (?:API )?server version|[█▀▄] +version +v?\d|non-default args: "
     r"|args: Namespace\(|server_args=ServerArgs\("
 )
@@ -128,7 +128,7 @@ _EXCEPTION = (
 )
 EXCEPTION = re.compile(_EXCEPTION)
 # How the last line of a traceback begins, whatever the exception's name.
-NAMED = re.compile(r"[A-Za-z_][\w.]*(?:\(\w+\))?(?::|$)")
+NAMED_ERROR = re.compile(r"[A-Za-z_][\w.]*(?:\(\w+\))?(?::|$)")
 # Exceptions recognised by their message alone: the name in front of it may have been cut off.
 _NAMELESS = (
     r"(?:CUDA|HIP|XPU|NPU|HPU) out of memory\. Tried to allocate|No available memory for the cache blocks"

@@ -40,7 +40,7 @@ from workflow_scripts.physics.model_facts import (
 )
 from workflow_scripts.study.calibrations import (
     CALIBRATION_S,
-    STARTS,
+    CALIBRATION_STARTS,
     Calibration,
     CalibrationRecord,
     CalibrationStart,
@@ -60,7 +60,7 @@ from workflow_scripts.study.study_file import load_study
 from workflow_scripts.workloads.request import Request
 
 ROUNDS = 5
-START_LIMIT_S = 600.0
+_START_LIMIT_S = 600.0
 
 
 class CalibrationRunError(RuntimeError):
@@ -104,7 +104,7 @@ class CalibrationRun:
         scratch = self._out.with_suffix(".partial")
         try:
             shutil.rmtree(scratch, ignore_errors=True)
-            self._serve(number, (limit_s or CALIBRATION_S[self.gpu.kind]) / STARTS[self.gpu.kind], scratch)
+            self._serve(number, (limit_s or CALIBRATION_S[self.gpu.kind]) / CALIBRATION_STARTS[self.gpu.kind], scratch)
         except (CalibrationRunError, ModelFactsError, NoEnvironmentError) as e:
             self._failure = str(e)
         finally:
@@ -147,10 +147,10 @@ class CalibrationRun:
             evidence=scratch / "evidence",
             passes=[[*range(ends[point], ends[point + 1])] for point in passes],
             passes_s=limit_s,
-            start_limit_s=START_LIMIT_S,
+            start_limit_s=_START_LIMIT_S,
         )
         with closing(Session(job)) as session:
-            _, measured = session.serve(job, START_LIMIT_S + 2 * limit_s)
+            _, measured = session.serve(job, _START_LIMIT_S + 2 * limit_s)
             if measured is None:
                 raise CalibrationRunError(f"the engine broke:\n{end_of_log(job.evidence)}")
             if measured.wrong_device:
@@ -195,9 +195,9 @@ def calibrate(runs: Sequence[CalibrationRun], limit_s: float | None = None) -> N
     passes of a calibration, instead of the limit of the kind of device. Raises WrongDeviceError if a device is another
     one, and ForkServerError if the measuring process could not be started."""
     draw = random.Random(0)
-    for number in range(max(STARTS.values())):
+    for number in range(max(CALIBRATION_STARTS.values())):
         for run in draw.sample(runs, len(runs)):
-            if number < STARTS[run.gpu.kind]:
+            if number < CALIBRATION_STARTS[run.gpu.kind]:
                 with device_lock(run.gpu):
                     run.measure_start(number, limit_s)
 

@@ -48,7 +48,7 @@ from workflow_scripts.engines.installation import missing_packages
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.provenance import now_in_utc, provenance_of
-from workflow_scripts.measure.session import MEASURED, Job, NoEnvironmentError, Session, end_of_log
+from workflow_scripts.measure.session import MEASURED_FILE, Job, NoEnvironmentError, Session, end_of_log
 from workflow_scripts.study.definition import (
     Cells,
     Definition,
@@ -134,7 +134,7 @@ class _Series:
             provenance={**provenance(), "ended_at": now_in_utc()},
             **measured.model_dump(include={*Observed.model_fields}),
         )
-        for file in (MEASURED, JOB):
+        for file in (MEASURED_FILE, JOB):
             (evidence / file).unlink(missing_ok=True)
         shutil.rmtree(evidence / SCRATCH, ignore_errors=True)  # of an engine that was killed
         for half in self.folder.glob(f".{OUTCOME}.*"):  # of a command that was killed while it wrote

@@ -34,10 +34,10 @@ from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 
 RUNS = 20
-ATTEMPTS = 4  # on a shared host the load by others comes in bursts of some seconds
+_ATTEMPTS = 4  # on a shared host the load by others comes in bursts of some seconds
 RUN_MIN_S = 0.02  # shorter runs would mostly time the clock and the launch of kernels
-COLUMNS = 4096
-ROW_BYTES = 4 * COLUMNS
+_COLUMNS = 4096
+ROW_BYTES = 4 * _COLUMNS
 CACHES = 4  # a working set of this many last-level caches finds almost nothing in the cache
 MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
 WORKING_SET_MIN_BYTES = {"cpu": 2**28, "cuda": 2**30}
@@ -75,9 +75,9 @@ def operations(
     rounded to TF32. `reread`: bytes of the smaller sets to read repeatedly, so that they may stay in caches."""
     import torch
 
-    source = torch.ones(set_bytes // ROW_BYTES, COLUMNS, device=device)
+    source = torch.ones(set_bytes // ROW_BYTES, _COLUMNS, device=device)
     target = torch.zeros_like(source)
-    vector = torch.ones(COLUMNS, device=device)
+    vector = torch.ones(_COLUMNS, device=device)
     timed = {"copy": Operation(2 * set_bytes, lambda: target.copy_(source))}
     for name, size in {"read": set_bytes, **{f"{READ_AGAIN}{size}": size for size in reread}}.items():
         part = source[: size // ROW_BYTES]
@@ -183,10 +183,10 @@ def measure_device(gpu: Gpu, study: Study | None = None) -> DeviceRates:
 
 
 def measure_undisturbed(gpu: Gpu, study: Study | None = None) -> DeviceRates:
-    """Measure the device again while others use it, up to `ATTEMPTS` times; the measurement with the least load counts.
+    """Measure the device again while others use it, up to `_ATTEMPTS` times; that with the least load counts.
     Raises WrongDeviceError if the device is not `gpu`."""
     measurements = [measure_device(gpu, study)]
-    while measurements[-1].disturbed and len(measurements) < ATTEMPTS:
+    while measurements[-1].disturbed and len(measurements) < _ATTEMPTS:
         measurements.append(measure_device(gpu, study))
     return min(measurements, key=lambda rates: rates.load_pct)
 

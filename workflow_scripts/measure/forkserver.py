@@ -35,7 +35,7 @@ from workflow_scripts.common.ownership import own_folder, peer_of, temporary_fol
 from workflow_scripts.common.parent import forked
 
 IDLE_S = 120.0
-START_LIMIT_S = 600.0  # imports from a slow network file system take minutes
+_START_LIMIT_S = 600.0  # imports from a slow network file system take minutes
 KILLED_IN_S = 10.0
 SEARCH_PATHS = ("PATH", "LD_LIBRARY_PATH")
 # By libraries, only once.
@@ -92,7 +92,7 @@ def begin(
     """Run `module.main(argv)` in a forked child that appends its output to `log`. The child's environment is `env`,
     plus variables that the preloaded modules set and `env` lacks; its folder for temporary files is one that only this
     user can enter. `python` is that of another environment, where the child keeps its own search paths. Raises
-    ForkServerError if no server began the job within `START_LIMIT_S`; InputError if the folder is not this user's
+    ForkServerError if no server began the job within `_START_LIMIT_S`; InputError if the folder is not this user's
     own."""
     own = () if python is None else SEARCH_PATHS
     temporary = temporary_folder()
@@ -112,10 +112,10 @@ def begin(
         keeper, started = _connected(path, command, env)
         with contextlib.suppress(EOFError, ConnectionError):
             keeper.send_bytes(json.dumps(job).encode())
-            if keeper.poll(START_LIMIT_S):
+            if keeper.poll(_START_LIMIT_S):
                 keeper.recv_bytes()
                 return Child(keeper)
-            how = f"did not begin the job within {START_LIMIT_S:g} s"
+            how = f"did not begin the job within {_START_LIMIT_S:g} s"
             if started:
                 started.kill()
             break

@@ -29,7 +29,7 @@ from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.engines.engine import SCRATCH, Effective, Engine, EngineSetup, RequestRecord
 from workflow_scripts.engines.registry import get_engine, make_engine
 from workflow_scripts.measure.failures import Failure, request_failures, run_failure, start_failure
-from workflow_scripts.measure.session import LOOK_S, MEASURED, Job
+from workflow_scripts.measure.session import LOOK_S, MEASURED_FILE, Job
 from workflow_scripts.measure.trace import sampled
 from workflow_scripts.study.definition import without_load
 from workflow_scripts.study.outcome import LoadSearch, Measured, OutcomeKind, Repeat, SearchPass, WarmUp
@@ -74,7 +74,7 @@ class _Measured(Measured):
     def keep(self, folder: Path) -> None:
         for name, lines in self.lines.items():
             write_jsonl(folder / f"{name}.jsonl", lines)
-        self.write(folder / MEASURED)
+        self.write(folder / MEASURED_FILE)
 
 
 class _Session:

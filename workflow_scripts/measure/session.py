@@ -23,7 +23,7 @@ from workflow_scripts.study.paths import ENGINE_LOG, JOB, WARMUP
 from workflow_scripts.study.protocol import SEED
 
 # Written last by the process, beside its input: what it observed.
-MEASURED = "measured.json"
+MEASURED_FILE = "measured.json"
 LOOK_S = 0.1
 LOG_TAIL_LINES = 60
 
@@ -102,7 +102,7 @@ class Session:
         }
         job.model_copy(update=of_session).write(job.evidence / JOB)
         self._child = self._child or self._begun(job)
-        end_s, measured = time.monotonic() + limit_s, job.evidence / MEASURED
+        end_s, measured = time.monotonic() + limit_s, job.evidence / MEASURED_FILE
         while (status := self._child.wait(LOOK_S)) is None and time.monotonic() < end_s:
             if measured.exists() and Measured.read(measured).goes_on:  # else the process is about to end
                 status = 0

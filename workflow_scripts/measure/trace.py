@@ -23,7 +23,7 @@ import psutil
 
 from workflow_scripts.common.command import command, option, out
 
-INTERVAL_S = 0.1
+_INTERVAL_S = 0.1
 # A scan for child processes reads all of /proc: 7 ms on the machine that is measured. Once a second is enough.
 SAMPLES_PER_SCAN = 10
 
@@ -41,7 +41,7 @@ def sampled(kind: str, out: Path, gpus: int = 1) -> Iterator[None]:
         if sampler.stdout is not None and not sampler.stdout.readline():
             raise RuntimeError("the device trace ended before its first sample; the reason is above")
         yield
-        time.sleep(2 * INTERVAL_S)
+        time.sleep(2 * _INTERVAL_S)
     finally:
         sampler.terminate()
         sampler.wait()
@@ -104,7 +104,7 @@ def process_sampler(pid: int) -> Callable[[], Sample]:
     return sample
 
 
-def record(sample: Callable[[], Sample], pid: int, out: Path, interval_s: float = INTERVAL_S) -> None:
+def record(sample: Callable[[], Sample], pid: int, out: Path, interval_s: float = _INTERVAL_S) -> None:
     """Write samples until SIGTERM, or until the watched process is gone."""
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))

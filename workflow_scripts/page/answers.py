@@ -25,7 +25,7 @@ VERDICTS: Mapping[str, tuple[str, str]] = {
 # Bars of an answer.
 MOST_BARS = 2
 # Letters of an answer, which has one line, and the least of a value in it.
-MOST_LETTERS, LEAST_LETTERS = 36, 8
+_MOST_LETTERS, LEAST_LETTERS = 36, 8
 
 
 @dataclass(frozen=True)
@@ -126,14 +126,14 @@ def setting_answer(tables: Tables, rows: pd.DataFrame, question: str, what: str,
 
 
 def fitting(template: str, *values: str) -> str:
-    """An answer with values, the longest of which are shortened if it has more than `MOST_LETTERS`.
+    """An answer with values, the longest of which are shortened if it has more than `_MOST_LETTERS`.
 
     >>> fitting("1.25×, {} over {}", "qwen2-7b", "llama-3.1-8b-instruct")
     '1.25×, qwen2-7b over llama-3…nstruct'
     """
-    for most in range(MOST_LETTERS, LEAST_LETTERS - 1, -1):
+    for most in range(_MOST_LETTERS, LEAST_LETTERS - 1, -1):
         said = template.format(*(shortened(value, most) for value in values))
-        if len(said) <= MOST_LETTERS:
+        if len(said) <= _MOST_LETTERS:
             break
     return said
 

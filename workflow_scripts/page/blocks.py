@@ -20,7 +20,7 @@ LONG = 20
 # Columns of a single row that stand side by side.
 MOST_ACROSS = 5
 # Names of a row that a narrow window shows above its numbers.
-MOST_NAMES = 3
+_MOST_NAMES = 3
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Table:
         count = range(len(self.numeric))
         columns = [[str(getattr(row[i], "text", row[i])) for row in self.rows] for i in count]
         leading = count[: max(1, [*self.numeric, True].index(True))]
-        names = sorted(leading, key=lambda i: -len({*columns[i]}))[:MOST_NAMES]
+        names = sorted(leading, key=lambda i: -len({*columns[i]}))[:_MOST_NAMES]
         kinds = []
         for i, (is_number, column) in enumerate(zip(self.numeric, columns, strict=True)):
             is_long = not is_number and max(map(len, column), default=0) > LONG

@@ -22,11 +22,11 @@ from workflow_scripts.page.style import COLOURS, GRID, INK, MUTED, PAPER, Look
 from workflow_scripts.tables.results import records
 
 # More series or rows than these are not told apart: the series are drawn in several panels, the rows left out.
-MOST_SERIES, MOST_PANELS, MOST_ROWS = 4, 6, 16
+MOST_SERIES, MOST_PANELS, MOST_DRAWN = 4, 6, 16
 # Sizes in CSS pixels: of a section and a paper's page, of a phone and a paper's column, and of the first screen.
 SIZES: Mapping[str, tuple[int, int]] = {"": (860, 400), ".column": (368, 300), ".first": (576, 318)}
 # Letters of a label.
-MOST_LETTERS = 22
+_MOST_LETTERS = 22
 # Height of a text, of a row, and of a row below its name in a narrow plot.
 TEXT_PX, NARROW_TEXT_PX, LINE_PX, ROW_PX, NAMED_ROW_PX, AXIS_PX = 14.0, 12.5, 17, 34, 52, 56
 # For a label above or below a line, within the axes.
@@ -153,9 +153,9 @@ def beside(title: str, *plots: Plot) -> Plot:
 
 def _of_rows(kind: str, rows: pd.DataFrame, title: str, label: str, **more: Any) -> Plot:
     names = rows["name"].unique()
-    if len(names) > MOST_ROWS:
-        more["note"] = f"{MOST_ROWS} of {len(names)} are drawn; the table has all."
-        rows = rows[rows["name"].isin(names[:MOST_ROWS])]
+    if len(names) > MOST_DRAWN:
+        more["note"] = f"{MOST_DRAWN} of {len(names)} are drawn; the table has all."
+        rows = rows[rows["name"].isin(names[:MOST_DRAWN])]
     panel = Panel(kind, rows, label, **more)
     told = [f"{row['name']}: {_told(row, panel.unit)}" for row in records(rows.head(8))]
     return Plot(title, f"{title}; {label}. {'; '.join(told)}.", [panel])
@@ -238,7 +238,7 @@ class _Page:
     @property
     def letters(self) -> int:
         """Of a label at the end of a line."""
-        return MOST_LETTERS - 7 * self.narrow
+        return _MOST_LETTERS - 7 * self.narrow
 
     @property
     def points(self) -> float:

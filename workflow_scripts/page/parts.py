@@ -7,12 +7,12 @@ import pandas as pd
 
 from workflow_scripts.page.blocks import Block, Fold, Text, outcome_words
 from workflow_scripts.page.comparisons import comparisons
-from workflow_scripts.page.report import CELL, PLACE_HEADINGS, Part, Report, TablePart
+from workflow_scripts.page.report import CELL, PLACE_HEADINGS, Report, Shown, TablePart
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.setting_words import knob_name, setting_phrase
 from workflow_scripts.tables.results import RATE, Tables, records
 
-COMPARED = {
+_COMPARED = {
     "name": "Setting",
     **PLACE_HEADINGS,
     "held": "Other settings",
@@ -26,11 +26,11 @@ COMPARED = {
     "scope": "Interval covers",
 }
 # The metrics that sources print for each device and value of a knob, in their words.
-METRICS = {RATE: "Output", "num_gpu_blocks": "GPU blocks", "waste_pct": "Memory waste"}
-METRICS |= {"memory_used_bytes_max": "GPU memory"}
+METRIC_WORDS = {RATE: "Output", "num_gpu_blocks": "GPU blocks", "waste_pct": "Memory waste"}
+METRIC_WORDS |= {"memory_used_bytes_max": "GPU memory"}
 
 
-def claims_on(section: str) -> Part:
+def claims_on(section: str) -> Shown:
     """The claims about the subject of a section; below each its evidence, labelled by source."""
 
     def part(report: Report) -> Iterator[Block]:
@@ -59,7 +59,7 @@ def compared(kind: str, name: str = "", caption: str = "") -> TablePart:
     """The table of the comparisons of a kind, or of one setting."""
     return TablePart(
         "comparisons",
-        COMPARED,
+        _COMPARED,
         caption or f"Comparisons of {knob_name(name or kind)}",
         rows=lambda tables: in_words(comparisons(tables, kind, name)),
         optional=True,
@@ -71,17 +71,17 @@ def four_metrics(knob: str) -> TablePart:
 
     def rows(tables: Tables) -> pd.DataFrame:
         of_knob = f"knob_{knob}"
-        cells = tables.cells.drop(columns=list(METRICS), errors="ignore")
+        cells = tables.cells.drop(columns=list(METRIC_WORDS), errors="ignore")
         if of_knob not in cells:
             return cells.head(0)
         others = [*COORDINATES, *(name for name in tables.knobs if name != of_knob)]
         varied = cells[cells.groupby(others, dropna=False, sort=False)[of_knob].transform("nunique") > 1]
-        known = tables.values.reindex(columns=list(METRICS)).join(tables.intervals_of(RATE)[["low", "high"]])
+        known = tables.values.reindex(columns=list(METRIC_WORDS)).join(tables.intervals_of(RATE)[["low", "high"]])
         known = known.rename(columns={"low": f"{RATE}_low", "high": f"{RATE}_high"})
         became = varied["outcome"].map(outcome_words).where(varied["outcome"] != "ok")
         return varied.assign(became=became).join(known, on="cell_id").sort_values(["gpu", of_knob], kind="stable")
 
-    columns = {**CELL, f"knob_{knob}": knob_name(knob), **METRICS, "became": "Outcome"}
+    columns = {**CELL, f"knob_{knob}": knob_name(knob), **METRIC_WORDS, "became": "Outcome"}
     caption = f"tok/s, GPU blocks, memory waste, GPU memory by {knob_name(knob)}"
     return TablePart("cells", columns, caption, rows=rows, optional=True)
 

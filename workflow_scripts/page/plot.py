@@ -10,7 +10,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 
 from workflow_scripts.common.files import write_bytes
 from workflow_scripts.page.kit import SIZES, Plot, drawn
-from workflow_scripts.page.style import NAMED
+from workflow_scripts.page.style import NAMED_COLOURS
 
 PNG_DPI, PX_PER_PT = 200, 96 / 72
 # Of how many marks of a figure the page says the cell.
@@ -74,7 +74,7 @@ def inline(svg: Path) -> str:
     text = re.sub(r"<title>.*?</title>\n?", "", text, count=1, flags=re.DOTALL)
     text = re.sub(r' (?:xmlns(?::xlink)?|version)="[^"]*"| font-family="[^"]*"', "", text)
     text = text.replace("xlink:href", "href")
-    for colour, (name, _) in NAMED.items():
+    for colour, (name, _) in NAMED_COLOURS.items():
         text = text.replace(colour, f"var(--{name})")
     return text
 

@@ -108,10 +108,10 @@ class Report:
         return Link(os.path.relpath(path, self.out.parent), text) if path.exists() else None
 
 
-Part = Callable[[Report], Iterable[Block]]
+Shown = Callable[[Report], Iterable[Block]]
 
 
-def blocks_of(part: Part, report: Report) -> Iterator[Block]:
+def blocks_of(part: Shown, report: Report) -> Iterator[Block]:
     """The blocks of a part; if something that it needs is missing, one block that says so."""
     try:
         yield from list(part(report))
@@ -119,7 +119,7 @@ def blocks_of(part: Part, report: Report) -> Iterator[Block]:
         yield Absent(str(e))
 
 
-MOST_ROWS = 100
+SHOWN_ROWS = 100
 # Columns that most tables share: where a cell was measured, and how.
 PLACE_HEADINGS: Mapping[str, str] = {"gpu": "Device", "engine": "Engine", "model": "Model", "workload": "Workload"}
 CELL: Mapping[str, str] = {**PLACE_HEADINGS, "knobs": "Settings"}
@@ -160,7 +160,7 @@ def caption_of(draw: Callable[..., Plot]) -> str:
 
 @dataclass(frozen=True)
 class TablePart:
-    """The part that shows a table: `columns` (column -> heading) of its first `MOST_ROWS` rows, and a link to the file.
+    """The part that shows a table: `columns` (column -> heading) of its first `SHOWN_ROWS` rows, and a link to it.
 
     `keep` selects the rows of the source table; `rows` gives them if they are not in one table. Nothing is said of an
     `optional` table without any.
@@ -182,10 +182,10 @@ class TablePart:
             if self.optional:
                 return
             raise
-        few = f"{MOST_ROWS} of {len(rows):,} rows; the file holds all." if len(rows) > MOST_ROWS else ""
+        few = f"{SHOWN_ROWS} of {len(rows):,} rows; the file holds all." if len(rows) > SHOWN_ROWS else ""
         whole = report.link(report.tables.folder / f"{self.source}.csv", f"{self.source}.csv")
         note = " ".join(filter(None, (few, self.note)))
-        shown = table_of(report.named(rows.head(MOST_ROWS)), self.columns, self.caption, note, whole)
+        shown = table_of(report.named(rows.head(SHOWN_ROWS)), self.columns, self.caption, note, whole)
         yield Fold(f"{self.caption}: {plural(len(rows), 'row')}", [shown])
 
 
@@ -213,8 +213,8 @@ class Subject:
     title: str
     sentence: Callable[[Report], str] | None = None
     figures: Sequence[Draw] = ()
-    why: Sequence[Part] = ()
-    tables: Sequence[Part] = ()
+    why: Sequence[Shown] = ()
+    tables: Sequence[Shown] = ()
     answers: Callable[[Report], Iterable[Answer]] | None = None
     asked: str = r"\Z"
     is_in: Callable[[Study], bool] = lambda study: True

@@ -14,7 +14,7 @@ PLACES = ["gpu", "model", "workload"]
 
 
 # Letters of a device's name in a figure.
-MOST_LETTERS = 16
+_MOST_LETTERS = 16
 
 
 def device_names(tables: Tables) -> dict[str, str]:
@@ -53,7 +53,7 @@ def short_names(devices: Sequence[str]) -> dict[str, str]:
         for device, card in zip(devices, cards, strict=True)
     ]
     short = [
-        name.upper() if len(name) <= MOST_LETTERS and " " not in name else shortened(name, MOST_LETTERS)
+        name.upper() if len(name) <= _MOST_LETTERS and " " not in name else shortened(name, _MOST_LETTERS)
         for name in alone
     ]
     names = short if len({*short}) == len(short) else list(devices)

@@ -10,7 +10,7 @@ INK, MUTED, GRID, PAPER = "#17202a", "#5b6673", "#e3e7ec", "#fefefe"
 COLOURS = ("#0b62c4", "#b84a00", "#3d0f2d", "#8205ff", "#6b0000", "#922480", "#d60047", "#00005b")
 _DARK_COLOURS = ("#6cb2ff", "#ff9a57", "#fefe0a", "#7f66fe", "#f9007c", "#e69dc1", "#28fe93", "#c1fed6")
 # Colour of a light page -> its name in the page's styles, and its colour on a dark page.
-NAMED: Mapping[str, tuple[str, str]] = {
+NAMED_COLOURS: Mapping[str, tuple[str, str]] = {
     INK: ("ink", "#e8edf2"),
     MUTED: ("muted", "#9aa6b2"),
     GRID: ("line", "#2a323b"),
@@ -47,7 +47,7 @@ def style_sheet() -> str:
     """The colours as variables of the page, light and dark."""
 
     def block(place: int) -> str:
-        pairs = {name: (light, dark) for light, (name, dark) in NAMED.items()}
+        pairs = {name: (light, dark) for light, (name, dark) in NAMED_COLOURS.items()}
         return ":root{" + "".join(f"--{name}:{pair[place]};" for name, pair in pairs.items()) + "}"
 
     return f"{block(0)}\n@media screen and (prefers-color-scheme:dark){{{block(1)}}}\n"

@@ -42,10 +42,10 @@ _TIMES = ("time_s", "queued_s", "scheduled_s", "first_token_s", "last_token_s", 
 # Readings of a counter between which its growth counts as even.
 _MOST_APART_S = 1.0
 
-INTEGER = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
+_INTEGER = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
 # What evidence may hold, by the type of its column.
-TYPES: dict[str, Any] = {
-    "Int64": INTEGER,
+_TYPES: dict[str, Any] = {
+    "Int64": _INTEGER,
     "Float64": Annotated[float, Field(strict=True)],
     "string": Annotated[str, Field(strict=True)],
     "boolean": Annotated[bool, Field(strict=True)],
@@ -55,19 +55,19 @@ TYPES: dict[str, Any] = {
 
 def _line_of(columns: Mapping[str, str], required: Mapping[str, Any] | None = None, **others: Any) -> Any:
     """The type of a line of evidence with these columns; what other versions recorded beside them is left out."""
-    fields = {name: TYPES[dtype] for name, dtype in columns.items() if name not in parsed_columns.ROW}
-    return mapping_of(fields | others, required or {"repeat": INTEGER})
+    fields = {name: _TYPES[dtype] for name, dtype in columns.items() if name not in parsed_columns.ROW}
+    return mapping_of(fields | others, required or {"repeat": _INTEGER})
 
 
 _REQUEST = _line_of(parsed_columns.REQUEST_COLUMNS, request_id=Annotated[str, Field(pattern=r"^[0-9]{1,9}$")])
 _STEP = _line_of(parsed_columns.STEP_COLUMNS)
-_SAMPLE = _line_of(parsed_columns.TRACE_COLUMNS, {"time_monotonic_s": TYPES["Float64"]}, throttle_reasons=list[str])
-_COUNTERS = mapping_of({}, {"repeat": INTEGER, "before": dict[str, Any], "after": dict[str, Any]})
+_SAMPLE = _line_of(parsed_columns.TRACE_COLUMNS, {"time_monotonic_s": _TYPES["Float64"]}, throttle_reasons=list[str])
+_COUNTERS = mapping_of({}, {"repeat": _INTEGER, "before": dict[str, Any], "after": dict[str, Any]})
 
 
 # A study has at most 100 of a cell, and some may have failed.
 MOST_STARTS = 10_000
-MOST_NAMED = 10  # faults of a start
+_MOST_NAMED = 10  # faults of a start
 
 Start = tuple[str, int]  # a cell's id, and the number of its start
 
@@ -123,7 +123,7 @@ def start_row(outcome: Outcome, log: EngineLogFacts | None) -> tuple[dict[str, A
     for column, (dtype, places) in parsed_columns.RECORDED.items():
         if place := next((place for place in places if known.get(place) is not None), None):
             try:
-                row[column] = validated(TYPES[dtype], known[place], f"{place} in {paths.OUTCOME}")
+                row[column] = validated(_TYPES[dtype], known[place], f"{place} in {paths.OUTCOME}")
             except InputError as e:
                 faults.append(str(e))
     effective = {name: value for name, value in outcome.effective.items() if value is not None}
@@ -156,7 +156,7 @@ def parse_cell(folder: Path) -> CellFacts:
     rows = CellFacts()
     with rows.noting(folder):
         _read_start(folder, Outcome.read(folder / paths.OUTCOME), rows)
-    damage = "; ".join(rows.damage[:MOST_NAMED]) + ("; ..." if len(rows.damage) > MOST_NAMED else "")
+    damage = "; ".join(rows.damage[:_MOST_NAMED]) + ("; ..." if len(rows.damage) > _MOST_NAMED else "")
     rows.of_start["damaged"] = damage or None
     return rows
 

@@ -44,7 +44,7 @@ _SCALE: dict[str, dict[str, float]] = {
 
 # All fields that nvidia-smi knows give a line of 4,000 characters.
 MOST_CSV_LINE = 20_000
-MOST_NAMES = 20  # of a header, in a message
+_MOST_NAMES = 20  # of a header, in a message
 
 _NUMBER = re.compile(r"([-+]?\d{1,20}(?:\.\d{0,20})?(?:e[-+]?\d\d?)?)\s*([A-Za-z%]*)")
 _DATE = re.compile(r"\d{4}[/-]\d\d[/-]\d\d[ T]\d\d:\d\d")
@@ -147,7 +147,7 @@ def _parse_table(text: str) -> tuple[list[TraceSample], int, str | None]:
         if row is table[-1] and not text.endswith("\n") and not names and bool(_unit(before)) > bool(_unit(row)):
             rows, bad_lines = rows[:-1], bad_lines + 1
         before = row
-    unknown = [name for name, _ in header or [] if name not in _COLUMN_OF][:MOST_NAMES]
+    unknown = [name for name, _ in header or [] if name not in _COLUMN_OF][:_MOST_NAMES]
     if not rows or any(rows):
         return rows, bad_lines, None
     return rows, bad_lines, f"no field with a value is known ({', '.join(unknown)}): {_NAME_THEM}"

@@ -20,7 +20,7 @@ from workflow_scripts.common.records import validated
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import EngineLogFacts, read_engine_log, words_on
-from workflow_scripts.study.runs_file import Run, file_of, load_runs
+from workflow_scripts.study.runs_file import ImportedRun, file_of, load_runs
 
 Read = Callable[[Path], EngineLogFacts]
 
@@ -31,7 +31,7 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
     return [_record(run, path, f"{path}: runs.{i}", read) for i, run in enumerate(load_runs(path))]
 
 
-def _record(run: Run, mapping: Path, where: str, read: Read) -> dict[str, Any]:
+def _record(run: ImportedRun, mapping: Path, where: str, read: Read) -> dict[str, Any]:
     try:
         get_gpu(run.gpu)
         get_model(run.model)

@@ -21,8 +21,8 @@ from workflow_scripts.physics.layers import (
     Mlp,
 )
 
-Fields = dict[str, Any]
-Reader = Callable[[ConfigValues], Fields]
+Config = dict[str, Any]
+Reader = Callable[[ConfigValues], Config]
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
 
@@ -40,7 +40,7 @@ def attention_of(c: ConfigValues, *, head_dim: int | None = None, norms_over: st
     return Attention(heads, kv_heads, head_dim, norm_parameters=normed * head_dim, **others)
 
 
-def biases(c: ConfigValues, default: bool = False) -> Fields:
+def biases(c: ConfigValues, default: bool = False) -> Config:
     """Whether queries, keys, values and the output have biases, by the usual key."""
     bias = c.flag("attention_bias", default)
     return {"qkv_bias": bias, "output_bias": bias}
@@ -53,7 +53,7 @@ def every_full(c: ConfigValues, every: int, layers: int | None = None) -> Sequen
     return c.layer_kinds("layer_types", count, pattern, (FULL, WINDOWED))
 
 
-def decoder(c: ConfigValues, layers: Sequence[Layer], *, tied: bool = False, **others: Any) -> Fields:
+def decoder(c: ConfigValues, layers: Sequence[Layer], *, tied: bool = False, **others: Any) -> Config:
     """The fields that all families share, with the final norm of a model with RMS norms. `tied`: the
     family's default."""
     return {
@@ -71,7 +71,7 @@ def mlp_of(c: ConfigValues, **others: Any) -> Mlp:
     return Mlp(c.size("intermediate_size"), **others)
 
 
-def equal_layers(c: ConfigValues, mixer: Mixer, feed_forward: FeedForward, norms: int = 2, **own: Any) -> Fields:
+def equal_layers(c: ConfigValues, mixer: Mixer, feed_forward: FeedForward, norms: int = 2, **own: Any) -> Config:
     """A `decoder` of layers that are all the same, with `norms` RMS norms each."""
     layer = Layer((mixer,), (feed_forward,), norms * c.size("hidden_size"))
     return decoder(c, [layer] * c.size("num_hidden_layers"), **own)
@@ -83,14 +83,14 @@ def window_of(c: ConfigValues, default: int | None = None) -> int | None:
     return None if window is None else c.size("sliding_window", window)
 
 
-def _llama(c: ConfigValues, tied: bool = False, **changes: Any) -> Fields:
+def _llama(c: ConfigValues, tied: bool = False, **changes: Any) -> Config:
     mlp = mlp_of(c, bias=c.flag("mlp_bias", False))
     return equal_layers(c, attention_of(c, **biases(c) | changes), mlp, tied=tied)
 
 
 def mixers_of(c: ConfigValues, kinds: Sequence[str], *, window: int | None = None, **changes: Any) -> dict[str, Mixer]:
     """The attention of each of these kinds: with a window (`window`: the family's default) or without."""
-    limits: dict[str, Fields] = {FULL: {}}
+    limits: dict[str, Config] = {FULL: {}}
     if WINDOWED in kinds:
         limits[WINDOWED] = {"window": window_of(c, window)}
         if limits[WINDOWED]["window"] is None:
@@ -100,13 +100,13 @@ def mixers_of(c: ConfigValues, kinds: Sequence[str], *, window: int | None = Non
 
 def by_kind(
     c: ConfigValues, kinds: Sequence[str], block: FeedForward, norms: int = 2, tied: bool = False, **changes: Any
-) -> Fields:
+) -> Config:
     """A `decoder` of layers of these kinds; `changes` as in `mixers_of`."""
     mixers = mixers_of(c, kinds, **changes)
     return decoder(c, [Layer((mixers[kind],), (block,), norms * c.size("hidden_size")) for kind in kinds], tied=tied)
 
 
-def _qwen(c: ConfigValues, **changes: Any) -> Fields:
+def _qwen(c: ConfigValues, **changes: Any) -> Config:
     # A config names a window even if it is off; if on, layers from `max_window_layers` on have it.
     layers = c.size("num_hidden_layers")
     kinds: Sequence[str] = [FULL] * layers
@@ -117,24 +117,24 @@ def _qwen(c: ConfigValues, **changes: Any) -> Fields:
     return by_kind(c, kinds, mlp_of(c), **changes)
 
 
-def _phi3(c: ConfigValues) -> Fields:
+def _phi3(c: ConfigValues) -> Config:
     window = window_of(c)
     if window is not None and window >= c.size("max_position_embeddings"):
         window = None
     return _llama(c, window=window)
 
 
-def _gemma(c: ConfigValues, kinds: Sequence[str], **changes: Any) -> Fields:
+def _gemma(c: ConfigValues, kinds: Sequence[str], **changes: Any) -> Config:
     return by_kind(c, kinds, mlp_of(c), norms=4, tied=True, head_dim=256, **biases(c), **changes)
 
 
-def _smollm3(c: ConfigValues) -> Fields:
+def _smollm3(c: ConfigValues) -> Config:
     if c.flag("use_sliding_window", False):
         raise c.fault("use_sliding_window is not supported")
     return _llama(c, tied=True)
 
 
-def _opt(c: ConfigValues) -> Fields:
+def _opt(c: ConfigValues) -> Config:
     """Equal layers of two norms with biases, and one KV head per query head."""
     hidden, bias, heads = c.size("hidden_size"), c.flag("enable_bias", True), c.size("num_attention_heads")
     if c.get("word_embed_proj_dim", hidden) != hidden:
@@ -164,7 +164,7 @@ def experts_of(
     return Experts(experts, per_token, intermediate, **others)
 
 
-def _sparse(c: ConfigValues, block: Sequence[FeedForward], mixer: Mixer) -> Fields:
+def _sparse(c: ConfigValues, block: Sequence[FeedForward], mixer: Mixer) -> Config:
     """Layers of which every `decoder_sparse_step`th has experts, unless `mlp_only_layers` names it."""
     if c.flag("use_sliding_window", False):
         raise c.fault("use_sliding_window with experts is not supported")
@@ -175,17 +175,17 @@ def _sparse(c: ConfigValues, block: Sequence[FeedForward], mixer: Mixer) -> Fiel
     return decoder(c, [dense_layer if i in dense or (i + 1) % step else sparse_layer for i in layers])
 
 
-def _all_sparse(c: ConfigValues, mixer: Mixer, count: str) -> Fields:
+def _all_sparse(c: ConfigValues, mixer: Mixer, count: str) -> Config:
     return equal_layers(c, mixer, experts_of(c, count, "intermediate_size"))
 
 
-def _qwen2_moe(c: ConfigValues) -> Fields:
+def _qwen2_moe(c: ConfigValues) -> Config:
     routed = experts_of(c, "num_experts", router_parameters=c.size("hidden_size"))
     shared = Mlp(c.size("shared_expert_intermediate_size"))
     return _sparse(c, [routed, shared], attention_of(c, qkv_bias=c.flag("qkv_bias", True)))
 
 
-def latent_experts(c: ConfigValues, dense_layers: int = 0, **indexer: Any) -> Fields:
+def latent_experts(c: ConfigValues, dense_layers: int = 0, **indexer: Any) -> Config:
     """DeepSeek-V2 and V3, and Kimi-K2, which has the structure of V3. `dense_layers`: the family's default."""
     c = ConfigValues({"first_k_dense_replace": dense_layers, **c.given()})
     mixer = LatentAttention(
@@ -210,7 +210,7 @@ def _routed_and_shared(c: ConfigValues, bias: bool = False) -> list[FeedForward]
     return block
 
 
-def _dense_first(c: ConfigValues, mixer: Mixer, block: Sequence[FeedForward], bias: bool = False) -> Fields:
+def _dense_first(c: ConfigValues, mixer: Mixer, block: Sequence[FeedForward], bias: bool = False) -> Config:
     layers, first = c.size("num_hidden_layers"), c.size("first_k_dense_replace", 0, least=0)
     if c.size("moe_layer_freq", 1) != 1:
         raise c.fault("moe_layer_freq other than 1 is not supported")
@@ -218,7 +218,7 @@ def _dense_first(c: ConfigValues, mixer: Mixer, block: Sequence[FeedForward], bi
     return decoder(c, [Layer((mixer,), (dense,) if i < first else tuple(block), norms) for i in range(layers)])
 
 
-def _sparse_attention(c: ConfigValues) -> Fields:
+def _sparse_attention(c: ConfigValues) -> Config:
     """DeepSeek-V3.2 and GLM-5: tokens attend to those that an indexer chooses; a layer may take the choice of the one
     before it. Like vLLM 0.32, which does not read `indexer_types`."""
     own = {"indexer_heads": c.size("index_n_heads"), "indexer_dim": c.size("index_head_dim")}
@@ -239,19 +239,19 @@ def _sparse_attention(c: ConfigValues) -> Fields:
     return fields | {"stack": [without(layer) if shares(i) else layer for i, layer in enumerate(fields["stack"])]}
 
 
-def _glm4_moe(c: ConfigValues) -> Fields:
+def _glm4_moe(c: ConfigValues) -> Config:
     norms_over = "each" if c.flag("use_qk_norm", False) else ""
     mixer = attention_of(c, norms_over=norms_over, qkv_bias=c.flag("attention_bias", False))
     return _dense_first(c, mixer, _routed_and_shared(c))
 
 
-def _gpt_oss(c: ConfigValues) -> Fields:
+def _gpt_oss(c: ConfigValues) -> Config:
     router = c.size("num_local_experts")
     block = experts_of(c, "num_local_experts", "intermediate_size", bias=True, router_parameters=router)
     return by_kind(c, every_full(c, 2), block, head_dim=64, sinks=True, **biases(c, True))
 
 
-def _gemma4_text(c: ConfigValues) -> Fields:
+def _gemma4_text(c: ConfigValues) -> Config:
     """Gemma 4 (2026): heads of other sizes where there is no window, and experts next to a dense block."""
     for key, default in (("hidden_size_per_layer_input", 256), ("num_kv_shared_layers", 0)):
         if c.size(key, default, least=0):
@@ -273,14 +273,14 @@ def _gemma4_text(c: ConfigValues) -> Fields:
     return decoder(c, [Layer((mixers[kind],), tuple(block), norms) for kind in kinds], tied=True)
 
 
-def _by_layer(c: ConfigValues, mixers: Sequence[Mixer], block: Sequence[FeedForward], dense: FeedForward) -> Fields:
+def _by_layer(c: ConfigValues, mixers: Sequence[Mixer], block: Sequence[FeedForward], dense: FeedForward) -> Config:
     """Layers with these attentions; `moe_layer_freq` says of each whether it has experts."""
     norms, sparse = 2 * c.size("hidden_size"), c.layer_kinds("moe_layer_freq", len(mixers), (), ("0", "1"))
     blocks = (tuple(block) if has else (dense,) for has in sparse)
     return decoder(c, [Layer((mixer,), own, norms) for mixer, own in zip(mixers, blocks, strict=True)])
 
 
-def _minimax_m3(c: ConfigValues) -> Fields:
+def _minimax_m3(c: ConfigValues) -> Config:
     """MiniMax-M3 (2026): attention to the blocks of tokens that an indexer chooses."""
     own, full = c.part("sparse_attention_config"), attention_of(c, head_dim=128, norms_over="each")
     if own.size("sparse_num_index_heads") != full.kv_heads:
@@ -294,7 +294,7 @@ def _minimax_m3(c: ConfigValues) -> Fields:
     return _by_layer(c, mixers, block, Mlp(c.size("dense_intermediate_size")))
 
 
-def _mimo_v2(c: ConfigValues) -> Fields:
+def _mimo_v2(c: ConfigValues) -> Config:
     """MiMo-V2 (2025): layers with windows have other heads, and values are narrower than keys."""
     if c.get("vision_config") or c.get("audio_config"):
         raise c.fault("encoders of pictures or sounds are not supported")
@@ -308,7 +308,7 @@ def _mimo_v2(c: ConfigValues) -> Fields:
     return _by_layer(c, [windowed if has else full for has in kinds], block, mlp_of(c))
 
 
-def _step3p5(c: ConfigValues) -> Fields:
+def _step3p5(c: ConfigValues) -> Config:
     """Step 3.5 (2026): more heads in layers with windows, and a gate for each head."""
     layers = c.size("num_hidden_layers")
     sparse = re.findall(r"\d+", str(c.get("moe_layers_enum", [*range(1, layers)])))
@@ -325,7 +325,7 @@ def _step3p5(c: ConfigValues) -> Fields:
     return _by_layer(c, [mixers[kind] for kind in kinds], block, mlp_of(c))
 
 
-def _deepseek_v4(c: ConfigValues) -> Fields:
+def _deepseek_v4(c: ConfigValues) -> Config:
     """DeepSeek-V4 (2026): four streams of hidden states, which matrices of each layer mix, and compressed attention."""
     if c.size("vision_n_layers", 0, least=0):
         raise c.fault("encoders of pictures are not supported")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from workflow_scripts.physics.attention_families import (
     FULL,
-    Fields,
+    Config,
     Reader,
     attention_of,
     biases,
@@ -66,7 +66,7 @@ _KEYS_OF_NEMOTRON = {
 }
 
 
-def _nemotron_h(c: ConfigValues) -> Fields:
+def _nemotron_h(c: ConfigValues) -> Config:
     """Each layer is one of attention, state, dense or experts, with one norm."""
     names = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
     if isinstance(pattern := c.get("hybrid_override_pattern"), str):
@@ -100,7 +100,7 @@ def _nemotron_h(c: ConfigValues) -> Fields:
     return decoder(c, [layer_of[kind] for kind in kinds])
 
 
-def _falcon_h1(c: ConfigValues) -> Fields:
+def _falcon_h1(c: ConfigValues) -> Config:
     hidden = c.size("hidden_size")
     inner = c.size("mamba_d_ssm", c.size("mamba_expand", 2) * hidden)
     norm, out_bias = c.flag("mamba_rms_norm", False), c.flag("projectors_bias", False)
@@ -129,7 +129,7 @@ def _delta_net(c: ConfigValues) -> State:
     )
 
 
-def _qwen_hybrid(c: ConfigValues) -> Fields:
+def _qwen_hybrid(c: ConfigValues) -> Config:
     """Qwen3-Next and the text models of Qwen3.5: mostly gated delta nets, and attention with gates."""
     hidden, layers, every = c.size("hidden_size"), c.size("num_hidden_layers"), c.size("full_attention_interval", 4)
     pattern = [FULL if (i + 1) % every == 0 else LINEAR for i in range(layers)]
@@ -178,7 +178,7 @@ def _tower(v: ConfigValues, inputs: int, positions: int = 0, in_layer: int = 0) 
     return v.size("num_hidden_layers") * (layer + in_layer) + (inputs + positions) * hidden + 2 * hidden
 
 
-def _gemma3(c: ConfigValues) -> Fields:
+def _gemma3(c: ConfigValues) -> Config:
     fields = OF_TEXTS["gemma3_text"](ConfigValues({**_GEMMA3_TEXT, **c.part("text_config").given()}))
     v = c.part("vision_config")
     hidden, patch = v.size("hidden_size"), v.size("patch_size")
@@ -187,7 +187,7 @@ def _gemma3(c: ConfigValues) -> Fields:
 
 
 def _qwen_pictures(text: Reader) -> Reader:
-    def read(c: ConfigValues) -> Fields:
+    def read(c: ConfigValues) -> Config:
         fields = text(c.part("text_config"))
         v = c.part("vision_config").with_usual_keys({"num_hidden_layers": "depth"})
         inputs = 3 * v.size("temporal_patch_size", 2) * v.size("patch_size") ** 2 + 1
@@ -206,7 +206,7 @@ _GEMMA4_VISION = {
 }
 
 
-def _gemma4(c: ConfigValues) -> Fields:
+def _gemma4(c: ConfigValues) -> Config:
     fields = OF_TEXTS["gemma4_text"](c.part("text_config"))
     v = c.part("vision_config") if c.get("vision_config") else ConfigValues(_GEMMA4_VISION)
     hidden, width = v.size("hidden_size"), v.size("num_attention_heads") * v.size("head_dim")
@@ -217,7 +217,7 @@ def _gemma4(c: ConfigValues) -> Fields:
     return fields | {"tied_embeddings": c.flag("tie_word_embeddings", True), "encoder_parameters": encoder}
 
 
-def _kimi_k25(c: ConfigValues) -> Fields:
+def _kimi_k25(c: ConfigValues) -> Config:
     fields = OF_TEXTS["kimi_k2"](ConfigValues({**c.part("text_config").given(), "model_type": "kimi_k2"}))
     given = c.part("vision_config").given()
     # Remote code names the sizes of the tower with prefixes.
@@ -228,7 +228,7 @@ def _kimi_k25(c: ConfigValues) -> Fields:
     return fields | {"encoder_parameters": _tower(v, 3 * v.size("patch_size", 14) ** 2 + 1, positions) + projector}
 
 
-def _minimax_m3(c: ConfigValues) -> Fields:
+def _minimax_m3(c: ConfigValues) -> Config:
     fields = OF_TEXTS["minimax_m3_text"](c.part("text_config"))
     v, inner, out = c.part("vision_config"), c.size("projector_hidden_size", 6144), fields["hidden"]
     merged = out * v.size("spatial_merge_size", 2) ** 2
@@ -237,7 +237,7 @@ def _minimax_m3(c: ConfigValues) -> Fields:
     return fields | {"encoder_parameters": encoder}
 
 
-def _step3p7(c: ConfigValues) -> Fields:
+def _step3p7(c: ConfigValues) -> Config:
     fields = OF_TEXTS["step3p5"](c.part("text_config"))
     v = c.part("vision_config").with_usual_keys({"hidden_size": "width", "num_hidden_layers": "layers"})
     hidden, patch = v.size("hidden_size"), v.size("patch_size")
@@ -248,7 +248,7 @@ def _step3p7(c: ConfigValues) -> Fields:
     return fields | {"encoder_parameters": encoder}
 
 
-PICTURES: dict[str, Reader] = {
+OF_PICTURES: dict[str, Reader] = {
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "kimi_k25": _kimi_k25,

@@ -24,7 +24,7 @@ from workflow_scripts.physics.cache_types import CACHE_TYPES, CacheType
 from workflow_scripts.physics.config_values import ConfigValues
 from workflow_scripts.physics.config_values import ModelFactsError as ModelFactsError
 from workflow_scripts.physics.formulas import Number
-from workflow_scripts.physics.hybrid_families import HYBRIDS, LINEAR, PICTURES
+from workflow_scripts.physics.hybrid_families import HYBRIDS, LINEAR, OF_PICTURES
 from workflow_scripts.physics.layers import Attention, Experts, LatentAttention, Layer, Matrix, Mixer, Mlp, Part, State
 from workflow_scripts.physics.stored_weights import DTYPE_BYTES as DTYPE_BYTES
 from workflow_scripts.physics.stored_weights import (
@@ -36,7 +36,7 @@ from workflow_scripts.physics.stored_weights import (
 )
 
 # By `model_type`: reads the fields of `ModelFacts` that depend on the family.
-READERS = OF_TEXTS | HYBRIDS | PICTURES
+_READERS = OF_TEXTS | HYBRIDS | OF_PICTURES
 # What a list of `layer_types` may name, whatever the family; its reader may allow less.
 _LAYER_TYPES = {FULL, WINDOWED, LINEAR, "attention", "mamba", "mlp", "moe"}
 # Value of `quantization` if the bytes of the weights are not known.
@@ -400,16 +400,16 @@ def model_facts(
     if not config.get("quantization_config"):
         config = {**config, "quantization_config": inner.get("quantization_config")}
     _part_of(config, "quantization_config")
-    if not weights and kind not in READERS and inner.get("model_type") in READERS:
+    if not weights and kind not in _READERS and inner.get("model_type") in _READERS:
         # The layers of the text model are known, but not what turns pictures or sounds into tokens.
         named = dtype or next((c[k] for c in (inner, config) for k in ("dtype", "torch_dtype") if c.get(k)), None)
         return model_facts({**inner, "quantization_config": {"quant_method": NOT_COUNTED}}, named, weights=False)
-    if kind not in READERS:
-        raise ModelFactsError(f"model_type {kind!r} is not supported; supported: {', '.join(READERS)}")
+    if kind not in _READERS:
+        raise ModelFactsError(f"model_type {kind!r} is not supported; supported: {', '.join(_READERS)}")
     dtype = dtype or next((c[k] for c in (config, inner) for k in ("dtype", "torch_dtype") if c.get(k)), "float32")
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ModelFactsError(f"dtype {dtype!r} of the weights is unknown; allowed: float32, bfloat16, float16")
-    fields = READERS[kind](ConfigValues(config))
+    fields = _READERS[kind](ConfigValues(config))
     named = {
         str(k) for part in (config, inner) for k in ConfigValues({**part, "model_type": kind}).elements("layer_types")
     }

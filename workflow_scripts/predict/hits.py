@@ -46,7 +46,7 @@ from workflow_scripts.workloads.hashed_trace import count_requests
 REQUESTS = "requests.jsonl"
 BLOCK_SIZES = (16, 32, 64, 128)
 # Types of the JSON schema -> types of the command line.
-TYPES = {"integer": int, "number": float}
+_TYPES = {"integer": int, "number": float}
 
 
 def engines_with_blocks() -> Mapping[str, EngineDescription]:
@@ -62,7 +62,7 @@ def knob_options() -> Iterator[AddOption]:
         if "boolean" in kinds:
             yield option(flag, action=BooleanOptionalAction, help=about)
         else:
-            yield option(flag, type=next((TYPES[kind] for kind in kinds if kind in TYPES), str), help=about)
+            yield option(flag, type=next((_TYPES[kind] for kind in kinds if kind in _TYPES), str), help=about)
 
 
 def _one_cell(args: Namespace, workload: dict[str, Any] | None) -> Study:

@@ -26,10 +26,10 @@ SAME_S = 1e-4
 GUIDED = ("weight_bytes", "kv_bytes", "matrix_flops", "attention_flops")
 GUIDED_WITHIN, GUIDED_BY_DATA_SHEET = 0.05, 0.3
 # Costs that are fitted: of the device, and of its host.
-DEVICE = (*GUIDED, "layers", "activation_bytes", "sequences")
+_DEVICE = (*GUIDED, "layers", "activation_bytes", "sequences")
 HOST = ("steps", "sequences", "prompts", "requests", *LAUNCHED, "start")
 # Errors beyond this share count by their size instead of their square, because disturbances only add time.
-DISTURBED = 0.05
+_DISTURBED = 0.05
 # No cost is further than this from where the search begins, as a logarithm.
 MOST_LOG = 7.0
 
@@ -169,7 +169,7 @@ def fit_pipeline(
     assert begin_launch is not None
     passes = _Passes(observed, weights)
     amounts = passes.rows.max(axis=(0, 1))
-    names = [kind for kind in DEVICE if amounts[KIND[kind]] > 0 and getattr(begin, kind)]
+    names = [kind for kind in _DEVICE if amounts[KIND[kind]] > 0 and getattr(begin, kind)]
     host = [kind for kind in HOST if getattr(begin_launch, kind, 0.0)]
     first = np.array([*(getattr(begin, kind) for kind in names), *(getattr(begin_launch, kind) for kind in host)])
     guided = np.array([kind in GUIDED for kind in names] + [False] * len(host))
@@ -180,7 +180,7 @@ def fit_pipeline(
         return StepCosts(**dict(zip(names, values.tolist(), strict=False)), launch=launch)
 
     def off(logs: FloatArray) -> FloatArray:
-        far = passes.off(costs_of(logs)) / DISTURBED
+        far = passes.off(costs_of(logs)) / _DISTURBED
         # Grows like the square of small errors, and like the size of large ones.
         residuals = np.sign(far) * np.sqrt(2 * (np.sqrt(1 + far**2) - 1)) * passes.weights
         return np.concatenate([residuals, logs[guided] / within])

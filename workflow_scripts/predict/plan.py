@@ -32,7 +32,7 @@ from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.expected_ratios import expected_ratios, rates_of_plan
 
-MOST_ROWS = 40
+_MOST_ROWS = 40
 TEXT_HEADINGS = (*COORDINATES, "ratio", "verdict", "why", "for example", "limited by")
 # Columns of the expected ratios that are shown as one.
 RATIOS = (["bandwidth_ratio"], ["predicted_low", "predicted_high"], ["published"])
@@ -74,11 +74,11 @@ def print_plan(terminal: Terminal, study: Study, table: pd.DataFrame) -> None:
         shown = Table(title=title, title_justify="left")
         for heading in headings:
             shown.add_column(heading, justify="left" if heading in TEXT_HEADINGS else "right", overflow="fold")
-        for row in rows[:MOST_ROWS]:
+        for row in rows[:_MOST_ROWS]:
             shown.add_row(*map(str, row))
         terminal.print(shown)
-        if len(rows) > MOST_ROWS:
-            terminal.print(f"{MOST_ROWS} of {len(rows)} rows; the files hold all.")
+        if len(rows) > _MOST_ROWS:
+            terminal.print(f"{_MOST_ROWS} of {len(rows)} rows; the files hold all.")
     late, limit_s = table[table["cell_s"] > study.cell_time_limit_s], study.cell_time_limit_s
     if len(late):
         beyond = f"{len(late)} cells would take longer than the study's cell_time_limit_s of {limit_s:g} s"

@@ -28,7 +28,7 @@ OF_PROMPT = {
 OF_PREEMPTED = {"found_again": "found again after a preemption", "computed_again": "computed again after a preemption"}
 # The knee of a curve is the smallest cache that finds this share of what a cache without end finds.
 KNEE_SHARE = 0.95
-SIZES = 9
+_SIZES = 9
 # Of more prompts in total a plan does not say what becomes of their tokens.
 MOST_BLOCKS = 1_000_000
 
@@ -135,7 +135,7 @@ def curve(
     endless = found(None)
     most = endless.needs_blocks or 1
     least = int((requests.prompt_tokens + requests.output_tokens).max()) // settings.tokens_per_block + 1
-    sizes = {int(size) for size in np.geomspace(min(least, most), most, SIZES)}
+    sizes = {int(size) for size in np.geomspace(min(least, most), most, _SIZES)}
     points = {most: int(endless.cached_tokens.sum())}
     for blocks in sizes | ({settings.num_blocks} if settings.num_blocks else set()):
         with suppress(ScheduleError):  # too few for the longest request

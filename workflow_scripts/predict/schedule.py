@@ -199,7 +199,7 @@ class Within:
 
 
 # What a step does, in counts.
-WORK = tuple(name for name in Segments.__dataclass_fields__ if name not in ("steps", "idle_s", "near"))
+SUMS = tuple(name for name in Segments.__dataclass_fields__ if name not in ("steps", "idle_s", "near"))
 # Seconds of each step, for segments of one step each.
 StepTime = Callable[[Segments], FloatArray]
 

@@ -20,14 +20,14 @@ from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.physics.formulas import attended_tokens
 from workflow_scripts.physics.step_time import IntArray
 from workflow_scripts.predict.kv_pool import BlockPool, LiveRequest, Lookup, leaves_a_state
-from workflow_scripts.predict.schedule import WORK, RequestLengths, Schedule, ScheduleError, Segments, StepTime, Within
+from workflow_scripts.predict.schedule import SUMS, RequestLengths, Schedule, ScheduleError, Segments, StepTime, Within
 
 # More blocks than anything takes, if no number is given.
 UNLIMITED = 1 << 48
 # A request that lost its blocks this often while no other was running, and without a new token, never ends. What
 # remains in the prefix cache may help it after a few times.
 _HOPELESS = 100
-_NAMES = ("steps", *WORK)
+_NAMES = ("steps", *SUMS)
 
 
 def make_schedule(

@@ -33,12 +33,12 @@ FOLDS = 8
 WARM_ROUNDS = 1
 FIT_ROUNDS, SETTLED = 20, 1e-4
 # A step that took more than this many times what is predicted of it was disturbed, and weighs less.
-DISTURBED = 2.0
+_DISTURBED = 2.0
 # A factor of two away from the value that a device's rates give a cost (`GUIDED`) weighs as much as an error of this
 # share of the time of one step, so it decides only where the steps do not.
 GUIDE_WEIGHT = 0.1
 # Where a fit to a GPU's calibration begins, besides the costs that follow from rates.
-ON_GPU = {"layers": 3.0e-5, "sequences": 1.2e-5}
+_ON_GPU = {"layers": 3.0e-5, "sequences": 1.2e-5}
 # Settings of a scheduler that an engine shows under these names once it runs.
 SHOWN = (*("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len", "enable_prefix_caching"),)
 
@@ -111,7 +111,7 @@ def fit_calibration(
         # Each point counts alike.
         sizes = [sum(int((~np.isnan(run.ends_s)).sum()) for run in point.observed) for point in some]
         weights = [1 / np.sqrt(size) for point, size in zip(some, sizes, strict=True) for _ in point.observed]
-        return fit_pipeline(observed_of(some), np.array(weights), guide.model_copy(update=ON_GPU), within)
+        return fit_pipeline(observed_of(some), np.array(weights), guide.model_copy(update=_ON_GPU), within)
 
     most = np.max([run.rows.max(axis=0) for run in observed_of(own)], axis=0)
     return StepFit(
@@ -226,7 +226,7 @@ def fit_sums(rows: FloatArray, times: FloatArray, guide: StepCosts | None = None
         guides[row, KIND[GUIDED[row]]] = GUIDE_WEIGHT / getattr(guide, GUIDED[row])
     predicted = times
     for _ in range(FIT_ROUNDS):
-        size = np.sqrt(times * np.maximum(predicted, times / DISTURBED))
+        size = np.sqrt(times * np.maximum(predicted, times / _DISTURBED))
         shares = np.vstack([work / size[:, None], guides])
         target = np.append(times / size, np.full(len(guides), GUIDE_WEIGHT))
         # Columns of equal size, because work in bytes and work in steps differ by many orders of magnitude.

@@ -15,7 +15,7 @@ from workflow_scripts.workloads.byte_tokens import CHAT_TEMPLATE, plain_ids, spe
 from workflow_scripts.workloads.request import Messages, Vocabulary
 
 # The texts with which most models begin and end their reasoning.
-THINKING = ("<think>", "</think>")
+_THINKING = ("<think>", "</think>")
 
 
 def build_tokenizer(vocab_size: int, special_tokens: Mapping[int, str]) -> Tokenizer:
@@ -37,7 +37,7 @@ def build_tokenizer(vocab_size: int, special_tokens: Mapping[int, str]) -> Token
     tokens = dict(special_tokens)
     tokens |= dict(zip(plain, alphabet, strict=False))
     tokens |= {i: f"<|filler-{i}|>" for i in plain[len(alphabet) :]}
-    thinking = dict(zip(plain[len(alphabet) :][-len(THINKING) :], THINKING, strict=False))
+    thinking = dict(zip(plain[len(alphabet) :][-len(_THINKING) :], _THINKING, strict=False))
     tokens |= thinking
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in tokens.items()}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

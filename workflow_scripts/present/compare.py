@@ -38,9 +38,9 @@ from workflow_scripts.tables.differences import value_text
 CHANGED = 1
 PASSED, REGRESSED = "passed", "regressed"
 # Parts of the comparison, which are sections of its page.
-CELLS, DIFFERENT, NOT_COMPARED = "Cells", "What differs", "Not compared"
+_CELLS, DIFFERENT, NOT_COMPARED = "Cells", "What differs", "Not compared"
 # What may change a cell's result besides the settings of the study.
-ENVIRONMENT = {
+_ENVIRONMENT = {
     "device_name": "device",
     "device_uuid": "card",
     "host": "host",
@@ -50,10 +50,10 @@ ENVIRONMENT = {
     "git_commit": "commit of kvsweep",
 }
 # Maximum number of rows of a table in the terminal; JSON has all.
-MOST_ROWS = 40
+_MOST_ROWS = 40
 
 
-class Table(NamedTuple):
+class Printed(NamedTuple):
     """A table of the comparison, as the terminal and the page show it."""
 
     caption: str
@@ -66,7 +66,7 @@ def summary(result: Comparison) -> Iterator[str]:
     known = (f"{name}: {study}, {f'begun {began}' if began else 'of an unknown time'}" for name, study, began in runs)
     yield f"{'. '.join(known)}. Ratios are of B over A."
     differing = {d.what for d in result.differences}
-    if others := [words for name, words in ENVIRONMENT.items() if name in differing]:
+    if others := [words for name, words in _ENVIRONMENT.items() if name in differing]:
         yield f"B was measured with another {listed(others)} than A. A change may come from any such difference."
     counts = Counter(c.verdict for c in result.cells)
     yield (
@@ -94,7 +94,7 @@ def guarded(result: Comparison) -> Iterator[str]:
     yield "A is the mean of the earlier runs, B the present one."
 
 
-def tables(result: Comparison) -> dict[str, list[Table]]:
+def tables(result: Comparison) -> dict[str, list[Printed]]:
     """The tables of each part of the comparison; those without rows are left out."""
     (_, names), (_, all_names) = in_words(result.compared), in_words(result.labels)
     of_measures: dict[str, list[tuple[str, ...]]] = {c.measure: [] for c in result.cells}
@@ -108,9 +108,9 @@ def tables(result: Comparison) -> dict[str, list[Table]]:
     outcomes = [(all_names[o.cell], o.a, o.b, o.reason or "") for o in result.outcomes]
     refused = [(all_names[r.cell], "; ".join(r.why)) for r in result.refused]
     found = {
-        DIFFERENT: [Table("What differs between A and B", ("What", "A", "B", "Cells", "Other pairs"), differing)],
-        CELLS: [
-            Table(
+        DIFFERENT: [Printed("What differs between A and B", ("What", "A", "B", "Cells", "Other pairs"), differing)],
+        _CELLS: [
+            Printed(
                 f"{column(measure).axis}, the largest change first",
                 ("Cell", "B/A (95 % interval)", "Verdict", "A", "B"),
                 rows,
@@ -118,10 +118,10 @@ def tables(result: Comparison) -> dict[str, list[Table]]:
             for measure, rows in of_measures.items()
         ],
         NOT_COMPARED: [
-            Table("Other outcomes", ("Cell", "A", "B", "Reason"), outcomes),
-            Table("Not compared", ("Cell", "Why"), refused),
-            Table("Only in A", ("Cell",), [(all_names[cell],) for cell in result.only_a]),
-            Table("Only in B", ("Cell",), [(all_names[cell],) for cell in result.only_b]),
+            Printed("Other outcomes", ("Cell", "A", "B", "Reason"), outcomes),
+            Printed("Not compared", ("Cell", "Why"), refused),
+            Printed("Only in A", ("Cell",), [(all_names[cell],) for cell in result.only_a]),
+            Printed("Only in B", ("Cell",), [(all_names[cell],) for cell in result.only_b]),
         ],
     }
     kept = {part: [table for table in of_part if table.rows] for part, of_part in found.items()}
@@ -134,8 +134,8 @@ def _in_words(what: str) -> str:
     >>> _in_words("study: repeats"), _in_words("lock_sha256"), _in_words("num_gpu_blocks")
     ('study: repeats', 'set of installed packages', 'KV blocks')
     """
-    if what in ENVIRONMENT:
-        return ENVIRONMENT[what]
+    if what in _ENVIRONMENT:
+        return _ENVIRONMENT[what]
     return column(what).in_words if what in COLUMNS else knob_name(what).replace(".", " ")
 
 
@@ -152,18 +152,18 @@ def print_comparison(result: Comparison, guard: bool = False) -> None:
     if guard:
         rows = [(w.cell, w.measure, w.a, w.b, w.ratio) for w in result.worse]
         headings = ("Cell", "Measure", "Earlier", "Now", "Now / earlier (95 % interval)")
-        shown = [Table("Worse", headings, rows)] * bool(rows) + found.get(CELLS, []) + found.get(DIFFERENT, [])
+        shown = [Printed("Worse", headings, rows)] * bool(rows) + found.get(_CELLS, []) + found.get(DIFFERENT, [])
     terminal.print(*(guarded if guard else summary)(result), sep="\n")
     for table in shown:
         of_table = rich.table.Table(
             *table.headings, title=table.caption, title_justify="left", box=None, pad_edge=False
         )
-        for row in table.rows[:MOST_ROWS]:
+        for row in table.rows[:_MOST_ROWS]:
             of_table.add_row(*row)
         terminal.print()
         terminal.print(of_table)
-        if len(table.rows) > MOST_ROWS:
-            terminal.print(f"{MOST_ROWS} of {len(table.rows)} rows; --json writes all")
+        if len(table.rows) > _MOST_ROWS:
+            terminal.print(f"{_MOST_ROWS} of {len(table.rows)} rows; --json writes all")
 
 
 def against(places: Sequence[Path], now: Run, vary_pct: float | None) -> Comparison:

@@ -20,7 +20,7 @@ from workflow_scripts.page.plot import write_plot
 from workflow_scripts.page.report import caption_of, figure_in
 from workflow_scripts.page.style import INK
 from workflow_scripts.present import compare
-from workflow_scripts.present.first_screen import PICTURES, rows_of
+from workflow_scripts.present.first_screen import MOST_PICTURES, rows_of
 from workflow_scripts.present.page import page_of
 from workflow_scripts.questions.compare.comparison import Comparison, in_words
 from workflow_scripts.statistics.comparisons import CHANGES, NOT_DECIDED
@@ -80,7 +80,7 @@ def _section(title: str, **blocks: Sequence[Block]) -> dict[str, Any]:
     return {**shown, "why": [], "tables": [], "absent": "", "is_empty": False, **blocks}
 
 
-def _table(table: compare.Table) -> Table:
+def _table(table: compare.Printed) -> Table:
     numeric = [all(map(_NUMBER.fullmatch, texts)) for texts in zip(*table.rows, strict=True)]
     return Table(*table, numeric)
 
@@ -92,7 +92,7 @@ def page(result: Comparison) -> str:
     changed = sum(c.verdict == CHANGES for c in result.cells)
     title = f"{result.study_b} over {result.study_a}: {changed} of {plural(len(result.cells), 'measure')} changed"
     rows = rows_of([("result", answer) for answer in answers(result, measures)], {})
-    pictures = [("result", _figure(result, measure)) for measure in measures[:PICTURES]]
+    pictures = [("result", _figure(result, measure)) for measure in measures[:MOST_PICTURES]]
     return page_of(
         title=f"kvsweep: {result.study_a} and {result.study_b} compared",
         question="",

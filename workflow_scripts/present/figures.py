@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.common.command import STUDY, TABLES, command, out
+from workflow_scripts.common.command import STUDY, TABLES_OPTION, command, out
 from workflow_scripts.common.files import write_json, write_text
 from workflow_scripts.page.kit import use_style
 from workflow_scripts.page.plot import write_plot
@@ -19,7 +19,7 @@ from workflow_scripts.questions.sections import SUBJECTS
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.tables.results import MissingError, Tables
 
-MANIFEST = "figures.json"
+_MANIFEST = "figures.json"
 FIGURES: Mapping[str, Draw] = {draw.__name__: draw for subject in SUBJECTS for draw in subject.figures}
 
 
@@ -38,14 +38,14 @@ def draw_figures(tables: Tables, out: Path) -> dict[str, dict[str, Any]]:
         marks = write_plot(plot, out, name)
         write_text(out / f"{name}.rst", f"{caption_of(draw)}\n")
         drawn[name] = plot.describe() | {"marks": marks}
-    write_json(out / MANIFEST, drawn)
+    write_json(out / _MANIFEST, drawn)
     return drawn
 
 
 @command(
     "figures",
     STUDY,
-    TABLES,
+    TABLES_OPTION,
     out("folder for the figures"),
 )
 def main(args: Namespace) -> None:

@@ -17,18 +17,18 @@ from workflow_scripts.page.blocks import Figure, Table, outcome_words
 from workflow_scripts.page.digits import rounded
 from workflow_scripts.page.report import Report, Subject, figure_of
 from workflow_scripts.page.series import PLACES, device_looks, device_names
-from workflow_scripts.page.style import NAMED, Look
+from workflow_scripts.page.style import NAMED_COLOURS, Look
 from workflow_scripts.questions.cells.section import SUBJECT as CELLS
 from workflow_scripts.questions.sections import SECTIONS
 from workflow_scripts.questions.trust.section import host_load, is_noisy
 from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.tables.results import RATE, STEADY, MissingError, records, under_load
 
-LEAST_ANSWERS, MOST_ANSWERS, PICTURES, MOST_FASTEST, MOST_DEVICES = 3, 7, 2, 5, 3
+LEAST_ANSWERS, _MOST_ANSWERS, MOST_PICTURES, MOST_FASTEST, MOST_DEVICES = 3, 7, 2, 5, 3
 # What stands beside the rate of the fastest settings.
 BESIDE = {"tpot_s_p50": "TPOT, ms", "ttft_s_p50": "TTFT, ms", "energy_j_per_output_token": "J/token"}
 # Words of a composed title, letters of a name in it, of work, of its settings and of a reason.
-MOST_WORDS, MOST_NAME, MOST_WORK, MOST_SETTINGS, MOST_REASON = 8, 28, 60, 45, 80
+MOST_WORDS, _MOST_NAME, MOST_WORK, MOST_SETTINGS, _MOST_REASON = 8, 28, 60, 45, 80
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 _FINE_TICKS = (1, 1.1, 1.2, 1.5, 2, 3, 5, 0.9, 0.8, 0.7, 0.5)
 KEY = "Bars: 95 % intervals. Hollow: undecided."
@@ -59,7 +59,9 @@ def rows_of(answers: Sequence[tuple[str, Answer]], looks: Mapping[str, Look], ke
 
 def _without_rate(report: Report) -> Table:
     """How cells ended, if none has a rate."""
-    rows = report.grid.assign(reason=report.grid["reason"].fillna("").map(lambda why: shortened(str(why), MOST_REASON)))
+    rows = report.grid.assign(
+        reason=report.grid["reason"].fillna("").map(lambda why: shortened(str(why), _MOST_REASON))
+    )
     counts = rows.groupby(["outcome", "reason"], sort=False).size().sort_values(ascending=False).head(MOST_FASTEST)
     found = records(counts.reset_index(name="cells"))
     body = [[f"{row['cells']:,}", outcome_words(row["outcome"]), row["reason"]] for row in found]
@@ -82,7 +84,7 @@ def _answers(report: Report) -> list[tuple[str, Answer]]:
                 asked += [(at, subject.id, answer) for answer in found]
     rows = [(section, answer) for _, section, answer in sorted(asked, key=lambda row: row[0])]
     # Questions that were not asked come in the order of the page.
-    return (rows + others[: max(0, LEAST_ANSWERS + 1 - len(rows))])[:MOST_ANSWERS]
+    return (rows + others[: max(0, LEAST_ANSWERS + 1 - len(rows))])[:_MOST_ANSWERS]
 
 
 def _axis(values: Sequence[float]) -> tuple[Any, list[tuple[float, str]]]:
@@ -117,7 +119,7 @@ def _bars(looks: Mapping[str, Look], bars: Sequence[Bar], place: Any) -> list[di
         drawn.append(
             {
                 **{"value": at, "low": low, "high": high, "label": bar.label, "side": side},
-                **{"colour": NAMED[look.colour][0], "hollow": bar.hollow, "square": look.marker == "s"},
+                **{"colour": NAMED_COLOURS[look.colour][0], "hollow": bar.hollow, "square": look.marker == "s"},
                 "label_at": right if side == "right" else low or at,
                 "up": 0 if len(bars) == 1 else 8 * (2 * i - 1),
             }
@@ -131,7 +133,7 @@ def _title(report: Report, answers: Sequence[Answer]) -> str:
         return report.study.title
     devices = report.tables.devices
     names = device_names(report.tables)
-    start = ", ".join(shortened(names[gpu], MOST_NAME) for gpu in devices[:MOST_DEVICES])
+    start = ", ".join(shortened(names[gpu], _MOST_NAME) for gpu in devices[:MOST_DEVICES])
     start += f" and {len(devices) - MOST_DEVICES} more" if len(devices) > MOST_DEVICES else ""
     title = start
     decided = [answer for answer in answers if answer.gain and answer.verdict in (YES, NO, PARTLY)]
@@ -156,7 +158,7 @@ def _sub(report: Report) -> Iterator[str]:
     random = any(model.load_format == "dummy" for model in models.values())
     names = list(report.grid["model"].value_counts().index)
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    yield f"{shortened(names[0], MOST_NAME)}{more}{', random weights' * random}"
+    yield f"{shortened(names[0], _MOST_NAME)}{more}{', random weights' * random}"
     versions = cells.dropna(subset="engine_version").drop_duplicates("engine")
     for engine, version in list(zip(versions["engine"], versions["engine_version"], strict=True))[:1]:
         yield f"{'vLLM' if engine == VLLM.name else engine} {str(version).split()[-1]}"
@@ -186,7 +188,7 @@ def _pictures(report: Report) -> list[tuple[str, Figure]]:
         figures = subject.figures if subject is CELLS else subject.figures[:1]
         for draw in figures if subject.is_in(report.study) else ():
             figure = figure_of(draw, report)
-            if isinstance(figure, Figure) and len(found) < PICTURES:
+            if isinstance(figure, Figure) and len(found) < MOST_PICTURES:
                 # Its section has it too, and no two elements have one id.
                 column = figure.drawn["column"].replace(f"{figure.name}-column", f"first-{figure.name}-column")
                 found.append((subject.id, replace(figure, drawn={**figure.drawn, "column": column})))

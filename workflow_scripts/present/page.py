@@ -14,7 +14,7 @@ from typing import Any
 
 import jinja2
 
-from workflow_scripts.common.command import STUDY, TABLES, command, option, out
+from workflow_scripts.common.command import STUDY, TABLES_OPTION, command, option, out
 from workflow_scripts.common.files import write_text
 from workflow_scripts.page.blocks import Absent, Figure, Text
 from workflow_scripts.page.report import REPORT, Report, Subject, blocks_of, figure_of
@@ -96,7 +96,7 @@ def _section(subject: Subject, report: Report) -> dict[str, Any]:
 @command(
     "draw-report",
     STUDY,
-    TABLES,
+    TABLES_OPTION,
     option("--figures", type=Path, required=True, help="folder that `kvsweep figures` wrote"),
     option(
         "--cells",

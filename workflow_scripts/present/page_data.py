@@ -3,7 +3,7 @@
 `page_data` makes the whole from the tables, and `packed` makes it a text for the page: JSON, compressed and in base64.
 Numbers keep five significant digits. A column without any value is left out; a value that is not known is null.
 
-A page cannot hold the timelines of a large study. It holds up to `MOST_CELLS` of them, of up to `MOST_BYTES` together:
+A page cannot hold the timelines of a large study. It holds up to `_MOST_CELLS` of them, of up to `MOST_BYTES` together:
 first that of the fastest cell of each device, engine, model and workload, then of the second fastest, and so on. For a
 long repeat it holds evenly chosen rows, and says how many there were. If a cell was started several times, its timeline
 is that of the first start.
@@ -31,7 +31,7 @@ from workflow_scripts.study.setting_words import knob_name, knobs_that_differ, s
 from workflow_scripts.tables.parsed_facts import REPEAT
 from workflow_scripts.tables.results import RAN_IN, MissingError, Tables
 
-MEASURES = tuple(COLUMNS)
+_MEASURES = tuple(COLUMNS)
 # The serving table has these too, with further percentiles.
 SERVED = (*(latency.name for latency in LATENCIES), "goodput_requests_per_s", "slo_attainment")
 OF_CELLS = (
@@ -47,9 +47,9 @@ LIMITS = (
 )
 PREDICTIONS = ("quantity", "predicted", "low", "high", "measured", "error_pct", "flagged", "why", "speed_source")
 MOST_BYTES = 700_000
-MOST_CELLS = 128
+_MOST_CELLS = 128
 # Rows per repeat.
-MOST_ROWS: Mapping[str, int] = {"requests": 500, "steps": 1500, "trace": 400}
+MOST_POINTS: Mapping[str, int] = {"requests": 500, "steps": 1500, "trace": 400}
 FACTS: Mapping[str, tuple[str, ...]] = {
     "requests": (
         *("repeat", "prompt_tokens", "output_tokens", "queued_s", "scheduled_s", "first_token_s", "last_token_s"),
@@ -112,8 +112,8 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
             for name in knobs
         ],
         "cells": columns_of(cells, [*OF_CELLS, *OF_PAGE, *knobs]),
-        "values": columns_of(values, MEASURES),
-        "repeats": columns_of(repeats, ["cell", "start", "repeat", "started_at", *MEASURES]),
+        "values": columns_of(values, _MEASURES),
+        "repeats": columns_of(repeats, ["cell", "start", "repeat", "started_at", *_MEASURES]),
         # One row per cell and source of the device's rates.
         "limits": columns_of(_of_cells(report.tables.limits, place), ["cell", "rates", *LIMITS]),
         "predictions": columns_of(
@@ -206,7 +206,7 @@ def _intervals(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
     others = _of_cells(report.tables.get("intervals", "cell_id"), place).rename(columns={"repeats": "n"})
     parts = [
         served.assign(measure=key, value=served[key], low=served[f"{key}_low"], high=served[f"{key}_high"])
-        for key in MEASURES
+        for key in _MEASURES
         if f"{key}_low" in served
     ]
     columns = ["cell", "measure", "value", "low", "high", "n", "scope"]
@@ -216,10 +216,10 @@ def _intervals(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
 
 def _values(report: Report, repeats: pd.DataFrame, cells: "pd.Series[str]") -> pd.DataFrame:
     """The value of each measure of each cell, from the tables; of cells and measures that these lack, the median."""
-    measures = repeats[repeats.columns.intersection(list(MEASURES))].select_dtypes("number")
+    measures = repeats[repeats.columns.intersection(list(_MEASURES))].select_dtypes("number")
     medians = measures.groupby(repeats["cell"]).median().reindex(cells.index)
     summary = report.tables.get("serving_summary", "cell_id").drop_duplicates("cell_id").set_index("cell_id")
-    served = summary.reindex(index=cells, columns=summary.columns.intersection(list(MEASURES))).set_index(cells.index)
+    served = summary.reindex(index=cells, columns=summary.columns.intersection(list(_MEASURES))).set_index(cells.index)
     stored = report.tables.values.reindex(cells).set_index(cells.index)
     return served.combine_first(stored).combine_first(medians)[medians.columns]
 
@@ -240,7 +240,7 @@ def timelines(tables: Tables, most_bytes: int = MOST_BYTES) -> dict[str, str]:
     rates = ran.groupby("cell_id", sort=False)["output_tokens_per_s"].median()
     first = ran.drop_duplicates("cell_id").set_index("cell_id")
     rank = rates.groupby([first[name] for name in COORDINATES], sort=False).rank(ascending=False, method="first")
-    ids = rank.sort_values(kind="stable").index[:MOST_CELLS]
+    ids = rank.sort_values(kind="stable").index[:_MOST_CELLS]
     facts = {}
     for name in FACTS:
         with suppress(MissingError):
@@ -266,8 +266,8 @@ def timelines(tables: Tables, most_bytes: int = MOST_BYTES) -> dict[str, str]:
 
 
 def _chosen(name: str, rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of cells, at most `MOST_ROWS` per repeat."""
-    most = MOST_ROWS[name]
+    """The rows of cells, at most `MOST_POINTS` per repeat."""
+    most = MOST_POINTS[name]
     of_repeat = rows.groupby(["cell_id", "repeat"])["repeat"]
     place, count = of_repeat.cumcount(), of_repeat.transform("size")
     # Row r is kept if it is the first in one of `most` equal parts.

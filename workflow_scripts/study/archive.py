@@ -28,7 +28,7 @@ CODE = (
     *("Snakefile", "LICENSE", "CITATION.cff", "rules", "workflow_scripts", "config"),
     *("profiles", "slurm", "envs", "report"),
 )
-MANIFEST, VERSION, STUDY_FILE = "manifest-sha256.txt", "version.txt", "study.yaml"
+_MANIFEST, VERSION, STUDY_FILE = "manifest-sha256.txt", "version.txt", "study.yaml"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that zip can store; a fixed time makes equal contents equal archives
 
 
@@ -83,6 +83,6 @@ def main(args: Namespace) -> None:
         commit, is_dirty = commit_of(CHECKOUT)
         of_commit = f"{commit}, with changes" if is_dirty else commit or "unknown"
         add(VERSION, f"kvsweep {__version__}, commit {of_commit}\n".encode())
-        add(MANIFEST, "".join(f"{digest}  {name}\n" for name, digest in sorted(hashes.items())).encode())
+        add(_MANIFEST, "".join(f"{digest}  {name}\n" for name, digest in sorted(hashes.items())).encode())
     write_bytes(args.out, buffer.getvalue())
     print(f"{args.out}: {len(hashes)} files")

@@ -30,7 +30,7 @@ from workflow_scripts.workloads.workload_kinds import SyntheticWorkload
 # Seconds for all passes of a calibration; starting the engine comes on top.
 CALIBRATION_S = {"cpu": 20.0, "cuda": 25.0}
 # Starts of the engine, because a shared machine is not equally fast at all times. On a GPU one may take a minute.
-STARTS = {"cpu": 2, "cuda": 1}
+CALIBRATION_STARTS = {"cpu": 2, "cuda": 1}
 # Most prompt tokens of a point on a CPU, so that a few rounds fit into that time; mixtures have half of it.
 PROMPT_TOKENS = 1024
 SHORT_PROMPT, DECODE_STEPS = 8, 5

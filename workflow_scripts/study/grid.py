@@ -23,7 +23,7 @@ from workflow_scripts.workloads.workload_kinds import MultiTurnWorkload
 
 # The names that tell cells apart, besides the settings of the knobs.
 COORDINATES = ["gpu", "engine", "model", "workload"]
-MOST_CELLS = 100_000
+_MOST_CELLS = 100_000
 # Locks are files named after their cell; file systems allow names of 255 bytes.
 MOST_ID = 240
 
@@ -80,8 +80,8 @@ def expand(study: Study) -> tuple[Cell, ...]:
                 )
         points = math.prod(map(len, (sweep.gpu, sweep.engine, sweep.environment, sweep.model, sweep.workload)))
         points *= math.prod(map(len, sweep.knob_values().values()))
-        if points > MOST_CELLS:
-            raise StudyError(f"{where}: {points:,} cells; a sweep has at most {MOST_CELLS:,}")
+        if points > _MOST_CELLS:
+            raise StudyError(f"{where}: {points:,} cells; a sweep has at most {_MOST_CELLS:,}")
         for cell in _cells_of(sweep, study, where):
             if cell.knobs.draft_model is not None:
                 check_known([cell.knobs.draft_model], models, f"{where}.knobs.speculative_model")

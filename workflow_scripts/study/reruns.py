@@ -23,7 +23,7 @@ from workflow_scripts.study.outcome import FAILED, outcome_in
 from workflow_scripts.study.paths import ATTEMPT_FOLDER, MEASURE_LOG, OUTCOME, RAW, StudyPaths
 from workflow_scripts.study.rounds import CellStart, EndedStarts
 
-ONLY_FAILED, NONE, ALL = "failed", "none", "all"
+ONLY_FAILED, _NONE, ALL = "failed", "none", "all"
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -64,12 +64,12 @@ def is_tried_again(folder: Path, cell: Cell, tries: int) -> bool:
 
 def chosen(cells: Iterable[Cell], rerun: str) -> list[Cell]:
     """The cells that `rerun` is about."""
-    return [cell for cell in cells if rerun in (ONLY_FAILED, NONE, ALL) or fnmatchcase(cell.id, rerun)]
+    return [cell for cell in cells if rerun in (ONLY_FAILED, _NONE, ALL) or fnmatchcase(cell.id, rerun)]
 
 
 def check_rerun(cells: Iterable[Cell], rerun: str) -> None:
     """Raise InputError if `rerun` is a pattern that is no cell's."""
-    if not chosen(cells, rerun) and rerun not in (ONLY_FAILED, NONE, ALL):
+    if not chosen(cells, rerun) and rerun not in (ONLY_FAILED, _NONE, ALL):
         raise InputError(f"--config rerun={rerun}: no cell has such a name; allowed: failed, none, all, or a pattern")
 
 
@@ -79,7 +79,7 @@ def to_rerun(
     """The starts that this call measures again, with their outcomes. `rerun`: `failed`, `none`, `all`, or a pattern of
     cells (`*` stands for any text)."""
     found = {}
-    for cell in chosen(cells, rerun) if rerun != NONE else ():
+    for cell in chosen(cells, rerun) if rerun != _NONE else ():
         for start, end in ended.get(cell.id, {}).items():
             if rerun == ONLY_FAILED and end.outcome not in FAILED:
                 continue

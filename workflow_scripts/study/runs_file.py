@@ -14,12 +14,12 @@ from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.study.study import Name
 
 # Variable with the folder in which a mapping file may name files, if that is not its own folder.
-FOLDER = "KVSWEEP_RUNS_FOLDER"
+RUNS_FOLDER = "KVSWEEP_RUNS_FOLDER"
 UNKNOWN_WORKLOAD = "unknown"
 Rate = Literal["output_tokens_per_s", "total_tokens_per_s", "requests_per_s"]
 
 
-class Run(StrictRecord):
+class ImportedRun(StrictRecord):
     """The files of one run, relative to the mapping file, and what they do not say."""
 
     gpu: str = Field(description="a name in config/gpus.yaml")
@@ -36,7 +36,7 @@ class Run(StrictRecord):
     trace: str | None = Field(None, description="a CSV of nvidia-smi")
 
     @model_validator(mode="after")
-    def _is_complete(self) -> "Run":
+    def _is_complete(self) -> "ImportedRun":
         if self.results is None and self.trace is None and not self.rates:
             raise ValueError("name at least one file: results or trace; or rates")
         if self.engine not in load_engines():
@@ -48,10 +48,10 @@ class Runs(StrictRecord):
     """The mapping file."""
 
     schema_version: Literal[1]
-    runs: list[Run] = Field(min_length=1)
+    runs: list[ImportedRun] = Field(min_length=1)
 
 
-def load_runs(path: Path) -> list[Run]:
+def load_runs(path: Path) -> list[ImportedRun]:
     """The runs of a mapping file, in its order. Raises InputError if it is not valid; the message names the place."""
     return validated(Runs, read_yaml(path), str(path)).runs
 
@@ -65,7 +65,7 @@ def files_of(path: Path) -> Iterator[Path]:
 def file_of(path: Path, name: str) -> Path:
     """A file that a mapping file names. Raises InputError if it is not in the folder of the mapping, or in the one that
     the user allows, because it may be from somebody else."""
-    folder = Path(os.environ.get(FOLDER) or path.parent)
+    folder = Path(os.environ.get(RUNS_FOLDER) or path.parent)
     if "\0" in name or not (path.parent / name).resolve().is_relative_to(folder.resolve()):
-        raise InputError(f"{path}: {name!r} is not in {folder}; {FOLDER} names another folder of files to read")
+        raise InputError(f"{path}: {name!r} is not in {folder}; {RUNS_FOLDER} names another folder of files to read")
     return path.parent / name

@@ -39,7 +39,7 @@ STATES = (*get_args(OutcomeKind), "outdated", "missing")
 # States that no further call changes.
 _FINAL = {"ok", "infeasible"}
 # Letters of a reason; the log has all.
-MOST_REASON = 200
+_MOST_REASON = 200
 # Slurm's tools may hang while its controller is away.
 _WAIT_S = 10
 _STYLES = {"ok": "green", "infeasible": "yellow", "missing": "dim", "outdated": "cyan"}
@@ -131,7 +131,7 @@ def failures(statuses: Iterable[CellStatus]) -> Iterator[Text]:
     bad = [s for s in statuses if s.state != "ok" and s.log is not None]
     bad.sort(key=lambda s: (STATES.index(s.state), s.reason))
     for (state, reason), alike in groupby(bad, key=lambda s: (s.state, s.reason)):
-        yield Text(f"{state}: {shortened(reason, MOST_REASON)}", style=_STYLES.get(state, "red"))
+        yield Text(f"{state}: {shortened(reason, _MOST_REASON)}", style=_STYLES.get(state, "red"))
         for s in alike:
             yield Text(f"    {s.cell.id}{f' start {s.start}' if s.start > 1 else ''}  {s.log}")
     for state in [state for state in WHAT_TO_DO if any(s.state == state for s in bad)]:

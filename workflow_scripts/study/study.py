@@ -19,10 +19,10 @@ from workflow_scripts.engines.registry import get_engine, load_engines
 from workflow_scripts.workloads.workload_kinds import Workload
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-MOST_NAME = 100  # names are joined into file names, which hold 255 bytes
+_MOST_NAME = 100  # names are joined into file names, which hold 255 bytes
 NAMES = "a name has letters a to z, digits, '.', '_' and '-', and begins with a letter or digit"
 
-Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=MOST_NAME)]
+Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=_MOST_NAME)]
 
 
 class StudyError(InputError):
@@ -33,7 +33,7 @@ def as_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
-_NAME_SCHEMA = {"type": "string", "pattern": NAME_PATTERN, "maxLength": MOST_NAME}
+_NAME_SCHEMA = {"type": "string", "pattern": NAME_PATTERN, "maxLength": _MOST_NAME}
 OneOrMore = Annotated[
     list[Name],
     BeforeValidator(as_list),
@@ -166,7 +166,7 @@ class Starts(StrictRecord):
         return {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 100}, handler(core)]}
 
 
-ONE_START = Starts(at_least=1, at_most=1)
+_ONE_START = Starts(at_least=1, at_most=1)
 
 
 class Study(StrictRecord):
@@ -184,7 +184,7 @@ class Study(StrictRecord):
     question: str = Field(min_length=1, description="what the study is to answer; the report answers it in this order")
     repeats: int = Field(3, ge=1, description="timed passes over the workload per start of the engine, after warm-up")
     starts: Starts = Field(
-        ONE_START,
+        _ONE_START,
         description="starts of the engine per cell, each in another round; more repeat nothing that was measured",
     )
     share_starts: bool = added(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts.catalog.any_model import model_of_folder, model_of_hub
-from workflow_scripts.catalog.checkpoint import FILES, QUANTIZATION_FILE
+from workflow_scripts.catalog.checkpoint import HASHES, QUANTIZATION_FILE
 from workflow_scripts.catalog.gpus_and_models import MODELS, Model, load_gpus, study_gpus, study_models
 from workflow_scripts.common.checkout import own_or_of_checkout
 from workflow_scripts.common.files import write_bytes
@@ -63,7 +63,7 @@ def store_configs(study: Study, paths: StudyPaths) -> None:
             if (beside := model.config.with_name(QUANTIZATION_FILE)).is_file():
                 write_bytes(stored.with_name(QUANTIZATION_FILE), beside.read_bytes())
         if model.files and model.config != stored:
-            model.files.write(stored.with_name(FILES))
+            model.files.write(stored.with_name(HASHES))
 
 
 def study_file(config: Mapping[str, Any], configfiles: Sequence[str | Path]) -> Path:

@@ -15,7 +15,7 @@ from workflow_scripts.statistics.errors import FloatArray
 from workflow_scripts.tables.parsed_facts import REPEAT, known_facts, read_parsed
 from workflow_scripts.tables.summary import numbers
 
-REQUEST_COLUMNS = (*REPEAT, "prompt_tokens", "output_tokens", "cached_prompt_tokens")
+_REQUEST_COLUMNS = (*REPEAT, "prompt_tokens", "output_tokens", "cached_prompt_tokens")
 
 
 def read_work(cells: pd.DataFrame, parsed: Path) -> pd.DataFrame:
@@ -30,7 +30,7 @@ def read_work(cells: pd.DataFrame, parsed: Path) -> pd.DataFrame:
     for gpu, rows in ok.groupby("gpu"):
         if not (parsed / str(gpu) / "requests.parquet").exists():
             continue
-        requests = read_parsed(parsed, str(gpu), "requests", REQUEST_COLUMNS)
+        requests = read_parsed(parsed, str(gpu), "requests", _REQUEST_COLUMNS)
         requests = requests[requests["cell_id"].isin(rows["cell_id"])]
         cell = rows.drop_duplicates("cell_id").set_index("cell_id")
         reaches = reaches_of(rows["model"].unique())

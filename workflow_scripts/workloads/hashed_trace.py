@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field
 
 from workflow_scripts.common.files import numbered_jsonl
 from workflow_scripts.common.records import Record, validated
-from workflow_scripts.workloads.random_prompts import TEXT, generators
+from workflow_scripts.workloads.random_prompts import TEXT_STREAM, generators
 from workflow_scripts.workloads.request import HashedBlocks, Request, Vocabulary, WorkloadError, checked_file
 from workflow_scripts.workloads.workload_kinds import MOST_TOKENS, TraceWorkload
 
@@ -107,7 +107,7 @@ def count_requests(path: Path, block_tokens: int | None, max_total_tokens: int |
 
 def _block(number: int, tokens: int, seed: int, vocabulary: Vocabulary) -> list[int]:
     """The tokens of a block: random, except that the first two are its number, so that no two blocks are equal."""
-    block = vocabulary.random_ids(np.random.default_rng([seed, TEXT, number]), tokens)
+    block = vocabulary.random_ids(np.random.default_rng([seed, TEXT_STREAM, number]), tokens)
     ids = vocabulary.text_ids
     block[:2] = [int(ids[number % len(ids)]), int(ids[number // len(ids) % len(ids)])]
     return block

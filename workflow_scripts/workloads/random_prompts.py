@@ -16,7 +16,7 @@ from workflow_scripts.workloads.workload_kinds import (
     SyntheticWorkload,
 )
 
-_REQUEST, TEXT, _LENGTHS = range(3)
+_REQUEST, TEXT_STREAM, _LENGTHS = range(3)
 
 
 def fixed(spec: FixedWorkload, vocabulary: Vocabulary, count: int) -> Iterator[Request]:
@@ -50,7 +50,7 @@ def sharing(spec: SharedTextWorkload, vocabulary: Vocabulary, seed: int) -> Iter
         if shared is None:
             return Request(own, spec.output_tokens)
         # However many of a text's tokens are drawn, the first ones are the same.
-        text = vocabulary.random_ids(np.random.default_rng([seed, TEXT, shared.id]), shared.tokens)
+        text = vocabulary.random_ids(np.random.default_rng([seed, TEXT_STREAM, shared.id]), shared.tokens)
         prompt = text + own[shared.tokens :]
         made = Request(prompt, spec.output_tokens, prefix_tokens=shared.tokens, prefix_id=shared.id)
         if not isinstance(spec, MultiTurnWorkload) or spec.answers != "real":

@@ -10,10 +10,10 @@ anything is timed.
 from collections.abc import Sequence
 from statistics import fmean
 
-LEAST_REQUESTS = 4
+_LEAST_REQUESTS = 4
 # One request waits for each so many that run.
 RUN_PER_WAITING = 8
-MOST_PASSES = 6
+_MOST_PASSES = 6
 # The first pass does everything for the first time; two more show whether that was all. A plan assumes this number.
 USUAL_PASSES = 3
 # Two passes in a row whose times differ by no more count as equally fast.
@@ -28,7 +28,7 @@ def pass_size(requests: int, concurrency: int, joins: bool = True) -> int:
     >>> [pass_size(512, concurrency) for concurrency in (1, 16, 256, 1024)]
     [4, 18, 288, 512]
     """
-    return min(requests, max(LEAST_REQUESTS, concurrency + joins * -(-concurrency // RUN_PER_WAITING)))
+    return min(requests, max(_LEAST_REQUESTS, concurrency + joins * -(-concurrency // RUN_PER_WAITING)))
 
 
 def most_passes(requests: int, in_a_pass: int, repeats: int) -> int:
@@ -37,7 +37,7 @@ def most_passes(requests: int, in_a_pass: int, repeats: int) -> int:
     >>> [most_passes(512, in_a_pass, repeats=3) for in_a_pass in (64, 192, 256, 512)]
     [6, 4, 3, 3]
     """
-    return max(USUAL_PASSES, min(MOST_PASSES, repeats * requests // (2 * in_a_pass)))
+    return max(USUAL_PASSES, min(_MOST_PASSES, repeats * requests // (2 * in_a_pass)))
 
 
 def chosen(prompt_tokens: Sequence[int], count: int) -> list[int]:

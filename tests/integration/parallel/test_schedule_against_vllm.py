@@ -22,7 +22,7 @@ from workflow_scripts.engines.engine import CacheHeldError, forget_prefixes
 from workflow_scripts.engines.steps import SchedulerSettings
 from workflow_scripts.predict.kv_pool import LiveRequest
 from workflow_scripts.predict.prefix_hits import OF_PREEMPTED, OF_PROMPT, prefix_hits
-from workflow_scripts.predict.schedule import WORK, FloatArray, RequestLengths, Segments, StepTime
+from workflow_scripts.predict.schedule import SUMS, FloatArray, RequestLengths, Segments, StepTime
 from workflow_scripts.predict.scheduler import Scheduler
 from workflow_scripts.workloads.request import HashedBlocks
 
@@ -39,7 +39,7 @@ MOST_OF_LAYERS = 10
 
 
 Case = tuple[RequestLengths, SchedulerSettings, StepTime | None]
-OF_STEP = (*WORK, "idle_s")
+OF_STEP = (*SUMS, "idle_s")
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class Watched(Scheduler):
         first, held, decoding = self.step, self.blocks.held, copy.copy(self.decoding)
         decoding._by_remainder = decoding._by_remainder.copy()
         super()._pass(scheduled, preempted)
-        work: dict[str, float] = dict(zip(("steps", *WORK), self.columns[-1 - len(WORK) :], strict=True))
+        work: dict[str, float] = dict(zip(("steps", *SUMS), self.columns[-1 - len(SUMS) :], strict=True))
         assert work.pop("steps") == self.step - first
         for further in range(self.step - first):
             changed = {"decode_kv_tokens": work["decode_kv_tokens"] + further * work["decode_seqs"]}

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from workflow_scripts.common import checkout
-from workflow_scripts.common.checkout import CHECKOUT, VARIABLE, commit_of, how_to_install
+from workflow_scripts.common.checkout import CHECKOUT, COMMIT_VARIABLE, commit_of, how_to_install
 
 
 @pytest.fixture(autouse=True)
 def no_variable(monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(COMMIT_VARIABLE, raising=False)
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def repository(tmp_path):
 
 
 def test_a_repository_knows_its_commit_and_its_changes(repository, monkeypatch):
-    monkeypatch.setenv(VARIABLE, "another")
+    monkeypatch.setenv(COMMIT_VARIABLE, "another")
     commit, dirty = commit_of(repository)
     assert (len(commit or ""), dirty) == (40, False)
     (repository / "code.py").write_text("2\n")
@@ -35,7 +35,7 @@ def test_a_repository_knows_its_commit_and_its_changes(repository, monkeypatch):
 @pytest.mark.parametrize(("variable", "commit"), [(None, None), ("", None), ("f00", "f00")])
 def test_without_a_repository_of_its_own_the_environment_tells(repository, monkeypatch, variable, commit):
     if variable is not None:
-        monkeypatch.setenv(VARIABLE, variable)
+        monkeypatch.setenv(COMMIT_VARIABLE, variable)
     (repository / "copy").mkdir()
     assert commit_of(repository / "copy") == (commit, None)  # not that of the repository around it
 

@@ -17,7 +17,7 @@ from tests.processes import wait_for
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.ownership import Peer
 from workflow_scripts.device import device_lock as locks
-from workflow_scripts.device.device_lock import FOLDER, SCOPE, WAIT, device_lock
+from workflow_scripts.device.device_lock import LOCK_FOLDER, SCOPE, WAIT, device_lock
 
 CPU, ALL_CORES = (load_gpus()[name] for name in ("cpu-1core", "cpu-all"))
 
@@ -129,7 +129,7 @@ def test_a_lock_in_a_folder_or_of_a_gpu_of_this_job_alone_cannot_be_held_by_othe
         with pytest.raises(TimeoutError), device_lock(gpu):
             pass
         (shared / "of_the_group").mkdir(mode=0o700)
-        monkeypatch.setenv(FOLDER, str(shared / "of_the_group"))
+        monkeypatch.setenv(LOCK_FOLDER, str(shared / "of_the_group"))
         with device_lock(gpu), device_lock(CPU):
             pass
 

@@ -16,7 +16,7 @@ from tests.recipes import blocks, recipe
 from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.catalog.gpus_and_models import CatalogError
 from workflow_scripts.engines.engine import Engine
-from workflow_scripts.engines.registry import BUILT_IN, VARIABLE, get_engine, modules_that_predict
+from workflow_scripts.engines.registry import BUILT_IN, ENGINES_VARIABLE, get_engine, modules_that_predict
 from workflow_scripts.measure import cell as cell_command
 from workflow_scripts.parse import cell_tables
 from workflow_scripts.predict import plan as plan_command
@@ -43,7 +43,7 @@ STUDY = study_content(
 
 @pytest.fixture
 def study_file(tmp_path, monkeypatch):
-    monkeypatch.setenv(VARIABLE, "tests.echo_engine:ECHO")
+    monkeypatch.setenv(ENGINES_VARIABLE, "tests.echo_engine:ECHO")
     path = tmp_path / "echoes.yaml"
     path.write_text(yaml.safe_dump(STUDY), encoding="utf-8")
     return path
@@ -100,7 +100,7 @@ def test_an_engine_of_ones_own_is_measured_from_study_file_to_tables(study_file,
 
 def test_without_a_word_on_its_steps_an_engine_is_measured_but_not_predicted(study_file, monkeypatch):
     monkeypatch.setattr(echo_engine, "SILENT", replace(ECHO, name="silent", steps=""), raising=False)
-    monkeypatch.setenv(VARIABLE, "tests.echo_engine:SILENT")
+    monkeypatch.setenv(ENGINES_VARIABLE, "tests.echo_engine:SILENT")
     study_file.write_text(study_file.read_text(encoding="utf-8").replace("echo\n", "silent\n"), encoding="utf-8")
     study = load_study(study_file)
     cells = expand(study)
@@ -109,7 +109,7 @@ def test_without_a_word_on_its_steps_an_engine_is_measured_but_not_predicted(stu
 
 
 def test_without_the_variable_it_is_unknown(study_file, monkeypatch):
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(ENGINES_VARIABLE)
     with pytest.raises(StudyError, match=r"'echo' is unknown; allowed: hf-continuous, hf-static"):
         load_study(study_file)
     with pytest.raises(CatalogError, match="unknown engine 'echo'; allowed: vllm, "):
@@ -142,10 +142,10 @@ def test_each_engine_has_the_versions_that_it_can_be_measured_with(engine, versi
     ],
 )
 def test_a_wrong_value_of_the_variable_is_one_message(value, fault, study_file, monkeypatch):
-    monkeypatch.setenv(VARIABLE, value)
+    monkeypatch.setenv(ENGINES_VARIABLE, value)
     with pytest.raises(StudyError) as told:
         load_study(study_file)
-    assert f"${VARIABLE}" in str(told.value)
+    assert f"${ENGINES_VARIABLE}" in str(told.value)
     assert fault in str(told.value)
 
 
@@ -166,5 +166,5 @@ def test_the_engine_of_the_page_is_the_one_that_is_measured():
     assert [block for block in shown if unindented(block) not in unindented(source)] == []
     (sweep,) = yaml.safe_load(blocks(ENGINE, "yaml")[0])["sweeps"]
     assert [sweep] == STUDY["sweeps"]
-    assert f"`{VARIABLE}=tests.echo_engine:ECHO`" in ENGINE
+    assert f"`{ENGINES_VARIABLE}=tests.echo_engine:ECHO`" in ENGINE
     assert len(re.findall(r"^\d\. ", ENGINE, flags=re.MULTILINE)) <= 6

@@ -12,7 +12,7 @@ from tests.unit.questions.synthetic_cells import cell, table, write_measurements
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.parse.imported_runs import main, read_runs
-from workflow_scripts.study.runs_file import FOLDER, files_of
+from workflow_scripts.study.runs_file import RUNS_FOLDER, files_of
 from workflow_scripts.tables.imported_cells import imported_cells, with_imported
 
 RUN = {"gpu": "h100-sxm", "engine": "vllm", "model": "llama-3.1-8b-instruct", "workload": "chat"}
@@ -152,7 +152,7 @@ def test_a_mapping_reads_files_of_its_folder_alone_unless_the_user_allows_anothe
     path = write_runs(folder, RUN | {"rates": {"requests_per_s": 2}, key: name})
     with pytest.raises(InputError, match="is not in"):
         read_runs(path)
-    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.setenv(RUNS_FOLDER, str(tmp_path))
     if name in ("../a.log", "link"):
         assert read_runs(path)[0]["files"][-1] == name
     else:

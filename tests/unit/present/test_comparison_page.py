@@ -5,7 +5,7 @@ import random
 from tests.unit.present.synthetic import SCRIPT
 from tests.unit.present.test_page import Page
 from tests.unit.questions.runs import cell, mean, random_run, run
-from workflow_scripts.page.kit import MOST_ROWS
+from workflow_scripts.page.kit import MOST_DRAWN
 from workflow_scripts.present import compare, comparison_page
 from workflow_scripts.questions.compare.comparison import comparison
 
@@ -46,11 +46,11 @@ def test_a_comparison_of_nothing_has_a_page_that_says_why():
 
 
 def test_the_picture_shows_the_cells_that_differ_most():
-    cells = [(cell(f"bs{i}", mean(100)), cell(f"bs{i}", mean(60 + 2 * i))) for i in range(MOST_ROWS + 5)]
+    cells = [(cell(f"bs{i}", mean(100)), cell(f"bs{i}", mean(60 + 2 * i))) for i in range(MOST_DRAWN + 5)]
     found = comparison([run(*(a for a, _ in cells))], run(*(b for _, b in cells)), 1)
     plot = comparison_page.ratios(found, "output_tokens_per_s")
     (panel,) = plot.shown
     drawn = panel.rows["value"].tolist()
     assert drawn == sorted(drawn, key=lambda of: -max(of, 1 / of))
-    assert (len(drawn), 1.0 in drawn, bool(plot.note)) == (MOST_ROWS, False, True)
+    assert (len(drawn), 1.0 in drawn, bool(plot.note)) == (MOST_DRAWN, False, True)
     assert "bs0: 0.60" in plot.alt

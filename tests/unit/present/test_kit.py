@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from workflow_scripts.page.kit import (
-    MOST_ROWS,
+    MOST_DRAWN,
     MOST_SERIES,
     SIZES,
     bar,
@@ -75,8 +75,8 @@ def test_more_series_than_four_are_several_panels_and_more_rows_than_fit_are_sai
     many = line(ladder(MOST_SERIES + 2), looks(f"device {i}" for i in range(6)), "Rates", "tokens/s", "sequences")
     assert len(drawn(many, "").get_axes()) == 2
     assert len(drawn(many, ".first").get_axes()) == 1
-    cut = bar(named([1.0 + i for i in range(MOST_ROWS + 3)]), "Shares", "share")
-    assert cut.note.startswith(f"{MOST_ROWS} of {MOST_ROWS + 3} are drawn")
+    cut = bar(named([1.0 + i for i in range(MOST_DRAWN + 3)]), "Shares", "share")
+    assert cut.note.startswith(f"{MOST_DRAWN} of {MOST_DRAWN + 3} are drawn")
     assert bar(named([1.0]), "Shares", "share").note == ""
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.present.conftest import changed, write_cells
 from tests.unit.present.synthetic import SCRIPT, SPEED
 from workflow_scripts.page.blocks import UNKNOWN, Table
-from workflow_scripts.page.parts import METRICS, claims_on, four_metrics
+from workflow_scripts.page.parts import METRIC_WORDS, claims_on, four_metrics
 from workflow_scripts.questions.cells.workload_requests import workloads
 from workflow_scripts.questions.sections import SUBJECTS
 from workflow_scripts.questions.trust.provenance import provenance_table
@@ -94,7 +94,7 @@ def test_the_metrics_of_the_sources_stand_in_one_table_for_each_device_and_value
         row for row in rows if (row["Device"], row["block size"]) == ("h200", "16") and "64 s" in row["Settings"]
     )
     assert at_64["GPU blocks"] == "144,000"
-    assert all(at_64[next(of for of in at_64 if of.startswith(words))] != UNKNOWN for words in METRICS.values())
+    assert all(at_64[next(of for of in at_64 if of.startswith(words))] != UNKNOWN for words in METRIC_WORDS.values())
     of_8 = {row["Outcome"] for row in rows if (row["Device"], row["block size"]) == ("a100-sxm-80gb", "8")}
     assert of_8 == {"infeasible"}
 

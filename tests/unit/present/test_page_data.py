@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from tests.unit.present.conftest import DEMO, changed, in_table, report_of, written
-from workflow_scripts.present.page_data import MOST_BYTES, MOST_ROWS, _intervals, page_data, timelines
+from workflow_scripts.present.page_data import MOST_BYTES, MOST_POINTS, _intervals, page_data, timelines
 from workflow_scripts.statistics.comparisons import ONE_START
 
 
@@ -118,4 +118,4 @@ def test_a_timeline_has_every_repeat_with_all_rows_or_evenly_chosen_ones(results
     assert timeline["requests"]["rows"] == len(requests["repeat"]) == 3 * 64
     assert values(requests["queued_s"])[:3] == [0, 0.1, 0.2]
     assert len(timeline["steps"]["columns"]["time_s"]) == 3 * 60
-    assert all(most >= 64 for most in MOST_ROWS.values())
+    assert all(most >= 64 for most in MOST_POINTS.values())

@@ -23,7 +23,7 @@ from workflow_scripts.workloads.sampling import Sampling, settings_of_request
 ANSWER_LIMIT_S, MOST_ANSWER_BYTES = 6 * 60 * 60.0, 2**30
 MAX_ERROR_CHARACTERS = 300
 # The same for health, metrics and small commands.
-TIMEOUT_S, MOST_BYTES = 10.0, 2**26
+TIMEOUT_S, _MOST_BYTES = 10.0, 2**26
 HEALTH_POLL_S = 0.1
 
 
@@ -91,8 +91,8 @@ class Address:
                     raise StatusError(answer.status)
                 async for part in answer.content.iter_any():
                     content += part
-                    if len(content) > MOST_BYTES:
-                        raise OSError(f"the answer is larger than {MOST_BYTES:,} bytes")
+                    if len(content) > _MOST_BYTES:
+                        raise OSError(f"the answer is larger than {_MOST_BYTES:,} bytes")
             return bytes(content)
 
         try:

@@ -11,7 +11,7 @@ from workflow_scripts.engines.engine import Metrics, Step
 from workflow_scripts.engines.serving.client import Address
 from workflow_scripts.engines.serving.processes import in_thread
 
-INTERVAL_S = 1.0
+_INTERVAL_S = 1.0
 # Labels that say which server, not which number.
 _SERVER_LABELS = ("model_name", "engine", "engine_type")
 # SGLang labels the only rank that reports, too.
@@ -103,7 +103,7 @@ def queues(metrics: Mapping[str, Any]) -> Step:
     return cast(Step, step)
 
 
-def queues_noted(address: Address, steps: list[Step], interval_s: float = INTERVAL_S) -> AbstractContextManager[None]:
+def queues_noted(address: Address, steps: list[Step], interval_s: float = _INTERVAL_S) -> AbstractContextManager[None]:
     """While the context lasts, ask a server for its queues about once a second, from a thread, and add them to
     `steps`."""
 

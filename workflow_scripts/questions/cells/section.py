@@ -10,7 +10,7 @@ from workflow_scripts.page.answers import NO, OPEN, PARTLY, YES, Answer
 from workflow_scripts.page.blocks import Block, Fold, Table, outcome_words, table_of
 from workflow_scripts.page.comparisons import every_knob_compared
 from workflow_scripts.page.kit import Plot, bar
-from workflow_scripts.page.report import MOST_ROWS, Report, Subject
+from workflow_scripts.page.report import SHOWN_ROWS, Report, Subject
 from workflow_scripts.page.style import INK
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.study.outcome import WHAT_TO_DO
@@ -18,7 +18,7 @@ from workflow_scripts.tables.results import RATE, Tables
 
 NO_FAULT = ("ok", "infeasible")
 # Of a reason in an answer.
-MOST_REASON = 40
+_MOST_REASON = 40
 
 
 def grid_outcomes(tables: Tables) -> Plot:
@@ -52,7 +52,7 @@ def answers(report: Report) -> Iterator[Answer]:
     yield Answer(verdict, "Did every cell run?", said)
     if failed:
         reasons_ = report.grid.loc[~outcomes.isin([*NO_FAULT, "missing"]), "reason"].fillna("unknown").value_counts()
-        first = shortened(str(reasons_.index[0]), MOST_REASON)
+        first = shortened(str(reasons_.index[0]), _MOST_REASON)
         yield Answer(YES if len(reasons_) == 1 else NO, "One reason for all?", first)
     if every_knob_compared(report.tables) == []:
         yield Answer(NO, "Settings compared?", "no two cells differ in one")
@@ -68,8 +68,8 @@ def _counted(report: Report, cells: pd.DataFrame, columns: Mapping[str, str], ca
     rows = cells.groupby(list(columns), sort=False)["cell_id"].agg(["size", "first"]).reset_index()
     rows = rows.assign(first=rows["first"].map(report.cell_link))
     rows = rows.sort_values("size", ascending=False, kind="stable")
-    note = f"{MOST_ROWS} of {len(rows)} {what}." if len(rows) > MOST_ROWS else ""
-    return table_of(rows.head(MOST_ROWS), {**columns, "size": "Cells", "first": "Example"}, caption, note)
+    note = f"{SHOWN_ROWS} of {len(rows)} {what}." if len(rows) > SHOWN_ROWS else ""
+    return table_of(rows.head(SHOWN_ROWS), {**columns, "size": "Cells", "first": "Example"}, caption, note)
 
 
 def reasons(report: Report) -> Iterator[Block]:
@@ -94,7 +94,7 @@ def not_as_asked(report: Report) -> Iterator[Block]:
 def every_cell(report: Report) -> Iterator[Block]:
     grid, rates = report.grid, report.tables.value(RATE)
     places = report.logs.drop_duplicates("cell_id").set_index("cell_id")["what"]
-    rows = grid.head(MOST_ROWS)
+    rows = grid.head(SHOWN_ROWS)
     logs = [report.link(report.cells / cell / places.get(cell, "no log"), "log") for cell in rows["cell_id"]]
     unlike = np.where(rows["comparable"].eq(False) & rows["outcome"].ne("missing"), ", not comparable", "")
     rows = rows.assign(
@@ -103,7 +103,7 @@ def every_cell(report: Report) -> Iterator[Block]:
         **{RATE: rows["cell_id"].map(rates)},
     )
     columns = {"cell_id": "Cell", "outcome": "Outcome", RATE: "", "reason": "Reason", "log": "Engine log"}
-    note = f"The first {MOST_ROWS} of {len(grid):,}; Explore has all." if len(grid) > MOST_ROWS else ""
+    note = f"The first {SHOWN_ROWS} of {len(grid):,}; Explore has all." if len(grid) > SHOWN_ROWS else ""
     counts = grid["outcome"].map(outcome_words).value_counts().items()
     ended = ", ".join(f"{count} {words}" for words, count in counts)
     yield Fold(f"Cells: {ended}", [table_of(report.named(rows), columns, "Cells", note)])

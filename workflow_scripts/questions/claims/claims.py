@@ -12,7 +12,7 @@ from workflow_scripts.questions.claims import (
     on_rates,  # noqa: F401  # they register their checks
 )
 from workflow_scripts.questions.claims.evidence import CHECKS, NOT_TESTABLE, Evidence, verdict
-from workflow_scripts.questions.claims.study_tables import TABLES, StudyTables
+from workflow_scripts.questions.claims.study_tables import TABLES_READ, StudyTables
 from workflow_scripts.study.study import Study
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import TEXT, table_schema
@@ -76,5 +76,5 @@ def _row(claim: Claim, tables: StudyTables) -> dict[str, str | None]:
 
 @makes(SCHEMA, needed=lambda inputs: bool(inputs.study.claims))
 def make_tables(inputs: TableInputs) -> pd.DataFrame:
-    tables = {"cells": inputs.cells} | {name: inputs.table(name) for name in TABLES}
+    tables = {"cells": inputs.cells} | {name: inputs.table(name) for name in TABLES_READ}
     return claims_table(inputs.study, StudyTables(tables, Published(inputs.published)))

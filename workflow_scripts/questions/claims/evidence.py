@@ -10,13 +10,13 @@ from functools import cache
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model, load_gpus, resolve
 from workflow_scripts.catalog.published import Claim, Stated
 from workflow_scripts.physics.model_facts import ModelFacts, read_model_facts
-from workflow_scripts.questions.claims.study_tables import Estimate, Row, StudyTables
+from workflow_scripts.questions.claims.study_tables import ClaimRow, Estimate, StudyTables
 from workflow_scripts.statistics.comparisons import NOT_DECIDED
 
-MEASURED, COMPUTED = "measured here", "computed from a formula"
+MEASURED_HERE, COMPUTED = "measured here", "computed from a formula"
 SUPPORTED, CONTRADICTED, NOT_TESTABLE = "supported", "contradicted", "not testable here"
 # What `source` says of rows in which a predicted number stands beside another prediction.
-_LABELS = {"measured": MEASURED, "predicted": COMPUTED}
+_LABELS = {"measured": MEASURED_HERE, "predicted": COMPUTED}
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def computed(text: str, says: str | None = None) -> Evidence:
 
 def number(
     claim: Claim,
-    row: Row,
+    row: ClaimRow,
     what: str,
     found: float | Estimate,
     stated: Stated | str,
@@ -108,7 +108,7 @@ def number(
     return measured(claim, row, f"{what}: {shown}{unit}{ends}.", says, under=under)
 
 
-def measured(claim: Claim, row: Row, text: str, says: str | None = None, *, under: bool = True) -> Evidence | None:
+def measured(claim: Claim, row: ClaimRow, text: str, says: str | None = None, *, under: bool = True) -> Evidence | None:
     """Evidence of a row; none if the claim is not about its device and model, or if it was not measured `under` the
     conditions that the source states."""
     if not under or not covers(claim, row.gpu, row.model):

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from workflow_scripts.catalog.published import Claim
 from workflow_scripts.questions.claims.evidence import Evidence, check, computed, number, within
-from workflow_scripts.questions.claims.study_tables import Row, StudyTables, pairs
+from workflow_scripts.questions.claims.study_tables import ClaimRow, StudyTables, pairs
 from workflow_scripts.tables.summary import PLACE
 
 # --- waste -----------------------------------------------------------------------------------------------------------
 
 
-def a_fifth_of_512(cell: Row) -> bool:
+def a_fifth_of_512(cell: ClaimRow) -> bool:
     """Whether requests of 50 generated tokens hold a fifth of 512 slots."""
     held = (cell.prompt_tokens + cell.output_tokens / 2) / cell.num_requests
     has_fifty = cell.max_model_len_effective == 512 and cell.output_tokens == 50 * cell.num_requests

@@ -13,7 +13,7 @@ from workflow_scripts.physics.rate_ceiling import JudgedRate, judge_rate
 from workflow_scripts.questions.claims.evidence import (
     COMPUTED,
     CONTRADICTED,
-    MEASURED,
+    MEASURED_HERE,
     SUPPORTED,
     Evidence,
     check,
@@ -25,7 +25,7 @@ from workflow_scripts.questions.claims.evidence import (
     number,
     within,
 )
-from workflow_scripts.questions.claims.study_tables import Estimate, Row, StudyTables, highest, pairs
+from workflow_scripts.questions.claims.study_tables import ClaimRow, Estimate, StudyTables, highest, pairs
 from workflow_scripts.questions.devices.table import PREDICTED
 from workflow_scripts.statistics.comparisons import CHANGES, FLAT, NOT_DECIDED
 from workflow_scripts.study.setting_words import instead_of, setting_phrase
@@ -39,12 +39,12 @@ SAME_PCT = 10.0
 _AT_LEAST_ONE = Stated(min=1)
 
 
-def like_sharegpt(cell: Row) -> bool:
+def like_sharegpt(cell: ClaimRow) -> bool:
     """Whether the workload's lengths are like ShareGPT's."""
     return bool(150 <= cell.prompt_tokens_mean <= 300 and 120 <= cell.output_tokens_mean <= 300)
 
 
-def effect_text(effect: Row) -> str:
+def effect_text(effect: ClaimRow) -> str:
     full = " while full" * (effect.metric == STEADY)
     return (
         f"{instead_of(effect.name, effect.value_b, effect.value_a)}, {effect.ratio:.3g} times the output "
@@ -86,7 +86,7 @@ def _needs(judged: JudgedRate) -> tuple[float, float]:
 
 
 def flat(
-    claim: Claim, tables: StudyTables, under: Callable[[Row], bool] = lambda cell: True
+    claim: Claim, tables: StudyTables, under: Callable[[ClaimRow], bool] = lambda cell: True
 ) -> Iterator[Evidence | None]:
     """What all values of a group show, or its pairs within the claimed range if the group has values beyond that.
 
@@ -163,11 +163,11 @@ def follows_bandwidth(claim: Claim, tables: StudyTables) -> Iterator[Evidence | 
         ends = interval_text(row.ratio, row.low, row.high, "x", row.scope)
         nearest = f"nearest: {row.nearest}, {row.nearest_difference_pct:+.1f} %"
         text = f"{place}: {ends}; explained by: {row.explanation}; {nearest}."
-        label = MEASURED if row.source == "measured" else row.source
+        label = MEASURED_HERE if row.source == "measured" else row.source
         yield Evidence(text, label, _says(row, published))
 
 
-def _says(row: Row, published: float) -> str | None:
+def _says(row: ClaimRow, published: float) -> str | None:
     """What a measured ratio says: nothing without an interval, or if bandwidth cannot be told from other causes."""
     if row.explanation is None or row.cannot_show is not None or math.isnan(row.low):
         return None
@@ -196,7 +196,7 @@ def _published_speedup(a: str, b: str, ratio: float) -> Evidence:
 # --- engines ---------------------------------------------------------------------------------------------------------
 
 
-def gain(claim: Claim, row: Row, stated: Stated | str, tolerance_pct: float = 0.0) -> Evidence | None:
+def gain(claim: Claim, row: ClaimRow, stated: Stated | str, tolerance_pct: float = 0.0) -> Evidence | None:
     """A ratio of vLLM to HuggingFace as a number."""
     vllm, hf = setting_phrase("max_num_seqs", row.sequences), setting_phrase("batch_size", row.batch_size)
     what = f"Output tokens/s of vLLM with {vllm} over those of HuggingFace with {hf}"

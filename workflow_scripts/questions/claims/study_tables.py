@@ -21,11 +21,11 @@ from workflow_scripts.tables import cell_intervals
 from workflow_scripts.tables.summary import IDENTITY, PLACE, RATE, STEADY, comparable_rows, numbers, reduced
 
 # The tables that checks read, beside what was measured.
-TABLES = [str(part.SCHEMA.name) for part in (cell_intervals, comparisons, devices, fragmentation)]
+TABLES_READ = [str(part.SCHEMA.name) for part in (cell_intervals, comparisons, devices, fragmentation)]
 
 LENGTHS = ("prompt_tokens", "output_tokens")
 # A row of a table: a number that is not known is NaN, a text or flag None.
-Row = Any
+ClaimRow = Any
 
 
 class Estimate(NamedTuple):
@@ -52,7 +52,7 @@ class StudyTables:
     published: Published
 
     @cached_property
-    def cells(self) -> list[Row]:
+    def cells(self) -> list[ClaimRow]:
         """One row per cell that counts, with every knob: the values of its measures, means of what else was measured,
         and its first text; `prompt_tokens_mean` and `output_tokens_mean` are of all requests of its workload."""
         return _rows(self._cells)
@@ -73,7 +73,7 @@ class StudyTables:
         rows = self.frames["intervals"].dropna(subset="low").query("measure == @measure")
         return {row.cell_id: Estimate(row.value, row.low, row.high, row.scope) for row in _rows(rows)}
 
-    def with_cells(self, rows: Iterable[Row]) -> Iterator[tuple[Row, Row]]:
+    def with_cells(self, rows: Iterable[ClaimRow]) -> Iterator[tuple[ClaimRow, ClaimRow]]:
         """Each row with its cell, if it counts."""
         return pairs(rows, self.cells, "cell_id")
 
@@ -85,19 +85,19 @@ class StudyTables:
             rows = rows[rows[name].eq(value)]
         return rows.assign(cell_id=rows["b"])
 
-    def effects(self, setting: str) -> list[Row]:
+    def effects(self, setting: str) -> list[ClaimRow]:
         """Comparisons of values of a setting with the first one."""
         return _rows(self._compared(name=setting, from_first=True))
 
-    def overall(self, setting: str) -> list[Row]:
+    def overall(self, setting: str) -> list[ClaimRow]:
         """What all values of a setting show together, as `comparisons.pairs.overall` says."""
         return _rows(overall(self.frames["comparisons"], setting).assign(cell_id=lambda rows: rows["b"]))
 
-    def device_ratios(self) -> list[Row]:
+    def device_ratios(self) -> list[ClaimRow]:
         """Ratios of output tokens/s of two devices, with what explains them."""
         return _rows(self._compared(kind=comparisons.DEVICE, metric=RATE).merge(self.frames["devices"], on=["a", "b"]))
 
-    def engine_gains(self, batched: bool) -> list[Row]:
+    def engine_gains(self, batched: bool) -> list[ClaimRow]:
         """vLLM over HuggingFace with single requests, or in static batches, where the two are comparable; with
         `sequences` of vLLM and the `batch_size` of HuggingFace."""
         rows, cells = self._compared(kind=ENGINE, engine=VLLM.name), self._cells.set_index("cell_id")
@@ -107,13 +107,13 @@ class StudyTables:
         )
         return _rows(rows[rows["batch_size"].gt(1) if batched else rows["batch_size"].eq(1)])
 
-    def fastest_gains(self, batched: bool) -> list[Row]:
+    def fastest_gains(self, batched: bool) -> list[ClaimRow]:
         """Of these the one of the fastest cells of each place."""
         return highest(
             self.engine_gains(batched), lambda gain: (gain.mean_b, gain.mean_a), lambda gain: _key(gain, PLACE)
         )
 
-    def waste(self, layout: str, by: Sequence[str] = PLACE, block_size: int | None = None) -> list[Row]:
+    def waste(self, layout: str, by: Sequence[str] = PLACE, block_size: int | None = None) -> list[ClaimRow]:
         """What a layout of the whole cache wastes, and columns of the cells: as on the page, medians of rows alike in
         `by`."""
         waste = self.frames["fragmentation"]
@@ -123,7 +123,7 @@ class StudyTables:
         return _rows(reduced(waste.merge(self._cells, on="cell_id", suffixes=("", "_of_cell")), by, "median"))
 
 
-def pairs(rows: Iterable[Row], others: Iterable[Row], same: str) -> Iterator[tuple[Row, Row]]:
+def pairs(rows: Iterable[ClaimRow], others: Iterable[ClaimRow], same: str) -> Iterator[tuple[ClaimRow, ClaimRow]]:
     """Each row beside each of the others that has equal values in these columns."""
     beside = defaultdict(list)
     for other in others:
@@ -139,12 +139,12 @@ def highest(found: Sequence[Any], by: Callable[[Any], Any], per: Callable[[Any],
     return [each for each in found if each is best[per(each)]]
 
 
-def _key(row: Row, columns: Iterable[str]) -> tuple[object, ...]:
+def _key(row: ClaimRow, columns: Iterable[str]) -> tuple[object, ...]:
     values = (getattr(row, name) for name in columns)
     return tuple(None if value != value else value for value in values)  # NaN is not equal to itself
 
 
-def _rows(frame: pd.DataFrame) -> list[Row]:
+def _rows(frame: pd.DataFrame) -> list[ClaimRow]:
     numeric = set(frame.select_dtypes("number").columns)
     columns = [
         numbers(column).tolist() if name in numeric else column.astype(object).where(column.notna(), None)

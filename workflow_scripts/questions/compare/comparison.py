@@ -22,9 +22,9 @@ from workflow_scripts.statistics.errors import Error, added
 from workflow_scripts.tables.differences import Different, counted, differences, value_text
 
 OK, MISSING, INVALID = "ok", "missing", "invalid"
-KV_TOKENS, OUTCOME = "kv_cache_tokens", "outcome"
+KV_TOKENS, OF_OUTCOME = "kv_cache_tokens", "outcome"
 # Maximum number of differing weights or requests that a sentence names.
-MOST_NAMED = 3
+_MOST_NAMED = 3
 
 
 class CellRatio(Record):
@@ -143,8 +143,8 @@ def why_not(a: RunCell, b: RunCell) -> list[str]:
         f"{d.path} is {value_text(d.a)} in A and {value_text(d.b)} in B" for d in differences(a.content, b.content)
     ]
     if content:
-        more = [f"and {len(content) - MOST_NAMED} more"] * (len(content) > MOST_NAMED)
-        reasons.append(f"weights or requests differ: {'; '.join(content[:MOST_NAMED] + more)}")
+        more = [f"and {len(content) - _MOST_NAMED} more"] * (len(content) > _MOST_NAMED)
+        reasons.append(f"weights or requests differ: {'; '.join(content[:_MOST_NAMED] + more)}")
     if a.outcome != b.outcome:
         return reasons
     sides = {"A": a, "B": b}
@@ -231,7 +231,7 @@ def _worse(cells: Iterable[CellRatio], pairs: Iterable[tuple[RunCell, RunCell]],
             words = {"a": number(tokens), "b": number(now), "ratio": number(now / tokens)}
             others.setdefault((x.id, KV_TOKENS), Worse(cell=x.id, measure=KV_TOKENS, **words))
         if x.outcome == OK and y.outcome not in (OK, INVALID):
-            others.setdefault((x.id, OUTCOME), Worse(cell=x.id, measure=OUTCOME, a=x.outcome, b=y.outcome))
+            others.setdefault((x.id, OF_OUTCOME), Worse(cell=x.id, measure=OF_OUTCOME, a=x.outcome, b=y.outcome))
     yield from others.values()
 
 

@@ -17,7 +17,7 @@ from workflow_scripts.tables.measurements import read_measurements
 from workflow_scripts.tables.summary import RATE, Summaries, comparable_rows, knob_columns
 
 # Columns that say where and with what a cell was measured.
-ENVIRONMENT = (
+_ENVIRONMENT = (
     *("host", "device_name", "device_uuid", "processor", "engine_version", "lock_sha256", "git_commit", "protocol"),
     "dtype",
 )
@@ -25,7 +25,7 @@ ENVIRONMENT = (
 NOT_CONTENT = ("gpu", "engine", "knobs", "repeats", "protocol")
 # By these the same cell of two runs is compared; of a cell whose requests arrive at a rate the rate has no mean.
 JUDGED_BY = ("ttft_s_p50", "tpot_s_p50")
-MEASURES = (RATE, *JUDGED_BY, "energy_j_per_output_token")
+_MEASURES = (RATE, *JUDGED_BY, "energy_j_per_output_token")
 
 
 class Mean(NamedTuple):
@@ -133,7 +133,7 @@ def run_of(cells: pd.DataFrame, where: Path) -> Run:
 def _environments(rows: pd.DataFrame) -> dict[Any, dict[str, list[str]]]:
     """For each cell, what is known of where and with what its rows were measured: values by column, sorted."""
     found: dict[Any, dict[str, list[str]]] = defaultdict(dict)
-    for name in ENVIRONMENT:
+    for name in _ENVIRONMENT:
         known = rows[["cell_id", name]].dropna().drop_duplicates().sort_values(name)
         for cell, value in zip(known["cell_id"], known[name].map(str), strict=True):
             found[cell].setdefault(name, []).append(value)
@@ -143,7 +143,7 @@ def _environments(rows: pd.DataFrame) -> dict[Any, dict[str, list[str]]]:
 def _means(summed: Summaries) -> dict[Any, list[Mean]]:
     """The means of each cell that may be compared. If a cell has several environments, the first one counts."""
     means = defaultdict(list)
-    for measure in MEASURES:
+    for measure in _MEASURES:
         summary, samples = summed(measure)
         log_mean, error = mean_errors(samples)
         first = summary.drop_duplicates("cell_id")

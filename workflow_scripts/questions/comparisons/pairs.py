@@ -35,7 +35,7 @@ from workflow_scripts.workloads.arrivals import Load
 
 ALIKE = ("study", "source", "gpu", "engine", "model", "workload")
 # Of a knob with more values, each is compared with the first and with its neighbours: pairs grow with their square.
-MOST_VALUES = 16
+MANY_VALUES = 16
 # What cells may differ in, beside a knob.
 MODEL, AT, GPU, ENGINE, SERVER = "model", "environment", "gpu", "engine", "server"
 # What cells on two devices share, and the engines that are compared; of two the later one is `b`.
@@ -72,7 +72,7 @@ def pairs(summary: pd.DataFrame, differ_in: str) -> tuple[pd.DataFrame, pd.DataF
     )
     if differ_in not in (ENGINE, SERVER):
         found = found[found["row_a"] < found["row_b"]]
-        few = found["group"].map(rows["group"].value_counts()) <= MOST_VALUES
+        few = found["group"].map(rows["group"].value_counts()) <= MANY_VALUES
         found = found[few | found["first"] | (found["row_b"] == found["row_a"] + 1)]
     found = found.rename(columns={"row_a": "a", "row_b": "b"}).reset_index(drop=True)
     return rows, _faster_last(rows, found) if differ_in == GPU else found

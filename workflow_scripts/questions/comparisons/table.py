@@ -55,7 +55,7 @@ from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.workloads.arrivals import Load
 
-KNOB, LOAD, DEVICE = "knob", "load", "device"
+_KNOB, _LOAD, DEVICE = "knob", "load", "device"
 EQUAL, DIFFERS = "equal", "differs"
 # Of servers by the load that they get; their throughput follows from it.
 SERVER_LATENCIES = ("ttft_s_p50", "tpot_s_p50", "e2e_s_p50")
@@ -160,7 +160,7 @@ def _of_settings(cells: Summaries, margin_pct: float, looks: Looks, metric: str)
     """The comparisons of each knob, the model and the environment."""
     for column, rows, shown in compared_pairs(cells, margin_pct, looks, metric):
         name = column.removeprefix("knob_")
-        kind = LOAD if name in Load.model_fields else name if column in _OTHERS else KNOB
+        kind = _LOAD if name in Load.model_fields else name if column in _OTHERS else _KNOB
         yield _with_effect(rows, _rows(rows, shown.assign(margin_pct=margin_pct), kind, name, column), shown, name)
 
 

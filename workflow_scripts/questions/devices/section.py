@@ -20,7 +20,7 @@ from workflow_scripts.study.setting_words import knob_axis
 from workflow_scripts.tables.results import MissingError, Tables, records, require
 
 PAIR = {"value_b": "First device", "value_a": "Second device", **PLACE_HEADINGS, "held": "Settings"}
-PREDICTED, MEASURED_PAIR = "predicted", "{} over {}"
+_PREDICTED, MEASURED_PAIR = "predicted", "{} over {}"
 
 
 def along_sequences(tables: Tables) -> pd.DataFrame:
@@ -63,12 +63,12 @@ def device_ratios(tables: Tables) -> Plot:
     series = MEASURED_PAIR.format(*(names.get(first[side], first[side]) for side in ("value_b", "value_a")))
     measured = rows.assign(series="measured", y=rows["ratio"], cell_id=rows["b"])
     alike = known[known["model"].eq(first["model"]) & known["workload"].eq(first["workload"])]
-    predicted = alike.dropna(subset="predicted_ratio").assign(series=PREDICTED, low=np.nan, high=np.nan)
+    predicted = alike.dropna(subset="predicted_ratio").assign(series=_PREDICTED, low=np.nan, high=np.nan)
     predicted = predicted[predicted["engine"] == first["engine"]]
     predicted = predicted.assign(y=predicted["predicted_ratio"]).sort_values("x")
     return line(
         pd.concat([measured, predicted])[["series", "x", "y", "low", "high", "cell_id"]],
-        {"measured": Look(INK), PREDICTED: PREDICTED_LINE},
+        {"measured": Look(INK), _PREDICTED: PREDICTED_LINE},
         f"{series} by number of sequences",
         # Throughput along a setting may be that while full, which is another quantity.
         "ratio of output tokens/s, whole runs of equal work",
@@ -76,7 +76,7 @@ def device_ratios(tables: Tables) -> Plot:
         unit="×",
         measure="ratio",
         references=references,
-        sources=("measured", "published", *[PREDICTED] * bool(len(predicted))),
+        sources=("measured", "published", *[_PREDICTED] * bool(len(predicted))),
     )
 
 

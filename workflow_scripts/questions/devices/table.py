@@ -23,7 +23,7 @@ from workflow_scripts.tables.typed_tables import NUMBER, TEXT, table_schema
 # Ratios that follow from rates that were measured on the devices.
 _MEASURED_RATIOS = ("measured_bandwidth_ratio", "measured_flop_ratio", "measured_cache_ratio", "predicted_ratio")
 _ALIKE = 0.1  # with bandwidths that differ by less, a speed-up cannot be attributed to them
-NONE = "none"
+_NONE = "none"
 # The explanation that is not one resource of the devices, but all that the step model knows of them.
 PREDICTED = "predicted"
 # What may explain a speed-up: the column with its ratio -> the name of the explanation.
@@ -180,7 +180,7 @@ def explain(
     difference_pct = {name: 100 * (ratio / value - 1) for name, value in ratios.items()}
     nearest = min(shown or compatible or ratios, key=lambda name: abs(difference_pct[name]), default=None)
     return {
-        "explanation": ", ".join(shown) or (NONE if ratios else None),
+        "explanation": ", ".join(shown) or (_NONE if ratios else None),
         "compatible_with": ", ".join(compatible) or None,
         "nearest": nearest,
         "nearest_difference_pct": 100 * (ratios[nearest] / ratio - 1) if nearest else math.nan,

@@ -18,7 +18,7 @@ from statistics import fmean
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.common.command import RESULTS, STUDY, TABLES, command, option, out, positive
+from workflow_scripts.common.command import RESULTS, STUDY, TABLES_OPTION, command, option, out, positive
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json
 from workflow_scripts.questions.comparisons.pairs import compared_pairs, looks_at
@@ -154,7 +154,7 @@ def _further(pair: Row, at_least: int) -> float:
     RESULTS,
     option("--number", type=positive, required=True, help="the number of the round"),
     option("--gpus", nargs="+", required=True, help="devices whose cells can be measured"),
-    TABLES,
+    TABLES_OPTION,
     option("--measured", type=Path, nargs="*", default=[], help="lists of what the rounds before have measured"),
     out("the plan of the round, as JSON"),
 )

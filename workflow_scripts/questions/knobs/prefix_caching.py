@@ -15,14 +15,14 @@ from workflow_scripts.page.series import coloured, told_apart
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.tables.results import RATE, MissingError, Tables, records
 
-KNOB, MEMORY = "enable_prefix_caching", "kv_bytes_used_mean"
+_KNOB, _MEMORY = "enable_prefix_caching", "kv_bytes_used_mean"
 _WORDS = {"true": "with", "false": "without"}
 
 
 def prefix_caching(tables: Tables) -> Plot:
     """Rate with and without prefix caching, with 95 % intervals, and the keys and values that running requests hold:
     with it, requests share the blocks of a prefix."""
-    pairs = comparisons(tables, "knob", KNOB)
+    pairs = comparisons(tables, "knob", _KNOB)
     names = told_apart(pairs, [*COORDINATES[1:], "held"], [])
     words = pairs[names].agg(" · ".join, axis=1) + " · " if names else ""
     sides = [
@@ -31,7 +31,7 @@ def prefix_caching(tables: Tables) -> Plot:
     ]
     rows = pd.concat(sides).sort_index(kind="stable").drop_duplicates("cell_id")[["cell_id", "name", "gpu"]]
     panels = []
-    for measure, words in ((RATE, rate_words(RATE)), (MEMORY, "KV memory in use, GiB")):
+    for measure, words in ((RATE, rate_words(RATE)), (_MEMORY, "KV memory in use, GiB")):
         found = column(measure).scaled(tables.intervals_of(measure))
         of_cells = coloured(tables, rows).join(found, on="cell_id").dropna(subset="value")
         if len(of_cells):
@@ -40,18 +40,18 @@ def prefix_caching(tables: Tables) -> Plot:
 
 
 def answers(report: Report) -> Iterator[Answer]:
-    rows = comparisons(report.tables, "knob", KNOB)
+    rows = comparisons(report.tables, "knob", _KNOB)
     yield from setting_answer(report.tables, rows, "Prefix caching helps?", "prefix caching", helps=True)
 
 
 def sentence(report: Report) -> str:
-    said = factor(report.tables, records(comparisons(report.tables, "knob", KNOB))[0])
+    said = factor(report.tables, records(comparisons(report.tables, "knob", _KNOB))[0])
     return f"The same requests run at {said} the rate with prefix caching."
 
 
 def first_repeats_with_cache(cells: pd.DataFrame) -> pd.DataFrame:
     """First repeats with a prefix cache; engines have one by default, so it must have had hits or have been varied."""
-    knob = cells.get(f"knob_{KNOB}", pd.Series(dtype=object))
+    knob = cells.get(f"knob_{_KNOB}", pd.Series(dtype=object))
     if not (cells["prefix_cache_hits"] > 0).any() and knob.nunique() < 2:
         raise MissingError("no prefix cache found anything, and the study does not turn it on and off")
     return cells[(cells["repeat"] == 0) & (cells["prefix_cache_queries"] > 0)].drop_duplicates("cell_id")
@@ -70,7 +70,7 @@ SUBJECT = Subject(
     figures=[prefix_caching],
     answers=answers,
     tables=[
-        compared("knob", KNOB),
+        compared("knob", _KNOB),
         TablePart(
             "repeats",
             {

@@ -21,10 +21,10 @@ from workflow_scripts.tables.results import RATE, MissingError, Tables, records,
 
 # Settings that have a section.
 OWN_SECTION = ("block_size", "enable_prefix_caching")
-ENVIRONMENT = "environment"
+_ENVIRONMENT = "environment"
 # What cells differ in beside a setting.
-KINDS = ("model", ENVIRONMENT)
-MOST_ANSWERS = 3
+_KINDS = ("model", _ENVIRONMENT)
+_MOST_ANSWERS = 3
 
 
 def ratio_rows(tables: Tables, rows: pd.DataFrame, title: str) -> Plot:
@@ -61,16 +61,16 @@ def _names(tables: Tables) -> list[str]:
         main = ""
     names = [name for name in every_knob_compared(tables) if name not in (*OWN_SECTION, *OF_ARRIVALS, main)]
     kinds = set(tables.get("comparisons", "kind")["kind"])
-    return [*names, *(kind for kind in KINDS if kind in kinds)]
+    return [*names, *(kind for kind in _KINDS if kind in kinds)]
 
 
 def _others(tables: Tables, name: str) -> pd.DataFrame:
-    return comparisons(tables, name if name in KINDS else "knob", name)
+    return comparisons(tables, name if name in _KINDS else "knob", name)
 
 
 def answers(report: Report) -> Iterator[Answer]:
-    names = sorted(_names(report.tables), key=lambda name: name != ENVIRONMENT)
-    for name in names[:MOST_ANSWERS]:
+    names = sorted(_names(report.tables), key=lambda name: name != _ENVIRONMENT)
+    for name in names[:_MOST_ANSWERS]:
         rows, what = _others(report.tables, name), knob_name(name)
         yield from setting_answer(report.tables, rows, f"{capital(what)} matters?", what, helps=False)
 
@@ -90,6 +90,6 @@ SUBJECT = Subject(
     answers=answers,
     tables=[
         compared("knob", caption=f"Every comparison of a setting by {column(RATE).in_words}"),
-        *map(compared, KINDS),
+        *map(compared, _KINDS),
     ],
 )

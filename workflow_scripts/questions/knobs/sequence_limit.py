@@ -17,7 +17,7 @@ from workflow_scripts.statistics.comparisons import FLAT
 from workflow_scripts.study.setting_words import knob_name, shortly
 from workflow_scripts.tables.results import RATE, STEADY, Tables, records
 
-SEQUENCES = "max_num_seqs"
+_SEQUENCES = "max_num_seqs"
 # What the flat question becomes if it is likely, but not shown, that throughput grows.
 FLAT_QUESTION, GROWS_QUESTION = "Flat in {}?", "Grows with {}?"
 
@@ -70,7 +70,7 @@ def answers(report: Report) -> Iterator[Answer]:
     verdict = {YES: NO, NO: YES}.get(verdict, verdict)
     pair = row["value_a"], row["value_b"]
     ends = " to ".join(shortly(knob, value, other) for value, other in (pair, pair[::-1]))
-    unit = " sequences" * (knob == SEQUENCES)
+    unit = " sequences" * (knob == _SEQUENCES)
     size = f"within {row['margin_pct']:g} %" if row["verdict"] == FLAT else factor(tables, row)
     named = rows["gpu"].nunique() > 1 and row["verdict"] != FLAT
     said = f"{size}{' on the ' + device_names(tables)[row['gpu']] if named else ''}, {ends}{unit}"
@@ -94,5 +94,5 @@ SUBJECT = Subject(
     sentence=sentence,
     figures=[throughput],
     answers=answers,
-    tables=[four_metrics(SEQUENCES), compared("knob", SEQUENCES), claims_on("max-num-seqs")],
+    tables=[four_metrics(_SEQUENCES), compared("knob", _SEQUENCES), claims_on("max-num-seqs")],
 )

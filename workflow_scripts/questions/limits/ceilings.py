@@ -22,7 +22,7 @@ from workflow_scripts.tables.summary import numbers
 # Knobs whose product is the number of ranks.
 RANKS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
-MEMORY, CACHE, ARITHMETIC = "memory bandwidth", "cache bandwidth", "arithmetic"
+MEMORY, CACHE, _ARITHMETIC = "memory bandwidth", "cache bandwidth", "arithmetic"
 
 
 @dataclass(frozen=True)
@@ -228,6 +228,6 @@ def binding(memory_s: pd.Series, arithmetic_s: pd.Series, memory: Any = MEMORY) 
     >>> binding(pd.Series([2.0, np.nan, 0.5, np.nan]), pd.Series([1.0, 0.5, np.nan, np.nan])).fillna("?").tolist()
     ['memory bandwidth', 'arithmetic', 'memory bandwidth', '?']
     """
-    slower = np.where(arithmetic_s.fillna(0.0) > memory_s.fillna(0.0), ARITHMETIC, memory)
+    slower = np.where(arithmetic_s.fillna(0.0) > memory_s.fillna(0.0), _ARITHMETIC, memory)
     has_time = memory_s.notna() | arithmetic_s.notna()
     return pd.Series(slower, index=memory_s.index, dtype="string").where(has_time)

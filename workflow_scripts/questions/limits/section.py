@@ -22,7 +22,7 @@ STEPS_BOUND_BY = {
     "longest_request": "longest request",
     "kv_blocks": column("num_gpu_blocks").label,
 }
-RATES = {"datasheet": "data sheet", "measured": "measured rates"}
+_RATES = {"datasheet": "data sheet", "measured": "measured rates"}
 # From this share of the ceiling on a cell is near it, and below that one it is not.
 NEAR, FAR = 0.7, 0.35
 
@@ -86,7 +86,7 @@ def above_ceilings(report: Report) -> Iterator[Block]:
 
 
 def closest(tables: Tables) -> pd.DataFrame:
-    rows = tables.limits.drop_duplicates("cell_id").replace({"steps_bound_by": STEPS_BOUND_BY, "rates": RATES})
+    rows = tables.limits.drop_duplicates("cell_id").replace({"steps_bound_by": STEPS_BOUND_BY, "rates": _RATES})
     return rows.sort_values("ceiling_share", ascending=False, kind="stable")
 
 

@@ -32,7 +32,7 @@ from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, de
 from workflow_scripts.tables.work import read_work
 
 # A measured rate holds for one moment: on a shared host, one core was observed to read at 10 and at 24 GB/s.
-TOLERANCE = {"datasheet": 0.0, "measured": 0.25}
+_TOLERANCE = {"datasheet": 0.0, "measured": 0.25}
 
 TOKEN_RATES = ("output_tokens_per_s", "total_tokens_per_s")
 _LABELS = {"datasheet": "data sheet", "measured": "device as measured"}
@@ -107,7 +107,7 @@ def _limits(work: pd.DataFrame, facts: ModelFacts, rates: KnownRates, kv_cache_d
         read_bytes_per_s=np.where(from_cache, cache_bytes_per_s, memory_bytes_per_s),
         rates=rates.source,
         # The rates of a disturbed device are too low to call anything impossible.
-        tolerance=np.inf if rates.measured and rates.measured.disturbed else TOLERANCE[rates.source],
+        tolerance=np.inf if rates.measured and rates.measured.disturbed else _TOLERANCE[rates.source],
         memory_bandwidth_bytes_per_s=memory_bytes_per_s,
         flop_per_s=rates.flop_per_s(facts),
         source="predicted",

@@ -18,7 +18,7 @@ from workflow_scripts.tables.summary import as_applied, dtypes, numbers, usable_
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, declared, table_schema
 
-POOL, PREDICTED = "paged", "predicted"
+_POOL, _PREDICTED = "paged", "predicted"
 WHATIF_BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
 
 SCHEMA = table_schema(
@@ -108,7 +108,7 @@ def _of_tokens(t: pd.DataFrame) -> Iterator[pd.DataFrame]:
     """Rows of a model that keeps all tokens in all layers."""
     rows = _repeats(t)
     block_size = t["block_size_effective"]
-    yield _means(POOL, rows, paged(t, numbers(block_size)), rows["block_size_effective"])
+    yield _means(_POOL, rows, paged(t, numbers(block_size)), rows["block_size_effective"])
     for size in WHATIF_BLOCK_SIZES:
         whatif = paged(t, np.full(len(t), float(size)))
         yield _means("block_size_whatif", rows, whatif, pd.Series(size, index=rows.index))
@@ -122,12 +122,12 @@ def _means(layout: str, rows: pd.DataFrame, held: pd.DataFrame, block_size: pd.S
     # The engine's own gauge is that of the pool.
     table = t.assign(
         layout=layout,
-        engine_slots_held_mean=t["engine_slots_held_mean"] if layout == POOL else np.nan,
+        engine_slots_held_mean=t["engine_slots_held_mean"] if layout == _POOL else np.nan,
         tokens_held_mean=t["token_s"] / t["span_s"],
         slots_held_mean=t["slot_s"] / t["span_s"],
         waste_pct=100 * (1 - numbers(t["token_s"]) / numbers(t["slot_s"])),
         wasted_slots_per_sequence=(t["slot_s"] - t["token_s"]) / t["live_s"],
-        source=MEASURED if layout == POOL else PREDICTED,
+        source=MEASURED if layout == _POOL else _PREDICTED,
     )
     if block_size is not None:
         table["block_size"] = block_size.astype(float)

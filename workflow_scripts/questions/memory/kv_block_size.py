@@ -20,7 +20,7 @@ from workflow_scripts.study.setting_words import setting_phrase
 from workflow_scripts.tables.results import MissingError, Tables, records, require
 from workflow_scripts.tables.summary import RAN
 
-KNOB, SIZE = "block_size", "knob_block_size"
+_KNOB, SIZE = "block_size", "knob_block_size"
 # A smaller error of a KV cache prediction may come from other data in the device's memory.
 WITHIN_PCT = 1.0
 
@@ -33,13 +33,13 @@ def block_size(tables: Tables) -> Plot:
     if (waste := sizes.dropna(subset="value")).size:
         panels.append(bar(waste, "Empty slots", "empty slots in held KV memory", unit=" %"))
     with suppress(MissingError):
-        rows = comparisons(tables, "knob", KNOB)
+        rows = comparisons(tables, "knob", _KNOB)
         named = sizes.set_index("cell_id")[["name", "colour"]]
         rows = rows.drop(columns="name").join(named, on="b", how="inner")
         require(rows, "no rates of these sizes are compared")
         rows = rows.assign(value=rows["ratio"], cell_id=rows["b"], hollow=[is_hollow(row) for row in records(rows)])
         rows = rows.sort_values("b", key=lambda names: names.map(list(named.index).index), kind="stable")
-        base = setting_phrase(KNOB, rows["value_a"].iloc[0]).removeprefix("block size ")
+        base = setting_phrase(_KNOB, rows["value_a"].iloc[0]).removeprefix("block size ")
         label = f"{rate_words(rows['metric'].iloc[0])}, over {base}"
         panels.append(ratio(rows, "Rate", label, measure="ratio"))
     return beside("Block size", *require(panels, "no two measured cells differ only in block size"))
@@ -61,7 +61,7 @@ def _sizes(tables: Tables) -> pd.DataFrame:
 
 
 def answers(report: Report) -> Iterator[Answer]:
-    rows = comparisons(report.tables, "knob", KNOB)
+    rows = comparisons(report.tables, "knob", _KNOB)
     yield from setting_answer(report.tables, rows, "Block size matters?", "block size", helps=False)
 
 
@@ -69,7 +69,7 @@ def sentence(report: Report) -> str:
     sizes = _sizes(report.tables)
     first, last = (records(sizes)[end] for end in (0, -1))
     if pd.isna(first["value"]) or pd.isna(last["value"]):
-        top = upwards(comparisons(report.tables, "knob", KNOB))
+        top = upwards(comparisons(report.tables, "knob", _KNOB))
         return f"Rates differ by a factor of at most {number(top['ratio'].max(), 2)}."
     large, small = (rounded(end["value"], end["low"], end["high"]) for end in (last, first))
     return f"Large blocks leave {large} % of held slots empty, small ones {small} %."
@@ -113,8 +113,8 @@ CAPACITY = TablePart(
 )
 
 
-MEMORY = [f"kv_bytes_{kind}" for kind in ("reserved_peak", "reserved_mean", "used_mean")]
-MEMORY += ["torch_memory_bytes_max", "process_memory_growth_bytes_max"]
+_MEMORY = [f"kv_bytes_{kind}" for kind in ("reserved_peak", "reserved_mean", "used_mean")]
+_MEMORY += ["torch_memory_bytes_max", "process_memory_growth_bytes_max"]
 
 
 SUBJECT = Subject(
@@ -126,10 +126,10 @@ SUBJECT = Subject(
     answers=answers,
     why=[prediction_errors],
     tables=[
-        four_metrics(KNOB),
-        compared("knob", KNOB),
+        four_metrics(_KNOB),
+        compared("knob", _KNOB),
         CAPACITY,
-        of_cells(MEMORY, "KV memory reserved and used", "kv_bytes_reserved_peak"),
+        of_cells(_MEMORY, "KV memory reserved and used", "kv_bytes_reserved_peak"),
         claims_on("block-size"),
     ],
 )

@@ -11,14 +11,14 @@ from workflow_scripts.page.series import PLACES, coloured
 from workflow_scripts.study.grid import COORDINATES
 from workflow_scripts.tables.results import Tables, records, require
 
-POOL = "num_gpu_blocks_override"
+_POOL = "num_gpu_blocks_override"
 USERS = "running_while_others_wait"
-QUANTITIES = (
+_QUANTITIES = (
     *("running_peak", "output_tokens_per_s", "ttft_s_p50", "preemptions", "recomputed_tokens"),
     "prefix_cache_hit_rate",
 )
 # Rows are compared if these are equal: they have the same requests and the same memory for them.
-MEMORY = [*PLACES, "pool_tokens"]
+_MEMORY = [*PLACES, "pool_tokens"]
 
 
 def pools(tables: Tables) -> pd.DataFrame:
@@ -28,8 +28,8 @@ def pools(tables: Tables) -> pd.DataFrame:
     `pool_tokens` is the number of tokens in all blocks that requests can get; `layout` is the block size in words.
     """
     cells = tables.measured.drop_duplicates("cell_id")
-    known = cells.reindex(columns=[f"knob_{POOL}", "knob_num_blocks", "knob_page_size"]).astype(float)
-    is_vllm, longest = known[f"knob_{POOL}"].notna(), cells["max_model_len_effective"]
+    known = cells.reindex(columns=[f"knob_{_POOL}", "knob_num_blocks", "knob_page_size"]).astype(float)
+    is_vllm, longest = known[f"knob_{_POOL}"].notna(), cells["max_model_len_effective"]
     size = cells["block_size_effective"].where(is_vllm, known["knob_page_size"])
     tokens = size * (cells["num_gpu_blocks"] - 1).where(is_vllm, known["knob_num_blocks"])
     contiguous, words = is_vllm & (size >= longest), size.map("{:g}".format)
@@ -37,7 +37,7 @@ def pools(tables: Tables) -> pd.DataFrame:
     layout = layout.mask(contiguous, "contiguous: " + longest.map("{:g}".format) + " tokens per request")
     rows = cells[["cell_id", *CELL]].assign(pool_tokens=tokens, contiguous=contiguous, layout=layout, size=size)
     rows = require(rows.dropna(subset="pool_tokens"), "the study sets the number of KV blocks of no measured cell")
-    rows = rows.join(tables.values.reindex(columns=["num_requests", USERS, *QUANTITIES]), on="cell_id")
+    rows = rows.join(tables.values.reindex(columns=["num_requests", USERS, *_QUANTITIES]), on="cell_id")
     return rows.sort_values([*COORDINATES, "size", "pool_tokens"], kind="stable")
 
 
@@ -49,9 +49,9 @@ def same_memory(tables: Tables) -> pd.DataFrame:
     """
     rows = pools(tables).assign(users=lambda rows: rows[USERS].fillna(rows["running_peak"]))
     short = rows[rows["contiguous"] & rows[USERS].notna()]
-    both = rows.merge(short.groupby(MEMORY, as_index=False)["users"].max(), on=MEMORY, suffixes=("", "_contiguous"))
+    both = rows.merge(short.groupby(_MEMORY, as_index=False)["users"].max(), on=_MEMORY, suffixes=("", "_contiguous"))
     both = both.assign(times=both["users"] / both["users_contiguous"])
-    return both.sort_values([*MEMORY, "users"], ascending=[True] * 4 + [False], kind="stable")
+    return both.sort_values([*_MEMORY, "users"], ascending=[True] * 4 + [False], kind="stable")
 
 
 def requests_at_once(tables: Tables) -> Plot:
@@ -68,8 +68,8 @@ def requests_at_once(tables: Tables) -> Plot:
 def _ways(tables: Tables) -> pd.DataFrame:
     """The ways to keep the KV cache in the memory in which the most were measured, the most requests last."""
     rows = require(same_memory(tables), "in no pool of KV blocks did contiguous reservations let requests wait")
-    sizes = rows.groupby(MEMORY, sort=False)["layout"].nunique()
-    most = rows.set_index(MEMORY).loc[[sizes.idxmax()]].reset_index()
+    sizes = rows.groupby(_MEMORY, sort=False)["layout"].nunique()
+    most = rows.set_index(_MEMORY).loc[[sizes.idxmax()]].reset_index()
     return most.sort_values("users", kind="stable")
 
 
@@ -91,7 +91,7 @@ def sentence(report: Report) -> str:
 
 EVERY_POOL = TablePart(
     "repeats",
-    {**CELL, "pool_tokens": "Tokens that fit", "layout": "Layout", **dict.fromkeys(QUANTITIES, "")},
+    {**CELL, "pool_tokens": "Tokens that fit", "layout": "Layout", **dict.fromkeys(_QUANTITIES, "")},
     "Every size of the pool",
     rows=pools,
     note="Tokens that fit are without the block that vLLM keeps to itself. Of tokens computed again, the engine also "
@@ -107,5 +107,5 @@ SUBJECT = Subject(
     figures=[requests_at_once],
     answers=answers,
     tables=[EVERY_POOL],
-    is_in=lambda study: any(POOL in sweep.knobs for sweep in study.sweeps),
+    is_in=lambda study: any(_POOL in sweep.knobs for sweep in study.sweeps),
 )

@@ -34,7 +34,7 @@ SHARES = ("weights_share", "kv_share", "operations_share", "fixed_share", "launc
 # What else the plan says of a cell's rate.
 _BESIDE = ("scaled_output_tokens_per_s", "published")
 # Where prompt tokens go in the prefix cache; their sum is `prompt_tokens`.
-PROMPT_TOKENS = (
+_PROMPT_TOKENS = (
     *("cached_tokens", "never_seen_tokens", "shorter_than_block_tokens", "last_token_tokens", "evicted_tokens"),
     "not_retained_tokens",
 )
@@ -67,7 +67,7 @@ SCHEMA = table_schema(
     TEXT("bound_by", "predicted limit of the running sequences, as in `knobs`"),
     NUMBER("running_peak_predicted running_peak_measured", "sequences that run at once"),
     NUMBER(
-        PROMPT_TOKENS,
+        _PROMPT_TOKENS,
         "predicted prompt tokens by what the prefix cache finds of them ([words](hits.md)); only the first where no "
         "prompts share tokens, or they have more than a million blocks",
     ),
@@ -139,7 +139,7 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
         why=why,
         running_peak_predicted=table["running_peak"],
         running_peak_measured=table["measured_running_peak"],
-        **table.reindex(columns=[*_BESIDE, *PROMPT_TOKENS, *SHARES]).astype(float),
+        **table.reindex(columns=[*_BESIDE, *_PROMPT_TOKENS, *SHARES]).astype(float),
     )
 
 

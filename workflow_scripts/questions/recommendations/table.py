@@ -39,7 +39,7 @@ from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 
 RANKED_BY = ("tpot_s_p50", "ttft_s_p50")
-TAILS = ("ttft_s_p99", "tpot_s_p99")
+_TAILS = ("ttft_s_p99", "tpot_s_p99")
 BEST, WITHIN_LATENCY, SMALLEST = "best_throughput", "best_within_latency", "smallest_within_margin"
 # The bound if the study sets none is this many times the lowest time per output token of any configuration.
 DEFAULT_TPOT_FACTOR = 2.0
@@ -132,7 +132,7 @@ def _summary(summed: Summaries) -> tuple[pd.DataFrame, Mapping[str, Samples]]:
     serves = summary["engine"].eq(VLLM.name) & summary.reindex(columns=list(TESTS_ONLY)).isna().all(axis="columns")
     summary = _with_interval(summary[serves].reset_index(drop=True), samples, RATE)
     of_rates = {RATE: samples}
-    for metric in (STEADY, *RANKED_BY, *TAILS):
+    for metric in (STEADY, *RANKED_BY, *_TAILS):
         of_metric, of_rates[metric] = summed(metric)
         other = _with_interval(of_metric[[*IDENTITY, "sample"]], of_rates[metric], metric)
         columns = [*IDENTITY, metric, *(f"{metric}_{end}" for end in ("low", "high", "scope", "rank"))]

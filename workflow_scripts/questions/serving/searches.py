@@ -16,7 +16,7 @@ from workflow_scripts.tables.typed_tables import FLAG, INTEGER, NUMBER, TEXT, ta
 
 FOUND = ["highest_load", "highest_load_low", "highest_load_high"]
 # With fewer requests in a pass, neither 1 % of late ones nor a queue shows.
-LEAST_REQUESTS = 100
+_LEAST_REQUESTS = 100
 
 SCHEMA = table_schema(
     "searches",
@@ -31,7 +31,7 @@ SCHEMA = table_schema(
     INTEGER("search_requests", "requests that they sent"),
     FLAG(
         "too_short",
-        f"passes had fewer than {LEAST_REQUESTS} requests, so the rate may be higher than what the server sustains",
+        f"passes had fewer than {_LEAST_REQUESTS} requests, so the rate may be higher than what the server sustains",
     ),
 )
 
@@ -45,7 +45,7 @@ def search_table(study: Study, cells: pd.DataFrame, parsed: Path) -> pd.DataFram
     ]
     table = pd.concat(found) if found else searches.reindex(columns=[*searches.columns, *columns])
     requests = numbers(table["search_requests"]) / numbers(table["search_passes"])
-    table["too_short"] = requests < LEAST_REQUESTS
+    table["too_short"] = requests < _LEAST_REQUESTS
     table["slo"] = bounds_text(study.slo.bounds()) if study.slo else None
     return table[list(SCHEMA.columns)]
 

@@ -63,9 +63,9 @@ SCHEMA = table_schema(
 )
 
 # Columns with a geometric mean over the starts and its interval.
-RATES = ("requests_per_s", "output_tokens_per_s")
+_RATES = ("requests_per_s", "output_tokens_per_s")
 MEDIANS = tuple(f"{column.name}_p50" for column in PER_REQUEST)
-TAILS = ("ttft_s_p99", "e2e_s_p99")
+_TAILS = ("ttft_s_p99", "e2e_s_p99")
 GOODPUT = "goodput_requests_per_s"
 # With fewer requests in a repeat, its 99th percentile is hardly more than its longest latency.
 TAIL_REQUESTS = 100
@@ -88,7 +88,7 @@ SUMMARY_SCHEMA = table_schema(
     {name: SCHEMA.columns[name] for name in _OF_CELL},
     INTEGER("repeats", "valid repeats of all starts"),
     NUMBER(
-        _ends(*RATES),
+        _ends(*_RATES),
         "geometric mean over the starts with its 95 % interval",
     ),
     TEXT("scope", SCOPE_MEANING),
@@ -97,7 +97,7 @@ SUMMARY_SCHEMA = table_schema(
         f"median of a repeat, geometric mean over the starts, with the {OF_ONE_LOAD}",
     ),
     NUMBER(
-        TAILS,
+        _TAILS,
         f"99th percentile of a repeat, geometric mean over the starts; null with fewer than {TAIL_REQUESTS} requests",
     ),
     TEXT("slo", "as in `serving`"),
@@ -194,7 +194,7 @@ def summarise_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mappin
     }
 
 
-OPEN, CLOSED, REPLAY, AT_ONCE = "open loop", "closed loop", "replay", "all at once"
+_OPEN, CLOSED, REPLAY, AT_ONCE = "open loop", "closed loop", "replay", "all at once"
 
 
 def load_kind(asked: Mapping[str, Any], queued: np.ndarray[Any, Any], sent: np.ndarray[Any, Any]) -> str:
@@ -203,7 +203,7 @@ def load_kind(asked: Mapping[str, Any], queued: np.ndarray[Any, Any], sent: np.n
     In a closed loop the client records the moment of sending as the arrival, so the two are the same number.
     """
     if not pd.isna(asked["request_rate_per_s"]):
-        return OPEN
+        return _OPEN
     if not pd.isna(asked["users"]) and np.array_equal(sent, queued):
         return CLOSED
     return REPLAY if queued[-1] > queued[0] else AT_ONCE
@@ -272,16 +272,16 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
     by = list(_OF_CELL)
     groups = table.groupby(by, dropna=False, sort=False)
     summary = groups.size().rename("repeats").reset_index()
-    rates = {metric: mean_interval(summarise(table, by, metric)[1]) for metric in RATES}
+    rates = {metric: mean_interval(summarise(table, by, metric)[1]) for metric in _RATES}
     found: dict[str, Sequence[FloatArray]] = {metric: interval for metric, (interval, _) in rates.items()}
     found |= {metric: interval_of_load(table, by, metric) for metric in MEDIANS}
     long = groups["num_requests"].min().ge(TAIL_REQUESTS).to_numpy(dtype=bool)
     columns = {name: values for metric, ends in found.items() for name, values in zip(_ends(metric), ends, strict=True)}
     tails = {
         metric: np.where(long, np.exp(numbers(pd.DataFrame(summarise(table, by, metric)[1].log).T.mean())), np.nan)
-        for metric in TAILS
+        for metric in _TAILS
     }
-    summary = summary.assign(**columns, **tails, scope=rates[RATES[0]][1])
+    summary = summary.assign(**columns, **tails, scope=rates[_RATES[0]][1])
     for name, how in _OVER_REPEATS.items():
         summary[name] = groups[name].agg(how).array
     summary["preemptions"] = groups["preemptions"].median().array

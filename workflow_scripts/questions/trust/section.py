@@ -20,8 +20,8 @@ from workflow_scripts.tables.results import RATE, Tables, require
 from workflow_scripts.workloads.warmup import TOLERANCE
 
 # Cells that are drawn, those whose repeats differ most.
-MOST_CELLS = 10
-LOAD = ["cpu_steal_pct", "cpu_others_pct"]
+_MOST_CELLS = 10
+_LOAD = ["cpu_steal_pct", "cpu_others_pct"]
 
 
 def spread(tables: Tables) -> Plot:
@@ -34,7 +34,7 @@ def spread(tables: Tables) -> Plot:
     )
     dots = dots.dropna(subset="value")
     apart = dots.groupby("cell_id", sort=False)["value"].agg(lambda values: values.max() / values.min())
-    most = apart.sort_values(ascending=False, kind="stable").index[:MOST_CELLS]
+    most = apart.sort_values(ascending=False, kind="stable").index[:_MOST_CELLS]
     of_cells = dots.drop_duplicates("cell_id").set_index("cell_id").loc[most].drop(columns="value")
     shares = ends.div(ends["value"], axis=0)[["value", "low", "high"]]
     cells = coloured(tables, of_cells.join(shares).reset_index()).assign(text="").drop_duplicates("name")
@@ -95,7 +95,7 @@ def cautions(report: Report) -> Iterator[Block]:
 
 def host_load(cells: pd.DataFrame) -> pd.DataFrame:
     """The highest load by other processes in each cell that recorded it, in per cent of the CPU."""
-    return cells.groupby("cell_id", sort=False)[LOAD].max().dropna(how="all")
+    return cells.groupby("cell_id", sort=False)[_LOAD].max().dropna(how="all")
 
 
 def is_noisy(load: pd.DataFrame) -> "pd.Series[bool]":

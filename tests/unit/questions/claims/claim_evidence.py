@@ -10,7 +10,7 @@ from workflow_scripts.catalog.gpus_and_models import CONFIG
 from workflow_scripts.catalog.published import Published
 from workflow_scripts.questions.claims.claims import CHECKS
 from workflow_scripts.questions.claims.evidence import verdict
-from workflow_scripts.questions.claims.study_tables import TABLES, StudyTables
+from workflow_scripts.questions.claims.study_tables import TABLES_READ, StudyTables
 from workflow_scripts.tables.cell_intervals import cell_intervals
 from workflow_scripts.tables.summary import Summaries
 from workflow_scripts.tables.typed_tables import TABLE_SCHEMAS
@@ -20,7 +20,7 @@ LLAMA = "llama-3.1-8b-instruct"
 PLACE = {"study": "try", "source": "measured", "gpu": "h200", "model": LLAMA, "workload": "chat"}
 STUDY = made_study({"name": "one", "model": LLAMA}, claims=[claim.id for claim in PUBLISHED.claims])
 NOTHING = {"cells": starts_table(cell({})).head(0)} | {
-    name: TABLE_SCHEMAS[name].validate(pd.DataFrame(columns=list(TABLE_SCHEMAS[name].columns))) for name in TABLES
+    name: TABLE_SCHEMAS[name].validate(pd.DataFrame(columns=list(TABLE_SCHEMAS[name].columns))) for name in TABLES_READ
 }
 
 

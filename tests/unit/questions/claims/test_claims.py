@@ -15,7 +15,7 @@ from workflow_scripts.questions.claims.claims import CHECKS, claims_table
 from workflow_scripts.questions.claims.evidence import (
     COMPUTED,
     CONTRADICTED,
-    MEASURED,
+    MEASURED_HERE,
     NOT_TESTABLE,
     SUPPORTED,
     Evidence,
@@ -149,7 +149,7 @@ def test_a_measurement_decides_only_under_the_stated_conditions(about, place, co
     assert (found is not None) == bears
     if found is None:
         return
-    assert (found.says, found.label) == (CONTRADICTED, place.get("source", MEASURED))
+    assert (found.says, found.label) == (CONTRADICTED, place.get("source", MEASURED_HERE))
     assert found.text == f"{row.gpu}, {row.model}, chat: It is."
 
 
@@ -168,7 +168,7 @@ def made(tmp_path, monkeypatch, *found):
     return row
 
 
-def finding(text, says=None, label=MEASURED):
+def finding(text, says=None, label=MEASURED_HERE):
     return Evidence(text, label, says)
 
 
@@ -181,7 +181,7 @@ def test_what_decides_comes_first(tmp_path, monkeypatch):
     )
     row = made(tmp_path, monkeypatch, *found)
     assert (row["verdict"], row["would_test"]) == (SUPPORTED, None)
-    assert row["evidence"] == f"[{MEASURED}] It fits. [{COMPUTED}] It fits too. [{COMPUTED}] A note."
+    assert row["evidence"] == f"[{MEASURED_HERE}] It fits. [{COMPUTED}] It fits too. [{COMPUTED}] A note."
     assert row["published_value"] == "5 tokens/s; 60 to 80 %"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.questions.runs import CONTENT, ENVIRONMENT, cell, mean, run, written
 from workflow_scripts.present import compare
-from workflow_scripts.questions.compare.comparison import KV_TOKENS, OUTCOME, Comparison, comparison, in_order
+from workflow_scripts.questions.compare.comparison import KV_TOKENS, OF_OUTCOME, Comparison, comparison, in_order
 from workflow_scripts.questions.compare.run import Run, RunCell, read_run
 from workflow_scripts.statistics.comparisons import NOT_DECIDED
 
@@ -254,7 +254,7 @@ def test_several_earlier_runs_show_a_smaller_change_than_one(tmp_path):
         ),
         (
             *(cell("bs32", mean(100)), cell("bs32", outcome="infeasible", reason="too small")),
-            [(OUTCOME, "ok", "infeasible", "")],
+            [(OF_OUTCOME, "ok", "infeasible", "")],
             compare.REGRESSED,
         ),
         (cell("bs32", outcome="infeasible", reason="too small"), cell("bs32", mean(100)), [], compare.PASSED),

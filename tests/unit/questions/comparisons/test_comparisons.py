@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from tests.unit.questions.synthetic_cells import NOT_COUNTED, OTHER_PLACES, around, cell, only, starts_table
-from workflow_scripts.questions.comparisons.pairs import ALIKE, MOST_VALUES, WORK, grouped, looks_at, overall
+from workflow_scripts.questions.comparisons.pairs import ALIKE, MANY_VALUES, WORK, grouped, looks_at, overall
 from workflow_scripts.questions.comparisons.table import SCHEMA, comparison_tables
 from workflow_scripts.statistics.further_starts import ONE_LOOK, Looks
 from workflow_scripts.study.study import Starts
@@ -114,7 +114,7 @@ def test_cells_with_other_requests_are_compared_while_full_and_the_whole_rate_is
     assert (unknown["work"].tolist(), set(unknown["verdict"])) == (["equal", "differs", "differs"], {"changes"})
 
 
-@pytest.mark.parametrize(("count", "pairs"), [(MOST_VALUES, MOST_VALUES * (MOST_VALUES - 1) // 2), (20, 19 + 18)])
+@pytest.mark.parametrize(("count", "pairs"), [(MANY_VALUES, MANY_VALUES * (MANY_VALUES - 1) // 2), (20, 19 + 18)])
 def test_pairs_of_a_knob_with_many_values_grow_with_their_number(count, pairs):
     found = compared(*(cell({"max_num_seqs": n}, around(100.0 + n)) for n in range(1, count + 1)))
     assert len(found) == pairs
