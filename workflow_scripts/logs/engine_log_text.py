@@ -4,6 +4,7 @@ Logs pass through terminals, Docker, Kubernetes, Ray, journald, and copy and pas
 to the text; it does not interpret the lines.
 """
 
+import codecs
 import contextlib
 import itertools
 import json
@@ -141,7 +142,9 @@ def _parts(text: str) -> tuple[str | None, str | None, str]:
 
 def read_log_text(path: Path) -> str:
     """The text of a log, or of another file that programs print. Raises OSError, or InputError if it is too large."""
-    text = read_bytes(path).decode("utf-8-sig", errors="replace")
+    raw = read_bytes(path)
+    is_of_powershell = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    text = raw.decode("utf-16" if is_of_powershell else "utf-8-sig", errors="replace")
     if text.count("\n") + text.count("\r") > MOST_LINES:
         raise InputError(f"{path}: more than {MOST_LINES:,} lines")
     return text

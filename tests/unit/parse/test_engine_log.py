@@ -268,6 +268,12 @@ def test_a_line_that_is_too_long_keeps_both_ends():
     assert (facts.kv_cache_tokens, facts.ttft_ms_median) == (65536, 3.5)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_log_is_read_as_a_redirect_of_any_shell_writes_it(tmp_path: Path, encoding):
+    (tmp_path / "a.log").write_text("# GPU blocks: 7", encoding=encoding)
+    assert read_log_text(tmp_path / "a.log") == "# GPU blocks: 7"
+
+
 def test_a_log_of_too_many_lines_is_refused(tmp_path: Path):
     (tmp_path / "a.log").write_bytes(b"\r" * (2**20 + 1))
     with pytest.raises(InputError, match=r"a\.log: more than 1,048,576 lines"):
