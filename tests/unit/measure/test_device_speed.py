@@ -85,7 +85,7 @@ MEASURE = """
 from functools import partial
 from workflow_scripts.__main__ import console
 from workflow_scripts.measure import device_speed
-device_speed.ATTEMPTS, device_speed.time_runs = 1, partial(device_speed.time_runs, runs=3)
+device_speed._ATTEMPTS, device_speed.time_runs = 1, partial(device_speed.time_runs, runs=3)
 console()
 """
 

@@ -134,7 +134,7 @@ def test_a_server_that_hangs_ends_the_job_within_its_limit_and_later_leaves_none
     call(tmp_path, "say", "0")
     server[0].suspend()
     with monkeypatch.context() as soon:
-        soon.setattr(forkserver, "START_LIMIT_S", 0.5)
+        soon.setattr(forkserver, "_START_LIMIT_S", 0.5)
         with pytest.raises(ForkServerError, match=r"within 0\.5 s"):
             call(tmp_path, "hang")
     server[0].resume()
@@ -144,7 +144,7 @@ def test_a_server_that_hangs_ends_the_job_within_its_limit_and_later_leaves_none
 
 def test_a_library_that_hangs_on_import_ends_with_its_server(tmp_path, server, library, monkeypatch):
     (tmp_path / f"{library}.py").write_text("import time\ntime.sleep(600)\n")
-    monkeypatch.setattr(forkserver, "START_LIMIT_S", 1.0)
+    monkeypatch.setattr(forkserver, "_START_LIMIT_S", 1.0)
     with pytest.raises(ForkServerError, match="did not begin"):
         call(tmp_path, "say", "0", preload=(library,))
     wait_for(lambda: is_gone(server[0].pid), what="the end of the server")

@@ -96,7 +96,7 @@ class Elsewhere(Handler):
 
 
 def test_a_key_follows_no_redirect_and_an_answer_has_a_limit(monkeypatch):
-    monkeypatch.setattr(client, "MOST_BYTES", 10**6)
+    monkeypatch.setattr(client, "_MOST_BYTES", 10**6)
     monkeypatch.setattr(client, "MOST_ANSWER_BYTES", 10**6)
     with serving(Elsewhere) as start:
         others: list[str] = []
