@@ -112,7 +112,7 @@ def test_a_calibrations_passes_have_the_steps_of_their_schedule(measured, enviro
             assert each.start_s < each.step_ends_s[0] <= each.step_ends_s[-1] <= each.end_s
 
 
-@pytest.mark.parametrize("cell", [HF + "dynamic", HF + "static", CONTINUOUS])
+@pytest.mark.parametrize("cell", [HF + "dynamic", CONTINUOUS])
 def test_huggingface_runs_the_steps_that_are_predicted(measured, cell):
     outcome = measured(cell)
     told = Definition.model_validate(outcome.definition)
