@@ -131,8 +131,8 @@ def tables(result: Comparison) -> dict[str, list[Printed]]:
 def _in_words(what: str) -> str:
     """A setting or a part of the environment that differs, by its key.
 
-    >>> _in_words("study: repeats"), _in_words("lock_sha256"), _in_words("num_gpu_blocks")
-    ('study: repeats', 'set of installed packages', 'KV blocks')
+    >>> _in_words("max_model_len"), _in_words("lock_sha256"), _in_words("num_gpu_blocks")
+    ('max-model-len', 'set of installed packages', 'KV blocks')
     """
     if what in _ENVIRONMENT:
         return _ENVIRONMENT[what]

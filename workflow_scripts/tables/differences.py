@@ -52,8 +52,8 @@ def value_text(value: Any) -> str:
 
 
 class Different(Record):
-    """Something that differs between A and B: the first pair of values, in how many cells it differs (0: it is of the
-    study), and how many other pairs of values they have."""
+    """Something that differs between A and B: the first pair of values, in how many cells it differs, and how
+    many other pairs of values they have."""
 
     what: str
     a: JsonValue
