@@ -30,7 +30,7 @@ from workflow_scripts.study.grid import COORDINATES, Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
 from workflow_scripts.study.study_file import load_study
-from workflow_scripts.tables.expected_ratios import expected_ratios, rates_of_plan
+from workflow_scripts.tables.expected_ratios import expected_ratios
 
 _MOST_ROWS = 40
 TEXT_HEADINGS = (*COORDINATES, "ratio", "verdict", "why", "for example", "limited by")
@@ -67,7 +67,7 @@ def print_plan(terminal: Terminal, study: Study, table: pd.DataFrame) -> None:
     """A summary that stays readable for hundreds of cells; the files contain each cell."""
     terminal.print(f"{study.name}: {len(table)} cells, all numbers are predicted")
     claims = [Published(PUBLISHED).claim(name) for name in study.claims]
-    ratios = _ratios(expected_ratios(rates_of_plan(table), claims))
+    ratios = _ratios(expected_ratios(table, claims))
     for title, headings, rows in (*_refused(table), _groups(table), ratios, _hours(study, table)):
         if not rows:
             continue

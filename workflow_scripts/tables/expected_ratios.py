@@ -14,6 +14,7 @@ import pandas as pd
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, load_gpus, resolve
 from workflow_scripts.catalog.published import Claim, Published
 from workflow_scripts.common.parquet import read_parquet
+from workflow_scripts.tables.summary import RATE
 from workflow_scripts.tables.table_maker import TableInputs, makes
 from workflow_scripts.tables.typed_tables import INTEGER, NUMBER, TEXT, table_schema
 
@@ -56,19 +57,19 @@ def quotient(a: float | None = None, b: float | None = None) -> float:
     return a / b if a and b else math.nan
 
 
-def expected_ratios(rates: pd.DataFrame, claims: Sequence[Claim] = ()) -> pd.DataFrame:
-    """The table, from predicted rates in output tokens/s: columns `gpu`, `engine`, `model`, `workload`, `knobs`,
-    `sequences` and `rate`."""
-    rows = [*_of_devices(rates), *_of_engines(rates)]
+def expected_ratios(plan: pd.DataFrame, claims: Sequence[Claim] = ()) -> pd.DataFrame:
+    """The table, from the rows of a plan with a predicted rate."""
+    known = plan.dropna(subset=RATE)
+    rows = [*_of_devices(known), *_of_engines(known)]
     stated = [{**row, **one} for row in rows for one in _published(row, claims) or [{}]]
     return pd.DataFrame(stated, columns=list(SCHEMA.columns))
 
 
-def _of_devices(rates: pd.DataFrame) -> Iterator[Row]:
+def _of_devices(known: pd.DataFrame) -> Iterator[Row]:
     gpus = load_gpus()
     alike = ["workload", "knobs"]
-    for (engine, model), part in rates.groupby(["engine", "model"], sort=False):
-        of_gpu = {str(gpu): rows.set_index(alike)["rate"] for gpu, rows in part.groupby("gpu", sort=False)}
+    for (engine, model), part in known.groupby(["engine", "model"], sort=False):
+        of_gpu = {str(gpu): rows.set_index(alike)[RATE] for gpu, rows in part.groupby("gpu", sort=False)}
         for first, second in combinations(of_gpu, 2):
             bandwidth = capability_ratios(gpus.get(first), gpus.get(second), None)[0]
             a, b = (second, first) if bandwidth < 1 else (first, second)
@@ -77,10 +78,10 @@ def _of_devices(rates: pd.DataFrame) -> Iterator[Row]:
             yield row | _range(of_gpu[a] / of_gpu[b])
 
 
-def _of_engines(rates: pd.DataFrame) -> Iterator[Row]:
-    alike, at = ["gpu", "model"], ["workload", "sequences"]
-    for (gpu, model), part in rates.groupby(alike, sort=False):
-        vllm, static = (part[part["engine"] == engine].set_index(at)["rate"] for engine in ("vllm", "hf-static"))
+def _of_engines(known: pd.DataFrame) -> Iterator[Row]:
+    alike, at = ["gpu", "model"], ["workload", "max_num_seqs"]
+    for (gpu, model), part in known.groupby(alike, sort=False):
+        vllm, static = (part[part["engine"] == engine].set_index(at)[RATE] for engine in ("vllm", "hf-static"))
         of_both = vllm.to_frame("a").join(static.rename("b"), how="inner")
         if len(of_both):
             yield {"a": "vllm", "b": "hf-static", "gpu": gpu, "model": model} | _range(of_both["a"] / of_both["b"])
@@ -123,13 +124,8 @@ def _verdict(claim: Claim, row: Row) -> str | None:
     return "supported" if len(agree) == len(near) else f"only as {agree[0]}" if agree else "contradicted"
 
 
-def rates_of_plan(plan: pd.DataFrame) -> pd.DataFrame:
-    """The rates of `expected_ratios`, from the rows of a plan."""
-    return plan.assign(rate=plan["output_tokens_per_s"], sequences=plan["max_num_seqs"]).dropna(subset="rate")
-
-
 @makes(SCHEMA, needed=lambda inputs: (inputs.paths.plan / "plan.parquet").exists())
 def make_tables(inputs: TableInputs) -> pd.DataFrame:
     published = Published(inputs.published)
     claims = [published.claim(name) for name in inputs.study.claims]
-    return expected_ratios(rates_of_plan(read_parquet(inputs.paths.plan / "plan.parquet")), claims)
+    return expected_ratios(read_parquet(inputs.paths.plan / "plan.parquet"), claims)

@@ -19,8 +19,8 @@ RATES = {
 
 def test_pairs_of_devices_and_of_engines_have_their_range_and_what_was_published():
     rows = [
-        {"gpu": gpu, "engine": engine, "model": MODEL, "workload": "chat", "knobs": f"{engine}{n}", "sequences": n}
-        | {"rate": float(rate)}
+        {"gpu": gpu, "engine": engine, "model": MODEL, "workload": "chat", "knobs": f"{engine}{n}", "max_num_seqs": n}
+        | {"output_tokens_per_s": float(rate)}
         for (gpu, engine), of in RATES.items()
         for n, rate in of.items()
     ]
