@@ -12,7 +12,7 @@ from workflow_scripts.catalog.published import PUBLISHED
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study import Study
-from workflow_scripts.tables.measurements import joined
+from workflow_scripts.tables.measurements import MEASURED, joined
 from workflow_scripts.tables.summary import Summaries
 from workflow_scripts.tables.typed_tables import read_table, write_table
 
@@ -62,6 +62,11 @@ class TableInputs:
     def cells(self) -> pd.DataFrame:
         """What was measured, as the one frame of `tables.measurements`."""
         return joined(*(self.table(name) for name in ("cells", "starts", "repeats")))
+
+    @cached_property
+    def own(self) -> pd.DataFrame:
+        """Of `cells` what this study has measured itself, of which there is evidence."""
+        return self.cells[self.cells["study"].eq(self.study.name) & self.cells["source"].eq(MEASURED)]
 
     @cached_property
     def summed(self) -> Summaries:

@@ -95,20 +95,14 @@ def layouts(t: pd.DataFrame) -> Iterator[pd.DataFrame]:
             yield from _of_tokens(part)
 
 
-def _repeats(t: pd.DataFrame) -> pd.DataFrame:
-    """One row per repeat, with the lives of its requests (`live_s`) and the time from first to last (`span_s`)."""
-    by_row = t.groupby("number")
-    rows = by_row[[*REPEAT, "block_size_effective", "engine_slots_held_mean"]].first()
-    rows["live_s"] = by_row["live_s"].sum()
-    rows["span_s"] = by_row["last_token_s"].max() - by_row["scheduled_s"].min()
-    return rows
-
-
 def _of_tokens(t: pd.DataFrame) -> Iterator[pd.DataFrame]:
     """Rows of a model that keeps all tokens in all layers."""
-    rows = _repeats(t)
-    block_size = t["block_size_effective"]
-    yield _means(_POOL, rows, paged(t, numbers(block_size)), rows["block_size_effective"])
+    repeats = t.groupby("number")
+    rows = repeats[[*REPEAT, "block_size_effective", "engine_slots_held_mean"]].first()
+    # The lives of the requests together, and the time from the first to the last.
+    rows["live_s"] = repeats["live_s"].sum()
+    rows["span_s"] = repeats["last_token_s"].max() - repeats["scheduled_s"].min()
+    yield _means(_POOL, rows, paged(t, numbers(t["block_size_effective"])), rows["block_size_effective"])
     for size in WHATIF_BLOCK_SIZES:
         whatif = paged(t, np.full(len(t), float(size)))
         yield _means("block_size_whatif", rows, whatif, pd.Series(size, index=rows.index))
@@ -150,6 +144,4 @@ def caches_as_measured(cells: pd.DataFrame) -> pd.DataFrame:
 
 @makes(SCHEMA, beside=True)
 def make_tables(inputs: TableInputs) -> pd.DataFrame:
-    study, cells = inputs.study, inputs.cells
-    own = cells[cells["study"].eq(study.name) & cells["source"].eq(MEASURED)]
-    return waste_table(own, inputs.parsed, shared_texts(study))
+    return waste_table(inputs.own, inputs.parsed, shared_texts(inputs.study))

@@ -114,15 +114,11 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
     why = pd.Series(pd.NA, index=table.index, dtype="string")
     flagged = pd.Series(False, index=table.index, dtype="boolean")
     if quantity == RATE:
-        ran, refused, foreseen = (
-            table["outcome"].isin(RAN),
-            table["outcome"].isin(["infeasible"]),
-            table["infeasible"].notna(),
-        )
+        ran, refused = (table["outcome"].isin(outcomes) for outcomes in (RAN, ["infeasible"]))
+        foreseen = table["infeasible"].notna()
         why = why.mask((measured < low) | (measured > high), "outside the band")
-        why = why.mask(refused & ~foreseen, "infeasible, not predicted").mask(
-            ran & foreseen, "ran, predicted infeasible"
-        )
+        why = why.mask(refused & ~foreseen, "infeasible, not predicted")
+        why = why.mask(ran & foreseen, "ran, predicted infeasible")
         flagged = flagged.mask(low.isna() & measured.notna()).mask(why.notna(), True)
     named = ["cell_id", "gpu", "engine", "model", "workload", "knobs", "speed_source", "bound_by"]
     named += ["band_group", "calibrated_at", "calibrated_of"]
@@ -169,8 +165,7 @@ def published_rates(study: Study, published: Published) -> Rates:
 def make_tables(inputs: TableInputs) -> pd.DataFrame:
     plan = _of_plan(inputs.paths.plan / "plan.parquet")
     published = published_rates(inputs.study, Published(inputs.published))
-    own = inputs.cells[inputs.cells["study"].eq(inputs.study.name)]
-    return predictions_table(own, inputs.table("intervals"), plan, published)
+    return predictions_table(inputs.own, inputs.table("intervals"), plan, published)
 
 
 def _of_plan(path: Path) -> pd.DataFrame:

@@ -52,5 +52,4 @@ def search_table(study: Study, cells: pd.DataFrame, parsed: Path) -> pd.DataFram
 
 @makes(SCHEMA, needed=lambda inputs: any(getattr(cell.knobs, "find", None) for cell in inputs.grid), beside=True)
 def make_tables(inputs: TableInputs) -> pd.DataFrame:
-    own = inputs.cells[inputs.cells["study"].eq(inputs.study.name)]
-    return search_table(inputs.study, own, inputs.parsed)
+    return search_table(inputs.study, inputs.own, inputs.parsed)

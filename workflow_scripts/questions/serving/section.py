@@ -73,12 +73,10 @@ def _sustained(tables: Tables) -> Answer:
     unit, asked = LOADS[rows["axis"].iloc[0]], "Keeps up with the load?"
     over = rows.loc[rows["saturated"].eq(True), "x"].min()
     kept = rows.loc[rows["saturated"].eq(False) & ~(rows["x"] >= over), "x"].max()
+    if pd.isna(kept) and pd.isna(over):
+        return Answer(OPEN, asked, "runs are too short to say")
     if pd.isna(kept):
-        return (
-            Answer(OPEN, asked, "runs are too short to say")
-            if pd.isna(over)
-            else Answer(NO, asked, f"not with {over:g} {unit}")
-        )
+        return Answer(NO, asked, f"not with {over:g} {unit}")
     if pd.isna(over):
         return Answer(YES, asked, f"up to {kept:g} {unit}")
     return Answer(PARTLY, asked, f"with {kept:g}, not {over:g} {unit}")
@@ -142,7 +140,7 @@ def side_by_side(report: Report) -> Iterator[Block]:
         wide = part.drop_duplicates([*_PANEL, "x", "series"]).set_index(["axis", "x", "series"])
         servers = list(dict.fromkeys(part["series"]))
         body = [
-            [f"{LOADS[axis]}: {x:g}", words, *(_at(wide, (axis, x, server), measure) for server in servers)]
+            [f"{LOADS[axis]}: {x:g}", words, *(shown(wide[measure].get((axis, x, at)), measure) for at in servers)]
             for axis, x in part[["axis", "x"]].drop_duplicates().sort_values(["axis", "x"]).to_numpy().tolist()
             for measure, words in SIDE_BY_SIDE.items()
         ]
@@ -150,10 +148,6 @@ def side_by_side(report: Report) -> Iterator[Block]:
         numeric = [False, False, *(True for _ in servers)]
         table = Table(caption, ["Load", "", *servers], body, numeric, UNTRIED)
         yield Fold(f"{caption}, {plural(len(servers), 'server')}", [table])
-
-
-def _at(wide: pd.DataFrame, cell: tuple[object, ...], measure: str) -> str:
-    return shown(wide[measure].get(cell), measure)
 
 
 def slow_clients(report: Report) -> Iterator[Block]:

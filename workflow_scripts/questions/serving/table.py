@@ -69,7 +69,7 @@ _TAILS = ("ttft_s_p99", "e2e_s_p99")
 GOODPUT = "goodput_requests_per_s"
 # With fewer requests in a repeat, its 99th percentile is hardly more than its longest latency.
 TAIL_REQUESTS = 100
-_OVER_REPEATS = {"slo": "first"}
+_OVER_REPEATS = {"slo": "first", "preemptions": "median"}
 _OVER_REPEATS |= dict.fromkeys(("slo_attainment", GOODPUT), "mean")
 _OVER_REPEATS |= dict.fromkeys(("running_peak", "in_flight_peak", "kv_cache_usage_peak", "memory_utilization"), "max")
 _OF_CELL = (
@@ -284,7 +284,6 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
     summary = summary.assign(**columns, **tails, scope=rates[_RATES[0]][1])
     for name, how in _OVER_REPEATS.items():
         summary[name] = groups[name].agg(how).array
-    summary["preemptions"] = groups["preemptions"].median().array
     # If one repeat is undecided, "not saturated" in the others is not enough for the cell.
     saturated, some_are_open = groups["saturated"].max(), groups["saturated"].count() < groups.size()
     summary["saturated"] = saturated.mask(saturated.eq(False) & some_are_open).array
@@ -294,6 +293,5 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
 
 @makes(SCHEMA, SUMMARY_SCHEMA, beside=True)
 def make_tables(inputs: TableInputs) -> tuple[pd.DataFrame, pd.DataFrame]:
-    study, cells = inputs.study, inputs.cells
-    own = cells[cells["study"].eq(study.name) & cells["source"].eq("measured")]
-    return serving_tables(own, inputs.parsed, study.slo.bounds() if study.slo else {})
+    slo = inputs.study.slo
+    return serving_tables(inputs.own, inputs.parsed, slo.bounds() if slo else {})
