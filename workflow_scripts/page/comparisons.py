@@ -10,8 +10,9 @@ _ORDER = {CHANGES: 0, LIKELY: 1, FLAT: 2}
 
 
 def comparisons(tables: Tables, kind: str, name: str = "") -> pd.DataFrame:
-    """Comparisons of a kind by the rate that decides: those shown to differ first, then by device and size; `x` is
-    the number of sequences allowed at once. Of a knob, every value is compared with the first.
+    """Comparisons of a kind by the rate that decides: those shown to differ first, then by device, whose number in
+    the study is `place`, and size; `x` is the number of sequences allowed at once. Of a knob, every value is compared
+    with the first.
 
     Raises:
         MissingError: there are none.

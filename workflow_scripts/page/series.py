@@ -67,9 +67,9 @@ def environments_in_words(rows: pd.DataFrame) -> "pd.Series[str]":
     return (", environment " + numbers.astype(str)).where(several & numbers.notna(), "")
 
 
-def told_apart(rows: pd.DataFrame, names: Sequence[str], otherwise: Sequence[str] = ("model", "workload")) -> list[str]:
+def told_apart(rows: pd.DataFrame, names: Sequence[str]) -> list[str]:
     """Those of the names that differ between rows."""
-    return [name for name in names if rows[name].nunique() > 1] or list(otherwise)
+    return [name for name in names if rows[name].nunique() > 1]
 
 
 def telling(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:

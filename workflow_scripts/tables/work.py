@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 from workflow_scripts.common.parquet import readable, text_columns
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import Reach
-from workflow_scripts.statistics.errors import FloatArray
 from workflow_scripts.tables.parsed_facts import REPEAT, known_facts, read_parsed
 from workflow_scripts.tables.summary import numbers
 
@@ -109,12 +108,9 @@ def request_sums(
         index=requests.index,
     )
     for reach in reaches:
-
-        def pairs(tokens: FloatArray, reach: Reach = reach) -> FloatArray:
-            return formulas.attended_tokens(tokens, reach.limit)
-
-        attended = pairs(p + decode) - pairs(p)
-        terms[f"prefill_attended_tokens{reach.suffix}"] = pairs(p) - pairs(c)
+        whole, of_prompt, of_cached = (formulas.attended_tokens(tokens, reach.limit) for tokens in (p + decode, p, c))
+        attended = whole - of_prompt
+        terms[f"prefill_attended_tokens{reach.suffix}"] = of_prompt - of_cached
         terms[f"decode_attended_tokens{reach.suffix}"] = attended
         terms[f"kv_tokens_read{reach.suffix}"] = attended - decode  # all but the new token itself
     sums = terms.groupby(keys).sum()

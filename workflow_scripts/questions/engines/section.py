@@ -24,8 +24,7 @@ def fastest_pairs(tables: Tables) -> pd.DataFrame:
         rate_b=lambda rows: rows["b"].map(rates), rate_a=lambda rows: rows["a"].map(rates)
     )
     rows = rows.sort_values(["rate_b", "rate_a"], ascending=False, kind="stable").drop_duplicates(PLACES)
-    place = rows["gpu"].map({gpu: i for i, gpu in enumerate(tables.devices)})
-    return rows.assign(place=place).sort_values("place", kind="stable")
+    return rows.sort_values("place", kind="stable")
 
 
 def engines(tables: Tables) -> Plot:
@@ -33,7 +32,7 @@ def engines(tables: Tables) -> Plot:
     pairs = comparisons(tables, "engine")
     cells = tables.cells[tables.cells["cell_id"].isin({*pairs["a"], *pairs["b"]})]
     ends = tables.intervals_of(RATE)
-    names = told_apart(cells, PLACES[1:], [])
+    names = told_apart(cells, PLACES[1:])
     engine = cells["engine"].map(lambda name: "vLLM" if name == "vllm" else HF)
     own = labels(cells, tables.knobs)
     words = cells[names].agg(" · ".join, axis=1) + " · " if names else ""

@@ -23,7 +23,7 @@ def prefix_caching(tables: Tables) -> Plot:
     """Rate with and without prefix caching, with 95 % intervals, and the keys and values that running requests hold:
     with it, requests share the blocks of a prefix."""
     pairs = comparisons(tables, "knob", _KNOB)
-    names = told_apart(pairs, [*COORDINATES[1:], "held"], [])
+    names = told_apart(pairs, [*COORDINATES[1:], "held"])
     words = pairs[names].agg(" · ".join, axis=1) + " · " if names else ""
     sides = [
         pairs.assign(cell_id=pairs[cell], name=words + pairs[value].map(_WORDS), hollow=pairs[value] == "false")

@@ -30,7 +30,7 @@ _MOST_ANSWERS = 3
 def ratio_rows(tables: Tables, rows: pd.DataFrame, title: str) -> Plot:
     """Comparisons, one row per pair, named by what differs between them; hollow: not decided."""
     rows = rows.assign(held=without_shared(rows["held"].fillna("").astype(str)).map(held_in_words))
-    names = [name for name in told_apart(rows, [*COORDINATES[1:], "held"], []) if rows[name].str.len().any()]
+    names = told_apart(rows, [*COORDINATES[1:], "held"])
     words = [
         f"{shortly(knob, b, a)} over {shortly(knob, a, b)}" if rows["name"].nunique() == 1 else instead_of(knob, b, a)
         for knob, a, b in zip(rows["name"], rows["value_a"], rows["value_b"], strict=True)
