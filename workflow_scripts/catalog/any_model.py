@@ -84,8 +84,6 @@ def _own_dtype(config: Path) -> ModelDtype:
         content = read_config_json(config)
     except InputError as e:
         raise CatalogError(str(e)) from None
-    if not isinstance(content, dict):
-        raise CatalogError(f"{config}: must hold one JSON object")
     parts = [part for part in (content, content.get("text_config")) if isinstance(part, dict)]
     named = next((part[key] for part in parts for key in ("dtype", "torch_dtype") if part.get(key)), None)
     return next((dtype for dtype in get_args(Dtype) if dtype == named), "native")

@@ -48,11 +48,13 @@ class HashedFiles(Record):
         return hashlib.sha256(content.encode()).hexdigest()
 
 
-def read_config_json(path: Path) -> Any:
+def read_config_json(path: Path) -> dict[str, Any]:
     """The values of a `config.json`, which may hold Infinity, with the quantization in a file beside it. Raises OSError
     or InputError."""
     config, beside = read_json(path, infinite=True), path.with_name(QUANTIZATION_FILE)
-    if isinstance(config, dict) and not config.get("quantization_config") and beside.is_file():
+    if not isinstance(config, dict):
+        raise InputError(f"{path}: must hold one JSON object")
+    if not config.get("quantization_config") and beside.is_file():
         stated = read_json(beside)
         stated = stated.get("quantization") if isinstance(stated, dict) else None
         if not isinstance(stated, dict):

@@ -91,24 +91,3 @@ def attended_tokens(tokens: Number, limit: int | None = None) -> Number:
     within = np.minimum(tokens, limit)
     pairs: Number = within * (within + 1) / 2 + (tokens - within) * limit
     return pairs if isinstance(tokens, np.ndarray) else float(pairs)
-
-
-def forward_flops(
-    layer_parameters: float,
-    lm_head_parameters: float,
-    attention_width: float,
-    tokens: Number,
-    logit_tokens: Number,
-    attended_tokens: Number,
-) -> Number:
-    """Operations of any mix of prompts and decode steps, from sums over them. [Pope]
-
-    All `tokens` pass the layers, with a multiply-add per parameter. The `logit_tokens`, those that are sampled from,
-    also pass the output matrix. Each token attends to itself and to those before it: `attended_tokens` pairs in total.
-    `attention_width` is heads * head_dim over all layers. Scores and weighted values take one multiply-add each, so 4
-    operations per element of width and pair. A decode step of 4 sequences, and a prompt of 3 with 1 + 2 + 3 pairs:
-
-    >>> forward_flops(7e9, 0.5e9, 0, 4, 4, 0), forward_flops(0, 0, 10, tokens=3, logit_tokens=1, attended_tokens=6)
-    (60000000000.0, 240)
-    """
-    return 2 * layer_parameters * tokens + 2 * lm_head_parameters * logit_tokens + 4 * attention_width * attended_tokens

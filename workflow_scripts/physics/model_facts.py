@@ -27,13 +27,7 @@ from workflow_scripts.physics.formulas import Number
 from workflow_scripts.physics.hybrid_families import HYBRIDS, LINEAR, OF_PICTURES
 from workflow_scripts.physics.layers import Attention, Experts, LatentAttention, Layer, Matrix, Mixer, Mlp, Part, State
 from workflow_scripts.physics.stored_weights import DTYPE_BYTES as DTYPE_BYTES
-from workflow_scripts.physics.stored_weights import (
-    bits_of,
-    is_quantized,
-    quantization_of,
-    roles_left_out,
-    stored_kv_cache_dtype,
-)
+from workflow_scripts.physics.stored_weights import bits_of, quantization_of, roles_left_out, stored_kv_cache_dtype
 
 # By `model_type`: reads the fields of `ModelFacts` that depend on the family.
 _READERS = OF_TEXTS | HYBRIDS | OF_PICTURES
@@ -232,9 +226,8 @@ class ModelFacts:
         """Bytes per parameter of a matrix: fewer than the dtype's if it is quantized."""
         if self.quantization == NOT_COUNTED:
             raise ModelFactsError(f"{self.model_type}: how the checkpoint stores its weights is not known here")
-        if self.quantization and not matrix.left_out and is_quantized(self.quantization, matrix.role):
-            return bits_of(self.quantization, matrix.role) / 8
-        return DTYPE_BYTES[self.dtype]
+        bits = bits_of(self.quantization, matrix.role) if self.quantization and not matrix.left_out else None
+        return DTYPE_BYTES[self.dtype] if bits is None else bits / 8
 
     @property
     def weight_bytes(self) -> int:
@@ -314,6 +307,11 @@ class ModelFacts:
         earlier tokens with keys and values."""
         return self.layers * self.attention.heads * self.attention.head_dim
 
+    def matrix_flops(self, tokens: Number, logit_tokens: Number) -> Number:
+        """Operations of the products with weights: of all layers for `tokens`, and of the output matrix for the
+        `logit_tokens`, those that are sampled from; a multiply-add for each parameter [Pope]."""
+        return 2 * self.layer_matmul_parameters * tokens + 2 * self.vocab * self.hidden * logit_tokens
+
     def request_flops(self, prompt_tokens: float, output_tokens: float, attention_cost: float = 1.0) -> float:
         """Floating-point operations of a whole request: of its prompt, which gives the first output token, and of a
         decode step for each further one. An operation of attention counts `attention_cost` times.
@@ -328,12 +326,10 @@ class ModelFacts:
         39936.0
         """
         (reach,) = self.uniform().reaches
-        head, further = self.vocab * self.hidden, output_tokens - 1
+        further = output_tokens - 1
         attention = reach.prefill_pair_flops * formulas.attended_tokens(prompt_tokens)
         attention += reach.decode_pair_flops * further * (prompt_tokens + (further + 1) / 2)
-        tokens = prompt_tokens + further
-        matrices = formulas.forward_flops(self.layer_matmul_parameters, head, 0, tokens, output_tokens, 0)
-        return matrices + attention_cost * attention
+        return self.matrix_flops(prompt_tokens + further, output_tokens) + attention_cost * attention
 
 
 def read_model_facts(
@@ -364,14 +360,11 @@ def read_config(path: Path) -> dict[str, Any]:
     """A `config.json`, or that of a folder. Raises ModelFactsError if there is none, or it is no JSON object."""
     path = path / "config.json" if path.is_dir() else path
     try:
-        config = read_config_json(path)
+        return read_config_json(path)
     except OSError as e:
         raise ModelFactsError(f"{path}: {e.strerror}") from None
     except InputError as e:
         raise ModelFactsError(str(e)) from None
-    if not isinstance(config, dict):
-        raise ModelFactsError(f"{path}: must hold one JSON object")
-    return config
 
 
 def vocabulary_and_context(config: Mapping[str, Any]) -> tuple[int, int]:

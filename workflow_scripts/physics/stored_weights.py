@@ -61,13 +61,10 @@ _LEAVABLE: Mapping[Role, tuple[str, ...]] = {
 _ELSEWHERE = ("vision", "visual", "multi_modal", "mm_projector", "mtp", "model.decoder.self_attn")
 
 
-def is_quantized(quantization: str, role: Role) -> bool:
-    """Whether a method shrinks the matrices of this role."""
-    return role == "experts" if quantization in _EXPERTS_ONLY else role != "router"
-
-
-def bits_of(quantization: str, role: Role) -> float:
-    """Bits per parameter of the matrices of this role."""
+def bits_of(quantization: str, role: Role) -> float | None:
+    """Bits per parameter of the matrices of this role; None if the method does not shrink them."""
+    if role == "router" or (quantization in _EXPERTS_ONLY and role != "experts"):
+        return None
     return QUANTIZED_BITS[_EXPERTS_IN.get(quantization, quantization) if role == "experts" else quantization]
 
 

@@ -10,7 +10,7 @@ from workflow_scripts.engines.steps import SchedulerSettings, StaticBatches
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import StepWork
 from workflow_scripts.predict.schedule import RequestLengths, Schedule, Segments
-from workflow_scripts.predict.timing import activation_bytes_per_token, matrix_flops
+from workflow_scripts.predict.timing import activation_bytes_per_token
 
 
 class _Phases:
@@ -100,7 +100,7 @@ def static_work(
         {
             "weight_bytes": facts.decode_weight_bytes + copies_matrices * facts.kv_dtype_bytes() * copied,
             "kv_bytes": per_token * rows * (read + 2) * held,
-            "matrix_flops": matrix_flops(facts, tokens.astype(float), rows.astype(float)),
+            "matrix_flops": facts.matrix_flops(tokens.astype(float), rows.astype(float)),
             "attention_flops": 4.0 * width * rows * pairs,
             "layers": float(facts.layers),
             "activation_bytes": tokens * activation_bytes_per_token(facts),

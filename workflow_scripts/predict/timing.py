@@ -71,7 +71,7 @@ def step_work(
         {
             "weight_bytes": facts.step_weight_bytes(tokens.astype(float)) / ranks,
             "kv_bytes": read / ranks,
-            "matrix_flops": matrix_flops(facts, tokens.astype(float), with_logits.astype(float)) / ranks,
+            "matrix_flops": facts.matrix_flops(tokens.astype(float), with_logits.astype(float)) / ranks,
             "attention_flops": computed / ranks,
             "layers": float(facts.layers),
             "activation_bytes": tokens * activation_bytes_per_token(facts, ranks),
@@ -119,11 +119,6 @@ def _with_drafting(work: StepWork, segments: Segments, steps: EngineSteps, draft
         work.first[:, kinds] += times * more.first[:, kinds]
         work.growth[:, kinds] += times * more.growth[:, kinds]
     return work
-
-
-def matrix_flops(facts: ModelFacts, tokens: FloatArray, logit_tokens: FloatArray) -> FloatArray:
-    """Operations of the products with weights: of all layers for `tokens`, of the output matrix for `logit_tokens`."""
-    return 2 * facts.layer_matmul_parameters * tokens + 2 * facts.vocab * facts.hidden * logit_tokens
 
 
 def activation_bytes_per_token(facts: ModelFacts, ranks: int = 1) -> float:

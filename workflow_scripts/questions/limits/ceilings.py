@@ -12,7 +12,6 @@ import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.device.device_rates import DeviceRates
-from workflow_scripts.physics import formulas
 from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.rate_ceiling import attention_cost, matrix_flop_per_s
@@ -130,14 +129,7 @@ def phase_flops(work: pd.DataFrame, facts: ModelFacts, attention_cost: float = 1
     Cached prefix tokens are not computed again."""
 
     def flops(tokens: str, logit_tokens: str, attended_tokens: str, pair_flops: str) -> FloatArray:
-        matrices = formulas.forward_flops(
-            facts.layer_matmul_parameters,
-            facts.vocab * facts.hidden,
-            0,
-            numbers(work[tokens]),
-            numbers(work[logit_tokens]),
-            np.zeros(len(work)),
-        )
+        matrices = facts.matrix_flops(numbers(work[tokens]), numbers(work[logit_tokens]))
         pairs = (getattr(r, pair_flops) * numbers(work[attended_tokens + r.suffix]) for r in facts.reaches)
         of_attention = (attention_cost * of_reach for of_reach in pairs)
         return sum(of_attention, start=matrices + facts.state_flops * numbers(work[tokens]))
