@@ -77,12 +77,6 @@ def equal_layers(c: ConfigValues, mixer: Mixer, feed_forward: FeedForward, norms
     return decoder(c, [layer] * c.size("num_hidden_layers"), **own)
 
 
-def window_of(c: ConfigValues, default: int | None = None) -> int | None:
-    """The size of the sliding window, None without one."""
-    window = c.get("sliding_window", default)
-    return None if window is None else c.size("sliding_window", window)
-
-
 def _llama(c: ConfigValues, tied: bool = False, **changes: Any) -> Config:
     mlp = mlp_of(c, bias=c.flag("mlp_bias", False))
     return equal_layers(c, attention_of(c, **biases(c) | changes), mlp, tied=tied)
@@ -90,12 +84,10 @@ def _llama(c: ConfigValues, tied: bool = False, **changes: Any) -> Config:
 
 def mixers_of(c: ConfigValues, kinds: Sequence[str], *, window: int | None = None, **changes: Any) -> dict[str, Mixer]:
     """The attention of each of these kinds: with a window (`window`: the family's default) or without."""
-    limits: dict[str, Config] = {FULL: {}}
-    if WINDOWED in kinds:
-        limits[WINDOWED] = {"window": window_of(c, window)}
-        if limits[WINDOWED]["window"] is None:
-            raise c.fault("missing 'sliding_window'")
-    return {kind: attention_of(c, **changes, **limits[kind]) for kind in set(kinds)}
+    return {
+        kind: attention_of(c, window=c.size("sliding_window", window) if kind == WINDOWED else None, **changes)
+        for kind in set(kinds)
+    }
 
 
 def by_kind(
@@ -118,7 +110,7 @@ def _qwen(c: ConfigValues, **changes: Any) -> Config:
 
 
 def _phi3(c: ConfigValues) -> Config:
-    window = window_of(c)
+    window = c.optional_size("sliding_window")
     if window is not None and window >= c.size("max_position_embeddings"):
         window = None
     return _llama(c, window=window)
@@ -153,12 +145,11 @@ def experts_of(
     width: str = "moe_intermediate_size",
     *,
     used: str = "num_experts_per_tok",
-    default: int | None = None,
     **others: Any,
 ) -> Experts:
-    """Routed experts, by the keys of their number, of their width, and of how many a token uses. `default`: the
-    family's number. Raises ModelFactsError if a token uses too many."""
-    experts, intermediate, per_token = c.size(count, default), c.size(width), c.size(used)
+    """Routed experts, by the keys of their number, of their width, and of how many a token uses. Raises
+    ModelFactsError if a token uses too many."""
+    experts, intermediate, per_token = c.size(count), c.size(width), c.size(used)
     if per_token > experts:
         raise c.fault(f"{used} {per_token} must be at most the number of experts, {experts}")
     return Experts(experts, per_token, intermediate, **others)
@@ -194,7 +185,7 @@ def latent_experts(c: ConfigValues, dense_layers: int = 0, **indexer: Any) -> Co
         rope_dim=c.size("qk_rope_head_dim"),
         key_dim=c.size("qk_nope_head_dim"),
         value_dim=c.size("v_head_dim"),
-        query_rank=None if c.get("q_lora_rank") is None else c.size("q_lora_rank"),
+        query_rank=c.optional_size("q_lora_rank"),
         bias=c.flag("attention_bias", False),
         **indexer,
     )
@@ -358,8 +349,8 @@ def _deepseek_v4(c: ConfigValues) -> Config:
 
 READERS: dict[str, Reader] = {
     "llama": _llama,
-    "mistral": lambda c: _llama(c, window=window_of(c)),
-    "ministral3": lambda c: _llama(c, window=window_of(c), head_dim=128),
+    "mistral": lambda c: _llama(c, window=c.optional_size("sliding_window")),
+    "ministral3": lambda c: _llama(c, window=c.optional_size("sliding_window"), head_dim=128),
     **dict.fromkeys(("qwen2", "mimo"), lambda c: _qwen(c, qkv_bias=True)),
     "qwen3": lambda c: _qwen(c, head_dim=128, norms_over="each", **biases(c)),
     "phi3": _phi3,
@@ -382,7 +373,7 @@ READERS: dict[str, Reader] = {
     "deepseek_v4": _deepseek_v4,
     "gemma4_text": _gemma4_text,
     "gpt_oss": _gpt_oss,
-    "mixtral": lambda c: _all_sparse(c, attention_of(c, window=window_of(c)), "num_local_experts"),
+    "mixtral": lambda c: _all_sparse(c, attention_of(c, window=c.optional_size("sliding_window")), "num_local_experts"),
     "qwen2_moe": _qwen2_moe,
     "qwen3_moe": lambda c: _sparse(c, [experts_of(c, "num_experts")], attention_of(c, norms_over="each", **biases(c))),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), latent_experts),

@@ -41,17 +41,14 @@ class CacheType:
         return size + size % 2 if self.spares_ends else size
 
 
-def _per_token_head(bits: float) -> CacheType:
-    return CacheType(bits, bits, scale_bytes=8)  # a float32 for the key, and one for the value
-
-
 EIGHT_BITS, _SIXTEEN_BITS, _NVFP4 = CacheType(8, 8), CacheType(16, 16), CacheType(4.5, 4.5)
 CACHE_TYPES: Mapping[str, CacheType] = {
     "float32": CacheType(32, 32),
     **dict.fromkeys(("bfloat16", "float16"), _SIXTEEN_BITS),
     **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"), EIGHT_BITS),
-    **dict.fromkeys(("fp8_per_token_head", "int8_per_token_head"), _per_token_head(8)),
-    "int4_per_token_head": _per_token_head(4),
+    # A float32 scales the key, and one the value.
+    **dict.fromkeys(("fp8_per_token_head", "int8_per_token_head"), CacheType(8, 8, scale_bytes=8)),
+    "int4_per_token_head": CacheType(4, 4, scale_bytes=8),
     **dict.fromkeys(("nvfp4", "nvfp4_4over6"), _NVFP4),
     "fp8_ds_mla": CacheType(8, 8, latent_bytes=656),
     "nvfp4_ds_mla": CacheType(4.5, 4.5, latent_bytes=352),

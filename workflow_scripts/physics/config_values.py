@@ -47,6 +47,9 @@ class ConfigValues:
             raise self.fault(f"{key} must be at most {MOST_LAYERS}, not {value}")
         return value
 
+    def optional_size(self, key: str) -> int | None:
+        return None if self.get(key) is None else self.size(key)
+
     def flag(self, key: str, default: bool) -> bool:
         value = self.get(key, default)
         if not isinstance(value, bool):

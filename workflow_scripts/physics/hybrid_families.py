@@ -90,7 +90,7 @@ def _nemotron_h(c: ConfigValues) -> Config:
             usual = ConfigValues({"n_groups": 8} | c.given()).with_usual_keys(_KEYS_OF_NEMOTRON)
             inner = c.size("mamba_num_heads") * c.size("mamba_head_dim")
             return (_mamba2(usual, inner, recurrent_dtype=dtype),), ()
-        latent = c.size("moe_latent_size") if c.get("moe_latent_size") is not None else None
+        latent = c.optional_size("moe_latent_size")
         if mlp_bias and latent:
             raise c.fault("mlp_bias with moe_latent_size is not supported")
         routed = experts_of(c, "n_routed_experts", gated=False, latent=latent)

@@ -35,7 +35,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention to the keys and values of earlier tokens: all of them, or only the last `window`.
+    """Attention to the keys and values of earlier tokens: all of them, or only the last `window` with the token itself.
 
     `gates`: of each head, beside its query. `value_dim`: of a head, if not `head_dim`. `norm_parameters`: of norms over
     queries and keys. `sinks`: a learned score per head. `keys_are_values`: one matrix makes both; caches still hold
@@ -63,12 +63,8 @@ class Attention:
         return "full" if self.window is None else f"window of {self.window}"
 
     @property
-    def reach(self) -> int | None:  # with the token itself; None without a limit
-        return self.window
-
-    @property
     def attended(self) -> int | None:
-        return self.chosen or self.reach
+        return self.chosen or self.window
 
     @property
     def pair_dim(self) -> int:  # of a head's key and value
@@ -132,10 +128,6 @@ class LatentAttention:
     window: int | None = None
 
     kind = "latent"
-
-    @property
-    def reach(self) -> int | None:
-        return self.window
 
     def cache_elements(self, tensor: int = 1) -> int:  # every rank has all of it
         return self.kv_rank + self.rope_dim
@@ -224,9 +216,7 @@ class CompressedAttention(LatentAttention):
     def cache_bytes(self, stored: CacheType, tensor: int = 1) -> int:
         return math.ceil(self.vector_bytes + sum(self.widths.values()) / self.ratio)  # sums are no token's
 
-    @property
-    def decode_pair_flops(self) -> int:
-        return self.prefill_pair_flops
+    decode_pair_flops = LatentAttention.prefill_pair_flops
 
     def matrices(self, hidden: int, tensor: int = 1) -> tuple[Matrix, ...]:
         """Each rank has all that lead down, of the indexer, and that compress; the latter are never quantized."""

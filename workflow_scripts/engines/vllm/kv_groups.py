@@ -46,7 +46,7 @@ def layers_with_memory(stack: Sequence[Layer]) -> Iterator[tuple[Mixer, int]]:
 
 def kept_tokens(mixer: Mixer) -> int | None:
     """How many tokens vLLM keeps for a layer; None for all."""
-    return 0 if isinstance(mixer, State) else mixer.reach
+    return 0 if isinstance(mixer, State) else mixer.window
 
 
 def layer_groups(stack: Sequence[Layer]) -> Iterator[KvGroup]:
@@ -119,7 +119,7 @@ def _planned(facts: ModelFacts, settings: EngineSettings, batch: BatchLimits, ki
     unequal = several and not packed and (states or len(kinds) < len(mixers) or latent)
     indexed = [type(mixer) for mixer in mixers if not isinstance(mixer, State) and mixer.indexer_dim]
     indexed_8_bits = latent and indexed and stored() == EIGHT_BITS
-    not_all = any(isinstance(mixer, State) or mixer.reach for mixer in mixers)
+    not_all = any(isinstance(mixer, State) or mixer.window for mixer in mixers)
     plans = "how vLLM plans its KV cache is not known here"
     unknown = {
         f"no layer with attention: {plans}": not per_token,
