@@ -28,7 +28,7 @@ from workflow_scripts.measure.cell import WRONG_DEVICE
 from workflow_scripts.study.calibrations import calibrations_of
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import Cell, expand, find_cell
-from workflow_scripts.study.outcome import Outcome, is_outcome_of
+from workflow_scripts.study.outcome import Outcome, outcome_of
 from workflow_scripts.study.paths import PARTIAL, StudyPaths
 from workflow_scripts.study.rounds import CellStart
 from workflow_scripts.study.study import Study, StudyError
@@ -82,10 +82,9 @@ class Visit:
         found = {}
         for number, cells in ((1, self.cells), (2, chosen)):
             for cell in cells:
-                record = self.paths.outcome(cell, number)
                 wanted = definition_sha256(cell_definition(self.study, cell, models))
-                ended = Outcome.read(record).outcome if is_outcome_of(record, wanted) else None
-                found[CellStart(cell.id, number)] = ended
+                record = outcome_of(self.paths.outcome(cell, number), wanted)
+                found[CellStart(cell.id, number)] = record and record.outcome
         return found
 
     def command(self, name: str, *arguments: str) -> list[str]:

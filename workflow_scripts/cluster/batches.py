@@ -16,7 +16,7 @@ from argparse import Namespace
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain, count, product
+from itertools import chain, product
 from pathlib import Path
 from typing import TypedDict
 
@@ -133,12 +133,6 @@ def gpus_of(cells: Iterable[Cell]) -> list[str]:
     """The devices of cells, in the order of the catalogue."""
     names = {cell.gpu for cell in cells}
     return [gpu for gpu in load_gpus() if gpu in names]
-
-
-def new_name(round_: Round, batch: Batch, taken: Collection[str]) -> Batch:
-    """The batch under a name that no manifest has: a manifest is never written again."""
-    others = (round_.batch(batch.gpus, batch.part, number) for number in count(1))
-    return next(other for other in others if other.name not in taken)
 
 
 @command(

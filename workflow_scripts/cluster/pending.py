@@ -3,13 +3,14 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 
-from workflow_scripts.cluster.batches import Batch, Listed, Round, folder_of, new_name
+from workflow_scripts.cluster.batches import Batch, Listed, Round, folder_of
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json, sha256_of
 from workflow_scripts.study.definition import Cells, json_sha256
-from workflow_scripts.study.outcome import is_of, outcome_in
+from workflow_scripts.study.outcome import outcome_of
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.reruns import ONLY_FAILED, check_rerun, in_words, to_rerun
 from workflow_scripts.study.rounds import CellStart, Ended, RoundPlan
@@ -28,8 +29,8 @@ class Wanted:
 
 def listed(path: Path, definition_sha256: str) -> Listed | None:
     """How a manifest lists a start whose record is in a file; None unless it ended by this definition."""
-    record = outcome_in(path) if path.exists() else None
-    if record is None or not is_of(record, definition_sha256):
+    record = outcome_of(path, definition_sha256)
+    if record is None:
         return None
     return {
         "sha256": sha256_of(path),
@@ -106,7 +107,9 @@ class Pending:
         parts = list(this.parts_of(gpus, part))
         if pending and (self._size is None or len(pending) <= self._size or not parts):
             taken = {name for *folder, name in self._manifests if folder == [gpus, f"round-{this.number}"]}
-            yield Wanted(new_name(this, batch, taken), pending)
+            # A manifest is never written again, so this one gets a name that none has.
+            batches = (this.batch(gpus, part, number) for number in count(1))
+            yield Wanted(next(one for one in batches if one.name not in taken), pending)
         elif not pending and (name := self._holds(batch)):
             yield Wanted(this.named(gpus, name), ())
         else:

@@ -29,7 +29,7 @@ from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, c
 from workflow_scripts.common.files import last_line, write_json
 from workflow_scripts.measure.cell import WRONG_DEVICE
 from workflow_scripts.study.definition import Cells
-from workflow_scripts.study.outcome import Start, is_outcome_of
+from workflow_scripts.study.outcome import Start, outcome_of
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.reruns import ONLY_FAILED, set_aside, to_rerun
 from workflow_scripts.study.rounds import CellStart, ended_starts, last_seen_s, present_round, round_of
@@ -38,7 +38,7 @@ from workflow_scripts.study.study_file import load_study
 
 def without_outcome(starts: Sequence[CellStart], grid: Cells, paths: StudyPaths) -> list[CellStart]:
     """The starts that have no outcome by their present definition."""
-    return [start for start in starts if not is_outcome_of(paths.outcome(*start), grid.definitions[start.cell])]
+    return [start for start in starts if not outcome_of(paths.outcome(*start), grid.definitions[start.cell])]
 
 
 def measure_batch(

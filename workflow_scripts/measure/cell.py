@@ -60,7 +60,7 @@ from workflow_scripts.study.definition import (
     workload_key,
 )
 from workflow_scripts.study.grid import Cell, find_cell
-from workflow_scripts.study.outcome import Measured, Observed, Outcome, Provenance, Start, is_outcome_of
+from workflow_scripts.study.outcome import Measured, Observed, Outcome, Provenance, Start, outcome_of
 from workflow_scripts.study.paths import ENGINE_LOG, JOB, MEASURE_LOG, OUTCOME, PARTIAL, RAW, StudyPaths
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.study.rounds import ended_starts, last_seen_s, next_start, present_round
@@ -231,7 +231,7 @@ def main(args: Namespace) -> int:
                 position = args.position and args.position + index
                 start = Start(start=number, round=round_number, position=position)
                 outcome = paths.outcome(cell, number)
-                if args.unless_done and is_outcome_of(outcome, definition_sha256(definition)):
+                if args.unless_done and outcome_of(outcome, definition_sha256(definition)):
                     print(f"{cell.id}, start {number}: it has its outcome already")
                 else:
                     attempt = Attempt(args.attempt, args.attempts)

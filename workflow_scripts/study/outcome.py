@@ -179,9 +179,10 @@ def is_of(record: Outcome, definition_sha256: str) -> bool:
     return record.definition_sha256 == definition_sha256 and not never_ran(record)
 
 
-def is_outcome_of(path: Path, definition_sha256: str) -> bool:
-    """Whether a file is such a record; a damaged one is not, so its start is measured again."""
-    return path.exists() and (record := outcome_in(path)) is not None and is_of(record, definition_sha256)
+def outcome_of(path: Path, definition_sha256: str) -> Outcome | None:
+    """Such a record in a file; None if it has none. A damaged one is none, so its start is measured again."""
+    record = outcome_in(path) if path.exists() else None
+    return record if record and is_of(record, definition_sha256) else None
 
 
 def outcome_in(path: Path) -> Outcome | None:

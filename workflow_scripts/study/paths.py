@@ -101,12 +101,12 @@ class StudyPaths:
 
     def tried_beyond(self, cell: Cell | str, start: int) -> list[int]:
         """The numbers above `start` of the starts of a cell that have a log or have ended, in order."""
-        try:
-            names = [entry.name for entry in os.scandir(self.cell(cell)) if entry.name.startswith(START_FOLDER)]
-        except FileNotFoundError:
-            return []
-        beyond = [number for name in names if (number := start_number(Path(name))) > start]
-        return sorted(n for n in beyond if self.log(cell, n).exists() or self.outcome(cell, n).exists())
+        beyond = (number for number in self._further(cell) if number > start)
+        return [n for n in beyond if self.log(cell, n).exists() or self.outcome(cell, n).exists()]
+
+    def _further(self, cell: Cell | str) -> list[int]:
+        """The numbers of the starts of a cell that have a folder of their own, in order."""
+        return sorted(number for path in self.cell(cell).glob(f"{START_FOLDER}*") if (number := start_number(path)) > 1)
 
     def log(self, cell: Cell | str, start: int = 1) -> Path:
         return self.start(cell, start) / MEASURE_LOG
@@ -117,9 +117,7 @@ class StudyPaths:
 
     def outcomes(self, cell: Cell | str) -> dict[int, Path]:
         """The outcome records of all starts of a cell that have ended, by the start's number."""
-        folders = [path.parent for path in self.cell(cell).glob(f"{START_FOLDER}*/{OUTCOME}")]
-        numbers = [1, *sorted(start_number(folder) for folder in folders)]
-        return {start: path for start in numbers if (path := self.outcome(cell, start)).exists()}
+        return {start: path for start in (1, *self._further(cell)) if (path := self.outcome(cell, start)).exists()}
 
     def model(self, model: str, key: str) -> Path:
         """Folder with a model's `config.json` and tokenizer; `key` is the `model_key` of its definition."""

@@ -10,10 +10,11 @@ import contextlib
 import math
 import random
 from collections.abc import Collection, Iterable, Mapping
+from itertools import count
 from typing import NamedTuple
 
 from workflow_scripts.common.records import Record
-from workflow_scripts.study.outcome import is_of, outcome_in
+from workflow_scripts.study.outcome import outcome_of
 from workflow_scripts.study.paths import PARTIAL, StudyPaths
 
 # An interrupted round goes on as the same round if the break was at most this long.
@@ -43,11 +44,8 @@ def ended_starts(definitions: Mapping[str, str], paths: StudyPaths) -> dict[str,
     """The starts of each cell that ended by its present definition; `definitions` holds the hash of each cell's."""
     ended: dict[str, dict[int, Ended]] = {}
     for cell, definition in definitions.items():
-        records = {number: outcome_in(path) for number, path in paths.outcomes(cell).items()}
-        own = {number: record for number, record in records.items() if record and is_of(record, definition)}
-        ended[cell] = {
-            number: Ended(record.start.round, record.ended_s, record.outcome) for number, record in own.items()
-        }
+        records = {number: outcome_of(path, definition) for number, path in paths.outcomes(cell).items()}
+        ended[cell] = {n: Ended(one.start.round, one.ended_s, one.outcome) for n, one in records.items() if one}
     return ended
 
 
@@ -107,7 +105,7 @@ def last_seen_s(ended: EndedStarts, paths: StudyPaths) -> float:
     """When a start that has not ended last wrote evidence (Unix time in seconds); -inf if there is none."""
     seen = [-math.inf]
     for cell, starts in ended.items():
-        evidence = paths.start(cell, _free_numbers(starts, len(starts) + 1)[0]) / PARTIAL
+        evidence = paths.start(cell, _free_number(starts)) / PARTIAL
         with contextlib.suppress(FileNotFoundError):  # the start has ended meanwhile
             seen += [file.stat().st_mtime for file in evidence.iterdir()]
     return max(seen)
@@ -124,8 +122,7 @@ def present_round(ended: EndedStarts, now_s: float, seen_s: float = -math.inf) -
 
 def next_start(ended: EndedStarts, cell: str, present: int) -> tuple[CellStart, int]:
     """The next start of a cell, even if it has all that its study asks for, and the round of that start."""
-    number = _free_numbers(ended.get(cell, ()), len(ended.get(cell, ())) + 1)[0]
-    return CellStart(cell, number), round_of([cell], ended, present)
+    return CellStart(cell, _free_number(ended.get(cell, ()))), round_of([cell], ended, present)
 
 
 def round_of(cells: Iterable[str], ended: EndedStarts, present: int) -> int:
@@ -140,7 +137,6 @@ def in_random_order(cells: Iterable[str], number: int) -> list[str]:
     return order
 
 
-def _free_numbers(taken: Collection[int], at_least: int) -> list[int]:
-    """Numbers of the starts that are missing; one that failed is tried again under its number."""
-    numbers = [number for number in range(1, at_least + 1) if number not in taken]
-    return numbers[: max(0, at_least - len(taken))]
+def _free_number(taken: Collection[int]) -> int:
+    """The lowest number that no start has; one that failed is tried again under its number."""
+    return next(number for number in count(1) if number not in taken)
