@@ -118,11 +118,10 @@ class Claim(Record):
 
     def quantity(self, name: str) -> Quantity:
         """The quantity with this name. Raises PublishedError if there is none."""
-        for quantity in self.quantities:
-            if quantity.name == name:
-                return quantity
-        names = ", ".join(quantity.name for quantity in self.quantities)
-        raise PublishedError(f"{CLAIMS}: {self.id}: no quantity {name!r}; there are: {names}")
+        by_name = {quantity.name: quantity for quantity in self.quantities}
+        if name not in by_name:
+            raise PublishedError(f"{CLAIMS}: {self.id}: no quantity {name!r}; there are: {', '.join(by_name)}")
+        return by_name[name]
 
     def value(self, name: str) -> float:
         """The single number of a quantity. Raises PublishedError if it has none."""

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
@@ -296,17 +297,13 @@ def sbatch_options(resources: Resources) -> str:
     from snakemake_executor_plugin_slurm.submit_string import get_submit_command
     from snakemake_executor_plugin_slurm.utils import set_gres_string
 
-    class Job:
-        def __init__(self) -> None:
-            self.resources = ResourceList(fromdict=resources)
-            self.threads = 1
-
+    job = SimpleNamespace(resources=ResourceList(fromdict=resources), threads=1)
     # Options that the executor looks up on the cluster or counts itself are left out.
     params = {"run_uuid": "-", "slurm_logfile": "-", "comment_str": "-", "workdir": None}
     account, partition = resources.get("slurm_account"), resources.get("slurm_partition")
     params["account"] = f"-A {account}" if account else ""
     params["partition"] = f"-p {partition}" if partition else ""
-    command: str = get_submit_command(Job(), params) + set_gres_string(Job())
+    command: str = get_submit_command(job, params) + set_gres_string(job)
     return " ".join(command.partition("--comment -")[2].split())
 
 

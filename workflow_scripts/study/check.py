@@ -85,13 +85,11 @@ def doubts(study: Study, cells: Sequence[Cell]) -> Iterator[str]:
                 f"workload {name!r}: {plural(count, 'request')} cannot keep {largest} sequences running; set"
                 f" num_prompts to at least {2 * largest}, or prompts_per_seq to at least 2"
             )
-    positions = {
-        name: vocabulary_and_context(read_config(get_model(name).config))[1] for name in resolved_models(study)
-    }
     for model in sorted({cell.model for cell in cells}):
         longest = max(cell.knobs.longest_request or 0 for cell in cells if cell.model == model)
-        if longest > positions[model]:
-            yield f"model {model!r}: max_model_len {longest} is beyond its {positions[model]} positions"
+        positions = vocabulary_and_context(read_config(get_model(model).config))[1]
+        if longest > positions:
+            yield f"model {model!r}: max_model_len {longest} is beyond its {positions} positions"
     kinds = {load_gpus()[cell.gpu].kind for cell in cells}
     for knob in sorted({knob for cell in cells for knob in cell.knobs.set_values()}):
         only_on = every_knob()[knob].only_on

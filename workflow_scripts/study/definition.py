@@ -163,6 +163,7 @@ class Cells:
     def __init__(self, study: Study) -> None:
         self.study, self.cells, models = study, {cell.id: cell for cell in expand(study)}, resolved_models(study)
         self.measured = {name: cell_definition(study, cell, models) for name, cell in self.cells.items()}
+        self._elsewhere = {name for name, endpoint in endpoints_of(study).items() if endpoint.base_url is not None}
 
     @cached_property
     def definitions(self) -> dict[str, str]:
@@ -173,10 +174,6 @@ class Cells:
         """Of its own for each cell if the study shares no starts."""
         shares = self.study.share_starts
         return {name: session_key(measured) if shares else name for name, measured in self.measured.items()}
-
-    @cached_property
-    def _elsewhere(self) -> set[str]:
-        return {name for name, endpoint in endpoints_of(self.study).items() if endpoint.base_url is not None}
 
     def needs(self, cell: Cell) -> tuple[str, int]:
         """The device of a cell and how many its job needs: none for a server elsewhere."""

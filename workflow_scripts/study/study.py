@@ -125,18 +125,15 @@ def is_late(bounds: Mapping[str, float], latencies: Mapping[str, Any]) -> Any:
     return reduce(operator.or_, (latencies[name] > bound for name, bound in bounds.items()), False)
 
 
-BudgetMin = Annotated[
-    float | None, Field(gt=0, description="minutes of all devices after which no further round begins")
-]
-
-
 class Starts(StrictRecord):
     """In how many starts of its engine each cell is measured, each in another round; a number alone is both counts.
     Beyond `at_least`, only cells of comparisons that are not decided get further starts."""
 
     at_least: int = Field(ge=1, description="starts of every cell")
     at_most: int = Field(le=100, description="starts of a cell while a comparison with it is not decided")
-    budget_min: BudgetMin = None
+    budget_min: float | None = Field(
+        None, gt=0, description="minutes of all devices after which no further round begins"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -166,9 +163,6 @@ class Starts(StrictRecord):
         return {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 100}, handler(core)]}
 
 
-_ONE_START = Starts(at_least=1, at_most=1)
-
-
 class Study(StrictRecord):
     """The file under config/studies/; its grid is the union of its sweeps."""
 
@@ -184,7 +178,7 @@ class Study(StrictRecord):
     question: str = Field(min_length=1, description="what the study is to answer; the report answers it in this order")
     repeats: int = Field(3, ge=1, description="timed passes over the workload per start of the engine, after warm-up")
     starts: Starts = Field(
-        _ONE_START,
+        Starts(at_least=1, at_most=1),
         description="starts of the engine per cell, each in another round; more repeat nothing that was measured",
     )
     share_starts: bool = added(
