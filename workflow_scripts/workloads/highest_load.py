@@ -28,6 +28,7 @@ PASSES_AT_AN_END = 3
 MEET, LAPSES = 0.8, 0.01
 # A queue grows if requests wait longer by more than this in each second, beyond chance.
 MOST_GROWTH = 0.02
+# The first is the median.
 _QUANTILES = (0.5, 0.15, 0.85)
 # Of the prior of the logarithm, a Cauchy distribution: while all passes agree, each goes farther than the last one.
 _SCALE = math.log(2)
@@ -72,22 +73,23 @@ class Search:
 
     def next(self) -> float | None:
         """The load of the next pass; None if there is none."""
-        load = self.first
-        if self.passes:
-            low, high = self._quantiles(*_ENDS)
-            is_inside = self.least <= low and high <= self.most
-            if len(self.passes) == MOST_PASSES or (high <= NARROW * low and is_inside) or self.highest().load is None:
-                return None
-            differ = len({met for _, met in self.passes}) > 1
-            (load,) = self._quantiles(_QUANTILES[len(self.passes) % len(_QUANTILES)] if differ else 0.5)
-        return self._inside(load)
+        if not self.passes:
+            return self._inside(self.first)
+        low, high, *quantiles = self._quantiles(*_ENDS, *_QUANTILES)
+        is_narrow = high <= NARROW * low and self.least <= low and high <= self.most
+        if len(self.passes) == MOST_PASSES or is_narrow or self._known(quantiles[0], low, high).load is None:
+            return None
+        differ = len({met for _, met in self.passes}) > 1
+        return self._inside(quantiles[len(self.passes) % len(_QUANTILES) if differ else 0])
 
     def _inside(self, load: float) -> float:
         return min(max(load, self.least), self.most)
 
     def highest(self) -> Highest:
         """What is known so far."""
-        median, low, high = self._quantiles(0.5, *_ENDS)
+        return self._known(*self._quantiles(0.5, *_ENDS))
+
+    def _known(self, median: float, low: float, high: float) -> Highest:
         loads = [load for load, _ in self.passes]
         if median < self.least and loads.count(self.least) >= PASSES_AT_AN_END:
             return Highest(None, None, self.least)
