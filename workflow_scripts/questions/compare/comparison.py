@@ -11,12 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
 import numpy as np
+import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.columns import column
 from workflow_scripts.common.records import Record
 from workflow_scripts.common.wording import finite, number
 from workflow_scripts.questions.compare.run import Mean, Run, RunCell
+from workflow_scripts.questions.comparisons.pairs import RUN, pairs
 from workflow_scripts.statistics.comparisons import CHANGES, NOT_DECIDED, Means, compare_occasions, verdicts, worse
 from workflow_scripts.statistics.errors import Error, added
 from workflow_scripts.tables.differences import Different, counted, differences, value_text
@@ -166,18 +168,18 @@ def comparison(earlier: Sequence[Run], now: Run, occasions_vary_pct: float | Non
     """Compare a run with the mean of earlier ones in which a cell may be compared with it, by the margin of the latest
     of them; `occasions_vary_pct` is the standard deviation between occasions, or None for that of each kind of device.
     """
-    runs = sorted(earlier, key=lambda run: run.began or "")
-    of_runs = [list(_ended_pairs(run, now)) for run in runs]
-    latest, ended = runs[-1], of_runs[-1]
-    pairs = [(x, y) for of_run in reversed(of_runs) for x, y, why in of_run if not why]
+    runs = [*sorted(earlier, key=lambda run: run.began or ""), now]
+    latest, found = runs[-2], list(_ended_pairs(runs))
+    ended = [(x, y, why) for run, x, y, why in found if run is latest]
+    allowed = [(x, y) for _, x, y, why in found if not why]
     measured: dict[tuple[str, str], list[tuple[Mean, Mean]]] = defaultdict(list)
-    for x, y in pairs:
+    for x, y in allowed:
         of_now = {mean.measure: mean for mean in y.means} if x.outcome == y.outcome == OK else {}
         for mean in x.means:
             if mean.measure in of_now:
                 measured[x.id, mean.measure].append((mean, of_now[mean.measure]))
     cells = _cell_ratios(measured, latest.margin_pct, occasions_vary_pct)
-    worse_ones = list(_worse(cells, pairs, latest.margin_pct))
+    worse_ones = list(_worse(cells, allowed, latest.margin_pct))
     decided = {c.cell for c in cells} - {c.cell for c in cells if c.verdict == NOT_DECIDED}
     decided |= {w.cell for w in worse_ones}
     names, names_now = (dict.fromkeys(cell.id for cell in run.cells) for run in (latest, now))
@@ -209,12 +211,16 @@ def comparison(earlier: Sequence[Run], now: Run, occasions_vary_pct: float | Non
     )
 
 
-def _ended_pairs(run: Run, now: Run) -> Iterator[tuple[RunCell, RunCell, list[str]]]:
-    """Each cell of an earlier run, the same cell of the present one, and why they may not be compared."""
-    of_now = {cell.id: cell for cell in now.cells}
-    for x in run.cells:
-        if (y := of_now.get(x.id)) is not None and MISSING not in (x.outcome, y.outcome):
-            yield x, y, why_not(x, y)
+def _ended_pairs(runs: Sequence[Run]) -> Iterator[tuple[Run, RunCell, RunCell, list[str]]]:
+    """Each cell of an earlier run, the same cell of the last one, and why they may not be compared; the latest earlier
+    run comes first."""
+    cells = [(number, cell) for number, run in enumerate(runs) for cell in run.cells]
+    table = pd.DataFrame([(cell.id, number) for number, cell in cells], columns=["cell_id", RUN])
+    _, found = pairs(table.assign(sample=range(len(cells))), RUN)
+    for a, b in sorted(zip(found["sample_a"], found["sample_b"], strict=True), key=lambda pair: -cells[pair[0]][0]):
+        (number, x), (_, y) = cells[a], cells[b]
+        if MISSING not in (x.outcome, y.outcome):
+            yield runs[number], x, y, why_not(x, y)
 
 
 def _worse(cells: Iterable[CellRatio], pairs: Iterable[tuple[RunCell, RunCell]], margin_pct: float) -> Iterator[Worse]:

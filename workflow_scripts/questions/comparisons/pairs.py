@@ -1,7 +1,7 @@
 """Which cells of a study differ in one thing alone, and what each pair of them shows.
 
 `pairs` is the one place where pairs of cells are formed. What differs is a column of the cells: a knob, the model, the
-environment, the device or the engine.
+environment, the device, the engine, or the run of the study.
 """
 
 from itertools import combinations
@@ -37,7 +37,7 @@ ALIKE = ("study", "source", "gpu", "engine", "model", "workload")
 # Of a knob with more values, each is compared with the first and with its neighbours: pairs grow with their square.
 MANY_VALUES = 16
 # What cells may differ in, beside a knob.
-MODEL, AT, GPU, ENGINE, SERVER = "model", "environment", "gpu", "engine", "server"
+MODEL, AT, GPU, ENGINE, SERVER, RUN = "model", "environment", "gpu", "engine", "server", "run"
 # What cells on two devices share, and the engines that are compared; of two the later one is `b`.
 _ON_DEVICES = ["study", "source", *ENVIRONMENT, "engine", "model", "dtype", "workload", "knobs", "quantization"]
 _ENGINES = (HF_STATIC.name, HF_CONTINUOUS.name, VLLM.name)
@@ -57,7 +57,7 @@ def pairs(summary: pd.DataFrame, differ_in: str) -> tuple[pd.DataFrame, pd.DataF
 
     Cells are in the order of `group` and of the column, whose text is `value`. Pairs are row numbers `a` and `b`, with
     the numbers of their samples; `first` marks those with the first of their group. Of two devices `b` is the faster
-    one over all that both measured.
+    one over all that both measured; of runs it is the last one.
     """
     rows = grouped(summary, differ_in)
     numbered = rows[["group", "sample"]].assign(row=np.arange(len(rows)), first=~rows["group"].duplicated())
@@ -67,10 +67,13 @@ def pairs(summary: pd.DataFrame, differ_in: str) -> tuple[pd.DataFrame, pd.DataF
     elif differ_in == SERVER:
         is_vllm = rows["engine"] == VLLM_SERVE.name
         sides = [(numbered[~is_vllm], numbered[is_vllm])]
+    elif differ_in == RUN:
+        is_last = rows[RUN] == summary[RUN].max()
+        sides = [(numbered[~is_last], numbered[is_last])]
     found = pd.concat(
         [a.merge(b.drop(columns="first"), on="group", suffixes=("_a", "_b")) for a, b in sides], ignore_index=True
     )
-    if differ_in not in (ENGINE, SERVER):
+    if differ_in not in (ENGINE, SERVER, RUN):
         found = found[found["row_a"] < found["row_b"]]
         few = found["group"].map(rows["group"].value_counts()) <= MANY_VALUES
         found = found[few | found["first"] | (found["row_b"] == found["row_a"] + 1)]
@@ -98,6 +101,8 @@ def grouped(summary: pd.DataFrame, differ_in: str) -> pd.DataFrame:
         rows = served[served["knob_users"].notna()]
         rows = rows.assign(value=rows["knob_endpoint"].fillna(rows["engine"]))
         return _numbered(rows, [*PLACE, *ENVIRONMENT, "knob_users", *WORK], [])
+    if differ_in == RUN:
+        return _numbered(summary.assign(value=summary[RUN]), ["cell_id"], [RUN])
     if differ_in == GPU:
         return _numbered(summary.assign(value=summary["gpu"]), [*_ON_DEVICES, "max_concurrency_allowed"], ["gpu"])
     rows = by_environment(summary) if differ_in == AT else summary
