@@ -19,7 +19,9 @@ GROUPS = {
         "capacity": "engines.vllm.capacity",
         "log": "parse.engine_log",
         "trace": "parse.device_trace",
+        "predict": "predict.predict_cell",
         "hits": "predict.hits",
+        "trace-blocks": "predict.block_trace",
     },
     "A study, before and after it is measured": {
         "init": "study.first_study",

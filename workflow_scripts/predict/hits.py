@@ -10,9 +10,9 @@ what was found is printed too. All else is predicted: no engine runs. docs/hits.
 
 import json
 import math
-from argparse import BooleanOptionalAction, Namespace
+from argparse import Namespace
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,16 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
-from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus, resolve_one
-from workflow_scripts.common.command import RESULTS, AddOption, above_zero, command, option, positive
-from workflow_scripts.common.files import numbered_jsonl, sha256_of
+from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus
+from workflow_scripts.common.command import above_zero, command, option
+from workflow_scripts.common.files import numbered_jsonl
 from workflow_scripts.engines.capacity import Capacity
-from workflow_scripts.engines.description import EngineDescription
-from workflow_scripts.engines.registry import capacity_of, get_engine, load_engines
+from workflow_scripts.engines.registry import capacity_of, get_engine
 from workflow_scripts.engines.steps import SchedulerSettings
+from workflow_scripts.engines.vllm.knobs import VLLM_SERVE
 from workflow_scripts.engines.vllm.memory import GIB
 from workflow_scripts.physics.step_time import FloatArray, IntArray
+from workflow_scripts.predict.one_cell import REQUESTS, asked_cell, cell_options
 from workflow_scripts.predict.predictions import tasks_of
 from workflow_scripts.predict.prefix_hits import OF_PREEMPTED, OF_PROMPT, PrefixHits, curve, knee, prefix_hits
 from workflow_scripts.predict.public_costs import public_costs
@@ -37,77 +37,11 @@ from workflow_scripts.predict.schedule import RequestLengths, ScheduleError
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.speed import step_time_of, work_of
 from workflow_scripts.predict.timing import time_schedule
-from workflow_scripts.study.grid import Cell, expand, find_cell
-from workflow_scripts.study.paths import CELL_PATTERN, RAW, StudyPaths
-from workflow_scripts.study.study import Study, StudyError, study_of
-from workflow_scripts.study.study_file import load_study
-from workflow_scripts.workloads.hashed_trace import count_requests
+from workflow_scripts.study.grid import Cell
+from workflow_scripts.study.paths import RAW, StudyPaths
+from workflow_scripts.study.study import Study, StudyError
 
-REQUESTS = "requests.jsonl"
 BLOCK_SIZES = (16, 32, 64, 128)
-# Types of the JSON schema -> types of the command line.
-_TYPES = {"integer": int, "number": float}
-
-
-def engines_with_blocks() -> Mapping[str, EngineDescription]:
-    return {name: engine for name, engine in load_engines().items() if engine.predicted and "vllm" in name}
-
-
-def knob_options() -> Iterator[AddOption]:
-    """One option for each knob of these engines; the study checks the values, and which engine has the knob."""
-    schemas = [engine.knobs.model_json_schema()["properties"] for engine in engines_with_blocks().values()]
-    for name, schema in {name: schema for part in schemas for name, schema in part.items()}.items():
-        kinds = {kind.get("type"): kind.get("description") for kind in schema.get("anyOf", [schema])}
-        flag, about = f"--{name.replace('_', '-')}", next(filter(None, kinds.values()), None)
-        if "boolean" in kinds:
-            yield option(flag, action=BooleanOptionalAction, help=about)
-        else:
-            yield option(flag, type=next((_TYPES[kind] for kind in kinds if kind in _TYPES), str), help=about)
-
-
-def _one_cell(args: Namespace, workload: dict[str, Any] | None) -> Study:
-    """A study with only the requested cell, which serves the given workload, or without one that of the study. Raises
-    StudyError or CatalogError if a name or value is not allowed."""
-    of_any = {name for engine in engines_with_blocks().values() for name in engine.knobs.described()}
-    knobs = {name: value for name, value in vars(args).items() if name in of_any and value is not None}
-    if workload is None:
-        study = load_study(args.study)
-        if args.workload not in study.workloads:
-            names = ", ".join(study.workloads)
-            raise StudyError(f"{args.study}: there is no workload {args.workload!r}; it has {names}")
-        workload = study.workloads[args.workload].model_dump(exclude_unset=True)
-        knobs = {**study.engine_defaults.get(args.engine, {}), **knobs}
-    if args.num_prompts:
-        workload["num_prompts"] = args.num_prompts
-    name, coordinates = args.workload or "trace", {"gpu": resolve_one(args.gpu).name, "engine": args.engine}
-    coordinates |= {"model": find_model(args.model).name, "workload": name}
-    content: dict[str, Any] = {"schema_version": 1, "name": "one-cell", "question": "What does its cache find?"}
-    sweep = {"name": "one", **coordinates, "knobs": knobs}
-    return study_of({**content, "workloads": {name: workload}, "sweeps": [sweep]}, "hits")
-
-
-def asked_cell(args: Namespace) -> tuple[Study, Cell]:
-    """The cell that is asked for, and its study. Raises InputError."""
-    given = {name: getattr(args, name) for name in ("trace", "workload", "cell") if getattr(args, name)}
-    if len(given) != 1 or bool(args.study) == ("trace" in given):
-        raise StudyError("give one of: --trace FILE; --study STUDY --workload NAME; --study STUDY --cell ID")
-    if args.cell:
-        study, parts = load_study(args.study), Path(args.cell).parts
-        if parts[-1] == REQUESTS:
-            parts = parts[parts.index("cells") + 1 :] if "cells" in parts else parts
-        return study, find_cell(study, "/".join(parts[: CELL_PATTERN.count("/") + 1]))
-    if not (args.model and args.gpu):
-        raise StudyError("give --model and --gpu, whose KV cache it is")
-    workload = None
-    if args.trace:
-        limits = {name: value for name in ("hash_block_tokens", "max_total_tokens") if (value := getattr(args, name))}
-        if not (count := count_requests(args.trace, args.hash_block_tokens, args.max_total_tokens)):
-            limit = f" and at most --max-total-tokens {args.max_total_tokens}" if args.max_total_tokens else ""
-            raise StudyError(f"{args.trace}: no request has output tokens{limit}")
-        workload = {"kind": "trace", "file": str(args.trace), "sha256": sha256_of(args.trace), "num_prompts": count}
-        workload |= limits
-    study = _one_cell(args, workload)
-    return study, next(iter(expand(study)))
 
 
 class Case:
@@ -366,27 +300,14 @@ def draw(report: dict[str, Any], out: Path) -> None:
 
 @command(
     "hits",
-    option("--model", help=ANY_MODEL),
-    option("--gpu", help="name in config/gpus.yaml"),
-    option("--engine", choices=list(engines_with_blocks()), default="vllm-serve"),
-    *knob_options(),
-    option("--trace", type=Path, help="a trace with hashes: JSON Lines of Mooncake, Bailian or Weka"),
-    option("--hash-block-tokens", type=positive, help="tokens of a block with a hash (default: the format's)"),
-    option("--max-total-tokens", type=positive, help="leave out longer requests of the trace, with their answers"),
-    option("--study", type=Path, help="a study with the workload or the cell"),
-    option("--workload", help="a workload of the study"),
-    option("--num-prompts", type=positive, help="requests of the workload (default: as the study says)"),
-    option("--cell", help="a cell of the study: its ID, or the raw/requests.jsonl of a measured one"),
+    *cell_options(VLLM_SERVE.name),
     option("--link-gb-per-s", type=above_zero(1e6), help="to the host's memory, one way (default: the GPU's PCIe)"),
     option("--out", type=Path, help="folder for the curve as a figure, hits.svg and hits.png"),
     option("--json", action="store_true", help="print JSON"),
-    RESULTS,
 )
 def main(args: Namespace) -> None:
-    study, cell = asked_cell(args)
-    paths = StudyPaths(args.results, study.name)
-    prepared = paths.prepared if args.study else None
-    own = paths.start(cell) / RAW / REQUESTS
+    study, cell, prepared = asked_cell(args)
+    own = StudyPaths(args.results, study.name).start(cell) / RAW / REQUESTS
     path = Path(args.cell) if args.cell and Path(args.cell).name == REQUESTS else own
     measured = measured_found(path) if path != own or path.is_file() else None
     report = report_of(study, Case(study, cell, prepared), measured, prepared, args.link_gb_per_s)

@@ -74,6 +74,8 @@ class Block:
     since: int = 0
 
 
+# A block that lost its content, its group of layers, and which block of a request it was.
+Evicted = tuple[Block, int, int]
 # What the prefix cache has of a request: blocks of each group; None for one that it does not need.
 Hits = Sequence[Sequence[Block | None]]
 
@@ -353,7 +355,7 @@ class BlockPool:
     """The free and the kept blocks of one device, and a table for each group of layers. Blocks that keep nothing are
     counted, and used first. `capacity`: blocks that requests can get. `caching`: whether blocks keep their content when
     they are given back. `counted`: whether blocks are counted, where all layers keep all tokens. `lookups` collects
-    what each admitted request finds."""
+    what each admitted request finds, `evictions` the blocks that lost their content."""
 
     def __init__(self, pool: KvPool, capacity: int, max_model_len: int, *, caching: bool, counted: bool) -> None:
         self.capacity = self.free = self._empty = capacity
@@ -364,6 +366,7 @@ class BlockPool:
         # Contents that the planned step writes: no state can be taken from them yet.
         self.new: set[Content] = set()
         self.lookups: list[Lookup] | None = None
+        self.evictions: list[Evicted] | None = None
         self.step = 0  # the number of the planned step
         self._kept: OrderedDict[Block, None] = OrderedDict()
         self._holders: dict[Content, dict[Block, None]] = {}
@@ -413,6 +416,8 @@ class BlockPool:
                 if self.lookups is not None:
                     self.lost[group, owner + block.count, place + block.count] = block.since, self.step
             if not block.count:
+                if self.evictions is not None:
+                    self.evictions.append((block, group, place))
                 del self._kept[block]
                 self.forget(block)
 

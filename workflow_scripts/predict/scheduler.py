@@ -10,7 +10,7 @@ in each step. docs/schedule.md has the rules, which are those of vLLM 0.32
 import heapq
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -35,19 +35,20 @@ def make_schedule(
     settings: SchedulerSettings,
     step_time: StepTime | None = None,
     lookups: list[Lookup] | None = None,
+    kind: "Callable[..., Scheduler] | None" = None,
 ) -> Schedule:
     """What runs when, until all requests have ended. `requests` are in order of arrival. `step_time` is needed if they
     arrive over time, because what waits at a step depends on how long steps take. `lookups` collects what each admitted
-    request finds in the prefix cache. With drafts each sequence gets the
-    mean of tokens in each step. Raises ScheduleError if a request can never run with these settings, there are arrivals
+    request finds in the prefix cache. `kind`: another class of scheduler. With drafts each sequence gets the mean of
+    tokens in each step. Raises ScheduleError if a request can never run with these settings, there are arrivals
     but no step times, or drafts and too few blocks for all."""
     _check(requests, settings, step_time)
     if settings.tokens_per_step == 1:
-        return Scheduler(requests, settings, step_time, lookups).run()
+        return (kind or Scheduler)(requests, settings, step_time, lookups).run()
     needed = _blocks_of_all(requests, settings)
     further = np.ceil((requests.output_tokens - 1) / settings.tokens_per_step).astype(np.int64)
     fewer, plain = replace(requests, output_tokens=1 + further), replace(settings, tokens_per_step=1.0)
-    schedule = make_schedule(fewer, plain, step_time, lookups)
+    schedule = make_schedule(fewer, plain, step_time, lookups, kind)
     return replace(schedule, settings=settings, needs_blocks=needed)
 
 
@@ -165,7 +166,10 @@ class DecodeGroup:
 
 
 class Scheduler:
-    """The engine's state before step `self.step`; arguments as in `make_schedule`."""
+    """The engine's state before step `self.step`; arguments as in `make_schedule`. `counts`: whether blocks are counted
+    where all layers keep all tokens, instead of listed."""
+
+    counts = True
 
     def __init__(
         self,
@@ -177,7 +181,7 @@ class Scheduler:
         self.requests, count = requests, len(requests)
         self.settings, self.step_time = settings, step_time
         pool = settings.pool or KvPool((KvGroup("attention", (0,), None),), 1, settings.block_size, 1, 0)
-        self.grouped = pool.keeps_all
+        self.grouped = self.counts and pool.keeps_all
         capacity = UNLIMITED if settings.num_blocks is None else settings.num_blocks - 1
         caching = settings.enable_prefix_caching
         self.blocks = BlockPool(pool, capacity, settings.max_model_len, caching=caching, counted=self.grouped)
