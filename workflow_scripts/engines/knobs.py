@@ -6,6 +6,7 @@ does not appear in the slug. Everything else that the pipeline knows about a kno
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -92,18 +93,24 @@ class Knobs(StrictRecord):
 
     @property
     def ranks(self) -> int:
-        """Parts of the model that run in parallel, each on its own GPU; on a CPU they share its cores."""
-        return 1
+        """Parts of the model that run in parallel, each on its own GPU; on a CPU they share its cores.
+
+        >>> from workflow_scripts.engines.vllm.knobs import VllmKnobs
+        >>> VllmKnobs(tensor_parallel_size=4, pipeline_parallel_size=2, data_parallel_size=2).ranks, VllmKnobs().ranks
+        (16, 1)
+        """
+        sizes = (f"{how}_parallel_size" for how in ("tensor", "pipeline", "data"))
+        return math.prod(getattr(self, size, None) or 1 for size in sizes)
 
     @property
     def draft_model(self) -> str | None:
         """Name of the draft model that the engine loads beside the cell's own model; usually None."""
-        return None
+        return getattr(self, "speculative_model", None) if self.drafts else None
 
     @property
     def drafts(self) -> bool:
         """Whether tokens are drafted, by whatever method (speculative decoding)."""
-        return False
+        return bool(getattr(self, "num_speculative_tokens", None))
 
     @property
     def longest_request(self) -> int | None:
@@ -133,10 +140,8 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, bool):
+    if isinstance(value, int):  # also a switch: 0 or 1
         return str(int(value))
-    if isinstance(value, int):
-        return str(value)
     if isinstance(value, float):
         short = f"{value:g}"
         return short if float(short) == value else repr(value)

@@ -56,10 +56,6 @@ class SglangServeKnobs(Knobs, Load):
         and vLLM's default is assumed, so that both get the same requests."""
         return min(self.max_num_seqs or 256, self.users or 256)
 
-    @property
-    def ranks(self) -> int:
-        return self.tensor_parallel_size or 1
-
     def command_line(self) -> list[str]:
         """What is set, as words of the server's command line.
 

@@ -203,25 +203,8 @@ class VllmKnobs(Knobs):
         return (self.max_num_seqs or 256) * self.engines
 
     @property
-    def ranks(self) -> int:
-        """Tensor parallel ranks of each stage of each engine's pipeline.
-
-        >>> VllmKnobs(tensor_parallel_size=4, pipeline_parallel_size=2, data_parallel_size=2).ranks, VllmKnobs().ranks
-        (16, 1)
-        """
-        return (self.tensor_parallel_size or 1) * (self.pipeline_parallel_size or 1) * self.engines
-
-    @property
     def engines(self) -> int:
         return self.data_parallel_size or 1
-
-    @property
-    def draft_model(self) -> str | None:
-        return self.speculative_model if self.drafts else None
-
-    @property
-    def drafts(self) -> bool:
-        return bool(self.num_speculative_tokens)
 
     def engine_arguments(self, draft_model: str | None = None) -> dict[str, Any]:
         """What is set, as arguments of `vllm.LLM` and `vllm serve`, by their Python names; `draft_model` is a folder or
