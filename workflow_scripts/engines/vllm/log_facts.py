@@ -32,12 +32,8 @@ class Reading:
 Pick = Callable[[Sequence[Reading], str], Reading]
 
 
-def _number(reading: Reading, fact: str) -> float:
-    return float(reading.values[fact])
-
-
 def _smallest(readings: Sequence[Reading], fact: str) -> Reading:
-    return min(readings, key=lambda reading: _number(reading, fact))
+    return min(readings, key=lambda reading: reading.values[fact])
 
 
 def _over_engines(readings: Sequence[Reading], fact: str) -> Reading:
@@ -49,11 +45,11 @@ def _over_engines(readings: Sequence[Reading], fact: str) -> Reading:
 
 
 def _largest(readings: Sequence[Reading], fact: str) -> Reading:
-    return max(readings, key=lambda reading: _number(reading, fact))
+    return max(readings, key=lambda reading: reading.values[fact])
 
 
 def _total(readings: Sequence[Reading], fact: str) -> Reading:
-    total = sum(_number(reading, fact) for reading in readings)
+    total = sum(float(reading.values[fact]) for reading in readings)
     whole = all(isinstance(reading.values[fact], int) for reading in readings)
     return replace(readings[-1], values=readings[-1].values | {fact: int(total) if whole else round(total, 6)})
 
