@@ -319,10 +319,8 @@ def activation(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank, 
     in_mlp = Term(round(forward), "bytes", f"{tokens} tokens in a layer's MLP, with four hidden states each")
     if not rank.last:
         return in_mlp
-    with_flashinfer = _FLASHINFER_SAMPLER[0] <= settings.version < _FLASHINFER_SAMPLER[1]
-    sampler = "fused" if with_flashinfer or settings.version >= _FUSED_SAMPLER else "sort"
-    if settings.version >= _IN_PLACE_SAMPLER:
-        sampler = "in-place"
+    is_fused = settings.version >= _FUSED_SAMPLER or _FLASHINFER_SAMPLER[0] <= settings.version < _FLASHINFER_SAMPLER[1]
+    sampler = "in-place" if settings.version >= _IN_PLACE_SAMPLER else "fused" if is_fused else "sort"
     copies = _FLOAT32_COPIES[sampler]
     sampling = seqs * facts.vocab * (element + 4 * copies) + 2 * tokens * facts.hidden * element
     how = f"logits of {seqs} sequences over {facts.vocab} tokens, {copies} float32 copies of them ({sampler} sampler)"
