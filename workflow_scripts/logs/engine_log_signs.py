@@ -122,15 +122,14 @@ SURVIVED = re.compile(r"Exception in ASGI application|Exception ignored in")
 ENGINES_LOOP = re.compile(r", in (?:run_engine_loop|run_busy_loop|engine_step)$")
 # An error of a compiler that an engine runs; the engine may have another way.
 COMPILER = re.compile(r"(?:\S+:\d+:\d+: (?:fatal )?error|error: \S+:\d+:\d+): ")
-_EXCEPTION = (
+EXCEPTION = re.compile(
     r"(?:\w{1,100}\.){0,20}[A-Z]\w{0,100}(?:Error(?:_\w{1,60})?|Exception|Exit|Interrupt|OutOfResources|Timeout|TimeoutExpired|BrokenProcessPool"
     r"|BackendCompilerFailed|Unsupported|ExceptionGroup)\b(?:\(\w{1,60}\))?(?::|$)"
 )
-EXCEPTION = re.compile(_EXCEPTION)
 # How the last line of a traceback begins, whatever the exception's name.
 NAMED_ERROR = re.compile(r"[A-Za-z_][\w.]*(?:\(\w+\))?(?::|$)")
 # Exceptions recognised by their message alone: the name in front of it may have been cut off.
-_NAMELESS = (
+NAMELESS = re.compile(
     r"(?:CUDA|HIP|XPU|NPU|HPU) out of memory\. Tried to allocate|No available memory for the cache blocks"
     r"|The model's max seq len \(\d+\) is larger|To serve at least one request with the models?'s max seq len"
     r"|Cannot auto-fit max_model_len|Free memory on device .{1,60} is less than desired|No common block size for \d"
@@ -146,10 +145,10 @@ _NAMELESS = (
     r"|(?:AsyncEngineDeadError|EngineDeadError|MQEngineDeadError)\b|RESOURCE_EXHAUSTED: "
     r"|Value error, .{1,600}\[type=\w+"
 )
-NAMELESS = re.compile(_NAMELESS)
 # A program's own words before an exception that it caught. It may go on, unless the exception names a cause.
 ANNOUNCED = re.compile(
-    rf"[^:]{{0,60}}(?i:error|exception|fail|crash)(?:[^:]|:(?=\d)){{0,40}}: {{1,20}}`?(?:{_EXCEPTION}|{_NAMELESS})"
+    rf"[^:]{{0,60}}(?i:error|exception|fail|crash)(?:[^:]|:(?=\d)){{0,40}}: {{1,20}}`?"
+    rf"(?:{EXCEPTION.pattern}|{NAMELESS.pattern})"
 )
 # The engine's own process logs an error only when it is about to end.
 ENGINES_ERROR = re.compile(r"\bERROR \S+ \S+ \[?(?:v1/engine/)?core\.py:\d+\]")
