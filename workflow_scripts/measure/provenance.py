@@ -15,7 +15,6 @@ from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.checkout import CHECKOUT, commit_of
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.device.processor import processor_facts
-from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.installation import installed_versions, lock_of, lock_sha256
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.study.definition import Definition
@@ -36,14 +35,16 @@ def provenance(engine: str, endpoint: Endpoint | None = None, lock: Path | None 
     server is not from this environment, its version is None. `git_dirty` is None if it is unknown whether the code is
     that of the commit. `lock` is None in an environment that no lock describes; `lock_sha256` is then the hash of the
     installed packages."""
-    lock = lock_of(engine, lock)
+    lock, description = lock_of(engine, lock), get_engine(engine)
     commit, dirty = commit_of(CHECKOUT)
+    is_from_here = endpoint is None or (endpoint.command or ("",))[0] in description.packages
+    installed = description.installed() if is_from_here else None
     return {
         "kvsweep_version": __version__,
         "git_commit": commit,
         "git_dirty": dirty,
         "versions": installed_versions(),
-        "engine_version": _engine_version(get_engine(engine), endpoint),
+        "engine_version": " ".join(installed) if installed else None,
         "lock": lock.name if lock else None,
         "lock_sha256": lock_sha256(lock),
         "python": platform.python_version(),
@@ -74,9 +75,3 @@ def provenance_of(definition: Definition) -> Provenance:
         return {**provenance(engine), **nothing}
     record: Provenance = json.loads(output.splitlines()[-1])
     return record
-
-
-def _engine_version(engine: EngineDescription, endpoint: Endpoint | None) -> str | None:
-    if endpoint is not None and (endpoint.command or ("",))[0] not in engine.packages:
-        return None
-    return " ".join(engine.installed() or ()) or None
