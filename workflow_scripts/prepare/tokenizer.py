@@ -34,17 +34,14 @@ def build_tokenizer(vocab_size: int, special_tokens: Mapping[int, str]) -> Token
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     plain = plain_ids(vocab_size, special_tokens)
-    tokens = dict(special_tokens)
-    tokens |= dict(zip(plain, alphabet, strict=False))
-    tokens |= {i: f"<|filler-{i}|>" for i in plain[len(alphabet) :]}
-    thinking = dict(zip(plain[len(alphabet) :][-len(_THINKING) :], _THINKING, strict=False))
-    tokens |= thinking
+    filler = {i: f"<|filler-{i}|>" for i in plain[len(alphabet) :]}
+    thinking = dict(zip([*filler][-len(_THINKING) :], _THINKING, strict=False))
+    tokens = {**special_tokens, **dict(zip(plain, alphabet, strict=False)), **filler, **thinking}
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in tokens.items()}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(tokens[i], special=True) for i in sorted(special_tokens)])
-    if thinking:
-        tokenizer.add_tokens([AddedToken(text, special=False) for text in thinking.values()])
+    tokenizer.add_tokens([AddedToken(text, special=False) for text in thinking.values()])
     return tokenizer
 
 
