@@ -25,19 +25,15 @@ def fixed(spec: FixedWorkload, vocabulary: Vocabulary, count: int) -> Iterator[R
 
 
 def synthetic(spec: SyntheticWorkload, vocabulary: Vocabulary, count: int) -> Iterator[Request]:
-    def drawn(rng: np.random.Generator) -> Request:
-        prompt_tokens = draw_length(spec.prompt_tokens, rng)
-        output_tokens = draw_length(spec.output_tokens, rng)
-        return Request(vocabulary.random_ids(rng, prompt_tokens), output_tokens)
-
-    def stratified() -> Iterator[Request]:
+    both = (spec.prompt_tokens, spec.output_tokens)
+    of_requests: Iterator[tuple[np.random.Generator, Sequence[int]]]
+    if spec.lengths == "drawn" or spec.max_total_tokens is not None:
+        of_requests = ((rng, [draw_length(each, rng) for each in both]) for rng in generators(spec.seed))
+    else:
         order = np.random.default_rng([spec.seed, _LENGTHS])
-        lengths = [order.permutation(strata(each, count)).tolist() for each in (spec.prompt_tokens, spec.output_tokens)]
-        for rng, prompt_tokens, output_tokens in zip(generators(spec.seed), *lengths, strict=False):
-            yield Request(vocabulary.random_ids(rng, prompt_tokens), output_tokens)
-
-    is_stratified = spec.lengths == "stratified" and spec.max_total_tokens is None
-    return stratified() if is_stratified else map(drawn, generators(spec.seed))
+        stratified = np.column_stack([order.permutation(strata(each, count)) for each in both]).tolist()
+        of_requests = zip(generators(spec.seed), stratified, strict=False)
+    return (Request(vocabulary.random_ids(rng, prompt), output) for rng, (prompt, output) in of_requests)
 
 
 def sharing(spec: SharedTextWorkload, vocabulary: Vocabulary, seed: int) -> Iterator[Request]:
