@@ -68,16 +68,11 @@ class Request:
         return len(self.prompt_token_ids) + self.output_tokens
 
     def as_line(self, request_id: str) -> dict[str, Any]:
-        line = {
-            "request_id": request_id,
-            "prompt_token_ids": self.prompt_token_ids,
-            "output_tokens": self.output_tokens,
-            "arrival_s": self.arrival_s,
-        }
-        prefix = {"prefix_tokens": self.prefix_tokens, "prefix_id": self.prefix_id}
-        line |= (prefix if self.prefix_tokens else {}) | ({"messages": self.messages} if self.messages else {})
-        told = {"session": self.session, "answers": self.answers, "think_s": self.think_s}
-        return line | (told if self.session is not None else {})
+        names = ["prompt_token_ids", "output_tokens", "arrival_s"]
+        names += ["prefix_tokens", "prefix_id"] if self.prefix_tokens else []
+        names += ["messages"] if self.messages else []
+        names += ["session", "answers", "think_s"] if self.session is not None else []
+        return {"request_id": request_id, **{name: getattr(self, name) for name in names}}
 
 
 def read_requests(path: Path) -> list[Request]:
