@@ -129,11 +129,9 @@ class SharedTextWorkload(_Workload):
     def tokens_of_prompt(self, index: int) -> int:
         raise NotImplementedError
 
-    def tokens_of_longest_prompt(self) -> int:
-        return self.tokens_of_prompt(0)
-
     def total_tokens_needed(self) -> int:
-        return self.tokens_of_longest_prompt() + self.output_tokens
+        """Those of the first request; no prompt is longer, except in conversations."""
+        return self.tokens_of_prompt(0) + self.output_tokens
 
 
 class IdenticalWorkload(SharedTextWorkload):
@@ -222,8 +220,9 @@ class MultiTurnWorkload(SharedTextWorkload):
         _, turn = self.place(index)
         return self.prompt_tokens + turn * (self.prompt_tokens + self.output_tokens)
 
-    def tokens_of_longest_prompt(self) -> int:
-        return self.prompt_tokens + (self.turns - 1) * (self.prompt_tokens + self.output_tokens)
+    def total_tokens_needed(self) -> int:
+        """Those of the last turn, which are all of a conversation."""
+        return self.turns * (self.prompt_tokens + self.output_tokens)
 
     def shared_text(self, index: int) -> SharedText:
         """The whole prompt: all that was said before, and what the user says."""
