@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from workflow_scripts.device.device_rates import DeviceRates
+from workflow_scripts.device.device_record import DeviceRates
 
 
 def rates_record(

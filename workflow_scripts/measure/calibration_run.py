@@ -26,7 +26,7 @@ from workflow_scripts.common.command import LOG, RESULTS, STUDY, command, option
 from workflow_scripts.common.files import read_jsonl, sha256_of, write_json, write_jsonl
 from workflow_scripts.device.device_check import WrongDeviceError
 from workflow_scripts.device.device_lock import device_lock
-from workflow_scripts.device.device_rates import DeviceRates
+from workflow_scripts.device.device_record import DeviceRates
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.provenance import now_in_utc, provenance_of

@@ -23,8 +23,7 @@ from workflow_scripts.catalog.gpus_and_models import FlopDtype, Gpu, get_gpu, lo
 from workflow_scripts.common.command import LOG, command, option, out
 from workflow_scripts.device.device_check import WrongDeviceError, found_device, use_cores
 from workflow_scripts.device.device_lock import device_lock
-from workflow_scripts.device.device_rates import DeviceRates
-from workflow_scripts.device.device_record import Device
+from workflow_scripts.device.device_record import Device, DeviceRates
 from workflow_scripts.device.host_load import load_by_others
 from workflow_scripts.device.processor import last_level_cache_bytes
 from workflow_scripts.measure.provenance import now_in_utc

@@ -18,8 +18,7 @@ from workflow_scripts.catalog.environments import version_of
 from workflow_scripts.catalog.gpus_and_models import CONFIG, CatalogError, Dtype, Gpu, get_model
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.common.records import Record
-from workflow_scripts.device.device_rates import DeviceRates
-from workflow_scripts.device.device_record import Device
+from workflow_scripts.device.device_record import Device, DeviceRates
 from workflow_scripts.engines.description import UnpredictableError
 from workflow_scripts.engines.registry import get_engine, load_engines
 from workflow_scripts.engines.vllm.knobs import VLLM

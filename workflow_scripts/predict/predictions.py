@@ -16,8 +16,7 @@ import numpy as np
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.common.command import option
 from workflow_scripts.device.device_check import cpu_here
-from workflow_scripts.device.device_rates import DeviceRates
-from workflow_scripts.device.device_record import Device
+from workflow_scripts.device.device_record import Device, DeviceRates
 from workflow_scripts.engines.capacity import Capacity
 from workflow_scripts.engines.description import UnpredictableError
 from workflow_scripts.engines.knobs import Knobs

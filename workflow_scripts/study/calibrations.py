@@ -14,8 +14,7 @@ from pydantic import ConfigDict, Field
 
 from workflow_scripts.catalog.gpus_and_models import Dtype, load_gpus
 from workflow_scripts.common.records import AsRecorded, Record
-from workflow_scripts.device.device_rates import DeviceRates
-from workflow_scripts.device.device_record import Device, LoadByOthers
+from workflow_scripts.device.device_record import Device, DeviceRates, LoadByOthers
 from workflow_scripts.engines.engine import Effective
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine

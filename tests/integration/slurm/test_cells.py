@@ -12,7 +12,7 @@ from tests.integration.served_study import SECRETS
 from tests.integration.slurm.conftest import ON_SLURM
 from tests.integration.slurm_lab import GPU_TYPES, GRES_TYPES
 from tests.integration.slurm_study import cell, known_jobs, planned_cells
-from workflow_scripts.device.device_rates import DeviceRates
+from workflow_scripts.device.device_record import DeviceRates
 
 pytestmark = [*ON_SLURM, pytest.mark.usefixtures("nothing_left_running"), pytest.mark.timeout(900)]
 

@@ -7,7 +7,7 @@ import psutil
 import torch
 
 from workflow_scripts.catalog.gpus_and_models import get_gpu
-from workflow_scripts.device.device_rates import DeviceRates
+from workflow_scripts.device.device_record import DeviceRates
 from workflow_scripts.measure import device_speed as d
 from workflow_scripts.measure.trace import SAMPLES_PER_SCAN, process_sampler
 from workflow_scripts.study.study_file import load_study

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.common.knob import Knob
-from workflow_scripts.device.device_rates import DeviceRates
+from workflow_scripts.device.device_record import DeviceRates
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.questions.comparisons.pairs import (
     ALIKE,

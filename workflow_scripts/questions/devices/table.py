@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
-from workflow_scripts.device.device_rates import DeviceRates
+from workflow_scripts.device.device_record import DeviceRates
 from workflow_scripts.questions.limits.ceilings import as_measured
 from workflow_scripts.statistics.comparisons import EQUIVALENCE_ALPHA, Comparisons, holm
 from workflow_scripts.statistics.errors import FloatArray

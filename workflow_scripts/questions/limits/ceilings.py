@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
-from workflow_scripts.device.device_rates import DeviceRates
+from workflow_scripts.device.device_record import DeviceRates
 from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.rate_ceiling import attention_cost, matrix_flop_per_s

@@ -8,7 +8,7 @@ from tests.unit.made_rates import rates_record
 from tests.unit.questions.synthetic_cells import NOT_COUNTED, OTHER_PLACES, around, cell, only, starts_table, table
 from workflow_scripts.catalog.gpus_and_models import get_gpu
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.device.device_rates import DeviceRates
+from workflow_scripts.device.device_record import DeviceRates
 from workflow_scripts.questions.comparisons.table import SCHEMA as COMPARISONS
 from workflow_scripts.questions.comparisons.table import comparison_tables
 from workflow_scripts.questions.devices.table import SCHEMA, device_records, explain
