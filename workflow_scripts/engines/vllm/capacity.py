@@ -232,33 +232,24 @@ def main(args: Namespace) -> None:
         report |= {"quantization": facts.quantization, "settings": asdict(settings) | asdict(batch), **terms}
         print(json.dumps(report, indent=2, default=asdict))
         return
-    devices = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
-    title = f"{args.model} on {devices} x {gpu.name}, vLLM {settings.vllm_version}, predicted"
-    named = re.search(r"estimated maximum model length is (\d{1,9})", str(log.get("error")))
-    _print(title, terms, settings, batch, named and named[1])
-
-
-def _print(
-    title: str, terms: Mapping[str, Term], settings: EngineSettings, batch: BatchLimits, fitting_len: str | None
-) -> None:
     # Here, because rich takes longer to import than JSON takes to print.
     from rich.table import Table
 
     from workflow_scripts.common.terminal import Terminal
 
-    table = Table(box=None, pad_edge=False)
     stages = settings.pipeline_parallel_size
+    devices = settings.tensor_parallel_size * stages * settings.data_parallel_size
+    table = Table(box=None, pad_edge=False)
     table.add_column("memory")
-    table.add_column(
-        f"each of rank {terms['pipeline_rank'].value:.0f}" if stages > 1 else "each device",
-        justify="right",
-        no_wrap=True,
-    )
+    each = f"each of rank {terms['pipeline_rank'].value:.0f}" if stages > 1 else "each device"
+    table.add_column(each, justify="right", no_wrap=True)
     table.add_column("how")
     for name in (name for name in _ROWS if name in terms):
         table.add_row(_ROWS[name], _size(terms[name]), terms[name].how)
+    title = f"{args.model} on {devices} x {gpu.name}, vLLM {settings.vllm_version}, predicted"
+    named = re.search(r"estimated maximum model length is (\d{1,9})", str(log.get("error")))
     terminal = Terminal()
-    for part in (title, "", table, "", *_what_fits(terms, batch, fitting_len)):
+    for part in (title, "", table, "", *_what_fits(terms, batch, named and named[1])):
         terminal.print(part)
 
 
