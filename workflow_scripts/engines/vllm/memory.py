@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import accumulate
 from typing import Literal
 
@@ -70,14 +70,6 @@ class CapacityError(InputError):
     """Settings without a prediction; the message says which and what is allowed."""
 
 
-@cache
-def _numbers_of(version: str) -> tuple[int, ...]:
-    match = re.match(r"v?(\d+(?:\.\d+)*)", version)
-    if match is None:
-        raise CapacityError(f"vllm_version {version!r} is not a version such as 0.32.0")
-    return tuple(int(part) for part in match[1].split("."))
-
-
 @dataclass(frozen=True)
 class EngineSettings:
     """How the engine is started, by vLLM's argument names; None is the engine's default on this GPU.
@@ -109,7 +101,7 @@ class EngineSettings:
     draft_stack: tuple[Layer, ...] = ()
     usage: Literal["server", "offline"] = "server"
 
-    @property
+    @cached_property
     def version(self) -> tuple[int, ...]:
         """The version's numbers, for comparisons.
 
@@ -118,7 +110,10 @@ class EngineSettings:
 
         Raises CapacityError if the text is not a version.
         """
-        return _numbers_of(self.vllm_version)
+        match = re.match(r"v?(\d+(?:\.\d+)*)", self.vllm_version)
+        if match is None:
+            raise CapacityError(f"vllm_version {self.vllm_version!r} is not a version such as 0.32.0")
+        return tuple(int(part) for part in match[1].split("."))
 
     def caches_prefixes(self, facts: ModelFacts) -> bool:
         """Whether prefixes are cached: as set, else by vLLM's default, which excluded models with states before 0.28
