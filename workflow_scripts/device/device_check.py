@@ -29,7 +29,28 @@ def found_device(gpu: Gpu, count: int = 1) -> Device:
     """Describe the device that this process got, and check that it is `gpu`. If a cell uses several GPUs, all of them
     are checked and the first is described. Raises WrongDeviceError if there are too few cores or GPUs, or a GPU is of
     another type, in MIG mode, used by others, slowed down by heat or its power supply, or not visible to torch."""
-    return _found_cpu(gpu) if gpu.kind == "cpu" else _found_gpus(gpu, count)
+    if gpu.kind == "cpu":
+        return _found_cpu(gpu)
+    import pynvml
+
+    # CUDA numbers GPUs by speed by default, NVML by bus: the GPUs that are checked must be those that are used.
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    try:
+        pynvml.nvmlInit()
+        try:
+            devices = [_described(nvml_handle(index)) for index in range(count)]
+        finally:
+            pynvml.nvmlShutdown()
+    except (pynvml.NVMLError, IndexError, ValueError) as e:
+        raise WrongDeviceError(f"asked for {count} x {gpu.name}, which NVML does not find here: {e}") from None
+    for device in devices:
+        _check(gpu, device)
+    import torch
+
+    # torch counts through NVML: asking whether CUDA is available would start CUDA here, before the engine forks.
+    if (seen := torch.cuda.device_count()) < count:
+        raise WrongDeviceError(f"torch {torch.__version__} sees only {seen} of {count} {gpu.name} here as CUDA devices")
+    return devices[0]
 
 
 def _found_cpu(gpu: Gpu) -> Device:
@@ -57,29 +78,6 @@ def use_cores(cores: list[int]) -> None:
     import torch
 
     torch.set_num_threads(len(cores))
-
-
-def _found_gpus(gpu: Gpu, count: int) -> Device:
-    import pynvml
-
-    # CUDA numbers GPUs by speed by default, NVML by bus: the GPUs that are checked must be those that are used.
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    try:
-        pynvml.nvmlInit()
-        try:
-            devices = [_described(nvml_handle(index)) for index in range(count)]
-        finally:
-            pynvml.nvmlShutdown()
-    except (pynvml.NVMLError, IndexError, ValueError) as e:
-        raise WrongDeviceError(f"asked for {count} x {gpu.name}, which NVML does not find here: {e}") from None
-    for device in devices:
-        _check(gpu, device)
-    import torch
-
-    # torch counts through NVML: asking whether CUDA is available would start CUDA here, before the engine forks.
-    if (seen := torch.cuda.device_count()) < count:
-        raise WrongDeviceError(f"torch {torch.__version__} sees only {seen} of {count} {gpu.name} here as CUDA devices")
-    return devices[0]
 
 
 def _described(handle: Any) -> Device:
