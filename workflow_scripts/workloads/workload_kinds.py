@@ -124,10 +124,11 @@ class SyntheticWorkload(_Workload):
 class SharedTextWorkload(_Workload):
     """Requests of random tokens that may begin with shared texts."""
 
+    prompt_tokens: Tokens
     output_tokens: Tokens
 
     def tokens_of_prompt(self, index: int) -> int:
-        raise NotImplementedError
+        return self.prompt_tokens
 
     def total_tokens_needed(self) -> int:
         """Those of the first request; no prompt is longer, except in conversations."""
@@ -138,10 +139,6 @@ class IdenticalWorkload(SharedTextWorkload):
     """One prompt, repeated."""
 
     kind: Literal["identical"]
-    prompt_tokens: Tokens
-
-    def tokens_of_prompt(self, index: int) -> int:
-        return self.prompt_tokens
 
     def shared_text(self, index: int) -> SharedText:
         """The whole prompt."""
