@@ -4,15 +4,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from workflow_scripts.engines.engine import Effective, Engine, Metrics, RequestRecord
-from workflow_scripts.engines.hf.model import device_memory, generation_arguments, load_hf_model, seed_the_pass
+from workflow_scripts.engines.engine import Effective, RequestRecord
+from workflow_scripts.engines.hf.model import HfEngine, generation_arguments, load_hf_model, seed_the_pass
 from workflow_scripts.engines.hf.predictions import why_model_is_refused
 from workflow_scripts.workloads.request import Request
 
 RESULT_TIMEOUT_S = 1.0
 
 
-class HfContinuous(Engine):
+class HfContinuous(HfEngine):
     """The manager behind `generate_batch`, called directly because only it accepts an output length per request."""
 
     _pass = 0
@@ -94,9 +94,6 @@ class HfContinuous(Engine):
             )
 
         self._manager._generation_step = noted
-
-    def metrics(self) -> Metrics:
-        return device_memory(self._setup)
 
     def stop(self) -> None:
         self._manager.stop(block=True, timeout=5)

@@ -1,7 +1,7 @@
 """HuggingFace transformers: the knobs and descriptions of its static and its continuous batching."""
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.engines.description import EngineDescription
@@ -44,13 +44,6 @@ class HfContinuousKnobs(Knobs):
     def max_concurrency(self) -> int:
         """Each live sequence takes at least one token of every step's budget."""
         return self.max_batch_tokens
-
-
-def attention_of(config: Any, classes: Any) -> str:
-    """The attention to ask transformers for: SDPA, or `eager` if a family's code has no SDPA (gpt-oss, for its sinks).
-    The attention in a model's own config is ignored. `classes`: transformers' `MODEL_FOR_CAUSAL_LM_MAPPING`."""
-    model_class = classes.get(type(config), None)
-    return "eager" if model_class is not None and not model_class._supports_sdpa else "sdpa"
 
 
 HF_STATIC = EngineDescription(

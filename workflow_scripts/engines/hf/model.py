@@ -5,21 +5,37 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.engines.engine import EngineSetup, Metrics
-from workflow_scripts.engines.hf.knobs import attention_of
+from workflow_scripts.engines.engine import Engine, EngineSetup, Metrics
 from workflow_scripts.workloads.sampling import Sampling
 
 
+class HfEngine(Engine):
+    """An engine that runs a model with torch in this process."""
+
+    def metrics(self) -> Metrics:
+        """Peak memory that torch's allocator allocated since the last call, if the device is a GPU."""
+        if self._setup.device_kind == "cpu":
+            return {}
+        import torch
+
+        peak = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        return {"torch_max_memory_allocated_bytes": peak}
+
+
 def load_hf_model(setup: EngineSetup) -> Any:
-    """The causal language model in evaluation mode on the setup's device, with SDPA attention if it has it."""
+    """The causal language model in evaluation mode on the setup's device. It has SDPA attention, or `eager` if its
+    family's code has no SDPA (gpt-oss, for its sinks), whatever its own config says."""
     import torch
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
     device = "cpu" if setup.device_kind == "cpu" else "cuda"
     config = AutoConfig.from_pretrained(setup.model_dir, trust_remote_code=setup.trust_remote_code)
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    has_sdpa = model_class is None or model_class._supports_sdpa
     how = {
         "dtype": getattr(torch, setup.dtype),
-        "attn_implementation": attention_of(config, MODEL_FOR_CAUSAL_LM_MAPPING),
+        "attn_implementation": "sdpa" if has_sdpa else "eager",
         "trust_remote_code": setup.trust_remote_code,
     }
     if setup.load_format != "dummy":
@@ -54,14 +70,3 @@ def seed_the_pass(sampling: Sampling | None) -> None:
         import torch
 
         torch.manual_seed(sampling.seed)
-
-
-def device_memory(setup: EngineSetup) -> Metrics:
-    """Peak memory that torch's allocator allocated since the last call, if the device is a GPU."""
-    if setup.device_kind == "cpu":
-        return {}
-    import torch
-
-    peak = torch.cuda.max_memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    return {"torch_max_memory_allocated_bytes": peak}

@@ -5,13 +5,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from workflow_scripts.engines.engine import Effective, Engine, Metrics, RequestRecord
-from workflow_scripts.engines.hf.model import device_memory, generation_arguments, load_hf_model, seed_the_pass
+from workflow_scripts.engines.engine import Effective, RequestRecord
+from workflow_scripts.engines.hf.model import HfEngine, generation_arguments, load_hf_model, seed_the_pass
 from workflow_scripts.engines.knobs import ENGINE_ARGS
 from workflow_scripts.workloads.request import Request
 
 
-class HfStatic(Engine):
+class HfStatic(HfEngine):
     """`generate()` with DynamicCache (grows) or StaticCache (allocated for the batch's full length at once)."""
 
     def start(self) -> Effective:
@@ -125,9 +125,6 @@ class HfStatic(Engine):
                     "kv_bytes_reserved": round(reserved),
                 }
             )
-
-    def metrics(self) -> Metrics:
-        return device_memory(self._setup)
 
 
 def _by_kind(cache: Any) -> list[list[Any]]:
