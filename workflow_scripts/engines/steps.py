@@ -63,17 +63,11 @@ class Drafts:
 
 @dataclass(frozen=True)
 class StaticBatches:
-    """Batches of `batch_size` requests that stay together until the longest is done."""
+    """Batches of `max_num_seqs` requests that stay together until the longest is done, in the terms of a scheduler."""
 
-    batch_size: int
-
-    # What they are in the terms of a scheduler.
+    max_num_seqs: int
     max_num_batched_tokens: ClassVar[None] = None
     async_scheduling: ClassVar[bool] = False
-
-    @property
-    def max_num_seqs(self) -> int:
-        return self.batch_size
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ def schedule_for(cell: CellTask, task: Task, made: list[Schedule]) -> Schedule:
         if blocks is None or schedule.holds_for(blocks):
             return schedule
     if isinstance(task.decides, StaticBatches):
-        schedule = static_schedule(task.requests, task.decides.batch_size)
+        schedule = static_schedule(task.requests, task.decides.max_num_seqs)
     else:
         settings = replace(task.decides, num_blocks=blocks)
         asked = task.requests, settings, step_time_of(cell, task.requests)

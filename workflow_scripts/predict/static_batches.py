@@ -85,7 +85,7 @@ def static_work(
     `copies_matrices`, a product of several rows first copies its matrix into another layout, and so reads its bytes
     twice. torch on a CPU does; vLLM packs matrices when it loads them.
     """
-    phases = _Phases(requests, asked.batch_size)
+    phases = _Phases(requests, asked.max_num_seqs)
     reads, rows, prompt = phases.reads, phases.rows, phases.prompt
     held = prompt + ~reads
     shared_by = facts.attention.heads // facts.attention.kv_heads

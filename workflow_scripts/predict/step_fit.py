@@ -203,7 +203,7 @@ def scheduled(
     """What an engine with these settings runs when, and its work; raises as `engine_steps` does."""
     steps = engine_steps(record, effective, facts)
     if isinstance(steps.decides, StaticBatches):
-        schedule = static_schedule(requests, steps.decides.batch_size)
+        schedule = static_schedule(requests, steps.decides.max_num_seqs)
         return schedule, static_work(requests, steps.decides, facts, copies_matrices=on_cpu)
     shown = {name: effective[name] for name in SHOWN if name in effective}
     schedule = make_schedule(requests, replace(steps.decides, num_blocks=int(effective["num_gpu_blocks"]), **shown))

@@ -23,9 +23,8 @@ def why_paged_cache_is_refused(facts: ModelFacts) -> str | None:
     >>> why_paged_cache_is_refused(read_model_facts(get_model("windows-8b").config)) is None
     True
     """
-    mixers = {mixer for layer in facts.layer_counts for mixer in layer.mixers}
-    held = {(m.kv_heads, m.head_dim) for m in mixers if isinstance(m, Attention)}
-    if len(held) == 1 and all(isinstance(mixer, Attention) for mixer in mixers):
+    held = {(mixer.kv_heads, mixer.head_dim) for mixer in facts.mixers if isinstance(mixer, Attention)}
+    if len(held) == 1 and all(isinstance(mixer, Attention) for mixer in facts.mixers):
         return None
     what = "keys and values of one width, of all tokens or of a window"
     return f"the paged cache of transformers holds {what} ({facts.model_type})"
@@ -78,4 +77,4 @@ def hf_static_steps(knobs: HfStaticKnobs, gpu: Gpu, facts: ModelFacts, version: 
         raise UnpredictableError("what HuggingFace's experts read and copy is not modelled")
     if knobs.cache_implementation != "dynamic":
         raise UnpredictableError(f"cache_implementation {knobs.cache_implementation} is not modelled")
-    return EngineSteps(StaticBatches(knobs.batch_size), facts.max_positions, eager=True)
+    return EngineSteps(StaticBatches(knobs.max_concurrency), facts.max_positions, eager=True)
