@@ -182,8 +182,7 @@ def with_drafting_layers(
     elsewhere."""
     if not draft_layers:
         return facts.stack + draft_stack
-    mixers = (mixer for layer in facts.stack for mixer in layer.mixers)
-    full = next((mixer for mixer in mixers if not isinstance(mixer, State) and mixer.window is None), None)
+    full = next((mixer for mixer in facts.mixers if not isinstance(mixer, State) and mixer.window is None), None)
     if full is None:
         raise ModelFactsError(f"{facts.model_type}: no layer attends to all tokens; what drafts is unknown")
     return facts.stack + (Layer((full,), (), 0),) * draft_layers
