@@ -12,7 +12,7 @@ take the samples from `read_trace`.
 import json
 import re
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -91,20 +91,15 @@ def read_trace(path: Path) -> Trace:
 
 def parse_trace(text: str) -> Trace:
     note: str | None = None
-    if "DCGM_FI_" in text:
-        rows, bad_lines = list(_scraped(text)), 0
+    if "DCGM_FI_" in text:  # each value in pages of dcgm-exporter is a sample of its own
+        values = filter(None, map(_DCGM_LINE.match, text.split("\n")))
+        rows, bad_lines = [*filter(None, (_sample([v[2]], [(v[1].lower(), "")]) for v in values))], 0
     else:
         rows, bad_lines, note = _parse_table(text)
     if not rows and note is None:
         note = _IS_READ if text.strip() else "the trace is empty"
     bad = f"{bad_lines} line{'s' if bad_lines > 1 else ''} without a readable sample" if bad_lines else None
     return Trace(rows, "; ".join(filter(None, (note, bad))) or None)
-
-
-def _scraped(text: str) -> Iterator[TraceSample]:
-    """The values in pages of dcgm-exporter, each as a sample of its own."""
-    for match in filter(None, map(_DCGM_LINE.match, text.split("\n"))):
-        yield from filter(None, [_sample([match[2]], [(match[1].lower(), "")])])
 
 
 def summarise(trace: Trace) -> dict[str, float | str | None]:
