@@ -199,8 +199,10 @@ class VllmKnobs(Knobs):
 
     @property
     def max_concurrency(self) -> int:
-        """`max_num_seqs` of each engine; if a study sets none, 256, vLLM's own default for the offline engine."""
-        return (self.max_num_seqs or 256) * self.engines
+        """`max_num_seqs` of each engine, or a server's number of users if that is smaller. Without `max_num_seqs` 256
+        counts, vLLM's own default for the offline engine."""
+        allowed = (self.max_num_seqs or 256) * self.engines
+        return min(allowed, getattr(self, "users", None) or allowed)
 
     @property
     def engines(self) -> int:
@@ -249,11 +251,6 @@ class VllmServeKnobs(VllmKnobs, Load):
         | None,
         Knob("reason", wording="reasoning told as {} does"),
     ] = None
-
-    @property
-    def max_concurrency(self) -> int:
-        allowed = super().max_concurrency
-        return allowed if self.users is None else min(allowed, self.users)
 
 
 _COUNTERS = {
