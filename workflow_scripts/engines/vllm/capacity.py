@@ -120,16 +120,15 @@ def _check_ranks(facts: ModelFacts, settings: EngineSettings) -> None:
         raise CapacityError("enable_expert_parallel needs a model with experts; this one has none")
     if tensor % (context := settings.decode_context_parallel_size):
         raise CapacityError(f"decode_context_parallel_size {context} must divide tensor_parallel_size {tensor}")
+    divide = f"tensor_parallel_size {tensor} must divide the model's"
     for mixer in facts.mixers:
         if mixer.heads % tensor:
             what = "state" if isinstance(mixer, State) else "attention"
-            raise CapacityError(f"tensor_parallel_size {tensor} must divide the model's {mixer.heads} {what} heads")
+            raise CapacityError(f"{divide} {mixer.heads} {what} heads")
         if isinstance(mixer, CompressedAttention) and mixer.output_groups % tensor:
-            groups = f"the model's {mixer.output_groups} groups of attention heads"
-            raise CapacityError(f"tensor_parallel_size {tensor} must divide {groups}")
+            raise CapacityError(f"{divide} {mixer.output_groups} groups of attention heads")
         if isinstance(mixer, Attention) and mixer.kv_heads % tensor and tensor % mixer.kv_heads:
-            heads = f"the model's {mixer.kv_heads} KV heads"
-            raise CapacityError(f"tensor_parallel_size {tensor} must divide {heads} or be a multiple of them")
+            raise CapacityError(f"{divide} {mixer.kv_heads} KV heads or be a multiple of them")
     if pipeline > facts.layers:
         raise CapacityError(f"pipeline_parallel_size {pipeline} must be at most the model's {facts.layers} layers")
 
