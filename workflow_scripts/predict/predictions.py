@@ -177,12 +177,11 @@ class _Inputs(_Known):
 
     def task(self, cell: Cell) -> tuple[RequestLengths, CellTask] | Prediction:
         """The cell's requests and its task; or its record if it cannot be predicted."""
-        gpu, serves = self.gpus[cell.gpu], isinstance(cell.knobs, Load)
-        load = cell.knobs if isinstance(cell.knobs, Load) else Load()
-        count = self.study.workloads[cell.workload].prompts_for(cell.knobs.max_concurrency)
-        names = (cell.id, cell.gpu, cell.engine_at, cell.model, cell.workload, cell.knobs.slug())
+        gpu, knobs, workload = self.gpus[cell.gpu], cell.knobs, self.study.workloads[cell.workload]
+        load = knobs if isinstance(knobs, Load) else Load()
+        count = workload.prompts_for(knobs.max_concurrency)
+        names = (cell.id, cell.gpu, cell.engine_at, cell.model, cell.workload, knobs.slug())
         found: dict[str, Any] = {"num_requests": count}
-        knobs = cell.knobs
         try:
             capacity = self.capacity(cell.engine, cell.gpu, cell.model, knobs, cell.environment)
             blocks = capacity.value("num_blocks")
@@ -200,7 +199,6 @@ class _Inputs(_Known):
                 "max_concurrency": capacity.value("max_concurrency"),
                 "kv_error_pct": kv_error_pct,
             }
-            workload = self.study.workloads[cell.workload]
             if capacity.unknown and knobs.drafts:  # perhaps only for what a draft model or layers that draft take
                 plain = knobs.model_copy(update={"num_speculative_tokens": 0})
                 capacity = self.capacity(cell.engine, cell.gpu, cell.model, plain, cell.environment)
@@ -214,7 +212,7 @@ class _Inputs(_Known):
             steps = _under_load(steps_of(get_engine(cell.engine), accepts, gpu, facts, cell.environment), load)
             found |= {name: getattr(steps.decides, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
             found["graph_sizes"] = (steps.graphs and " ".join(map(str, steps.graphs.sizes))) or None
-            requests, kind, longest = self.requests(cell.workload, load if serves else None, count)
+            requests, kind, longest = self.requests(cell.workload, load if isinstance(knobs, Load) else None, count)
             if longest > steps.longest_request:
                 fault = f"a request of {longest} tokens does not fit a context of {steps.longest_request}"
                 raise UnpredictableError(fault)

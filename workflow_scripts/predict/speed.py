@@ -181,12 +181,13 @@ def _counts(cell: CellTask, schedule: Schedule, segment_s: FloatArray, task: Tas
         bound_by = PROMPTS
     else:
         bound_by = KV_BLOCKS if schedule.needs_blocks is None else TOKEN_BUDGET
-    shares: tuple[float | None, float | None] = (None, None)
+    beyond_graphs: dict[str, float | None] = {}
     if (graphs := cell.steps.graphs) and graphs.sizes:
         tokens = segments.decode_seqs * (1 + (cell.steps.drafts.tokens if cell.steps.drafts else 0))
         beyond = (segments.prefill_seqs == 0) & (tokens > (graphs.decode_tokens or 0))
         of_steps, of_time = (float(each[beyond].sum() / each.sum()) for each in (segments.steps, segment_s))
-        shares = of_steps, of_time if cell.speed else None
+        beyond_graphs["beyond_graphs_steps_share"] = of_steps
+        beyond_graphs["beyond_graphs_time_share"] = of_time if cell.speed else None
     of_all_engines: dict[str, float | None] = {
         **schedule.not_found,
         "steps": int(segments.steps.sum()),
@@ -200,12 +201,8 @@ def _counts(cell: CellTask, schedule: Schedule, segment_s: FloatArray, task: Tas
         "evicted_blocks": schedule.evicted_blocks,
         **{name: int(getattr(schedule, name).sum()) for name in ("preemptions", "cached_tokens", "recomputed_tokens")},
     }
-    return {
-        **{name: count and count * engines for name, count in of_all_engines.items()},
-        "beyond_graphs_steps_share": shares[0],
-        "beyond_graphs_time_share": shares[1],
-        "bound_by": bound_by,
-    }
+    of_cell = {name: count and count * engines for name, count in of_all_engines.items()}
+    return {**of_cell, **beyond_graphs, "bound_by": bound_by}
 
 
 def _times(record: Prediction, speed: Speed, timed: Timed, fastest: Timed | None) -> dict[str, Any]:
