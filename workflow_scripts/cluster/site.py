@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal, TypeVar
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -75,8 +75,10 @@ class Queue(Record):
             )
         return extra
 
-
-AnyQueue = TypeVar("AnyQueue", bound=Queue)
+    def filled(self, defaults: "Queue") -> Self:
+        """What this queue sets, and the rest from `defaults`."""
+        own = self.model_dump(exclude_none=True)
+        return self.model_copy(update=defaults.model_dump(exclude_none=True) | own)
 
 
 class GpuQueue(Queue):
@@ -126,15 +128,11 @@ class Site(Record):
 
     def queue_of(self, gpu: str) -> GpuQueue:
         """The entry of a GPU, with the site's defaults filled in."""
-        return self._filled(self.gpus[gpu])
+        return self.gpus[gpu].filled(self.defaults)
 
     def queue_to_prepare(self) -> Queue:
         """The queue of jobs that prepare, with the site's defaults filled in."""
-        return self._filled(self.prepare if isinstance(self.prepare, Queue) else Queue())
-
-    def _filled(self, queue: AnyQueue) -> AnyQueue:
-        own = queue.model_dump(exclude_none=True)
-        return queue.model_copy(update=self.defaults.model_dump(exclude_none=True) | own)
+        return (self.prepare if isinstance(self.prepare, Queue) else Queue()).filled(self.defaults)
 
 
 def load_site(path: Path) -> Site:

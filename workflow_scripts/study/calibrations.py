@@ -115,22 +115,14 @@ def variant(knobs: Knobs) -> str:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A calibration to measure: its place in the grid, and the cell whose settings the engine starts with. It has to
-    cover up to `sequences` sequences, and up to `tokens` tokens of a single one."""
+    """A calibration to measure: its path below the folder of calibrations, without suffix, and the cell whose settings
+    the engine starts with. It has to cover up to `sequences` sequences, and up to `tokens` tokens of a single one."""
 
+    name: str
     cell: Cell
     variant: str
     sequences: int
     tokens: int
-
-    @property
-    def name(self) -> str:
-        return calibration_name(self.cell)
-
-
-def calibration_name(cell: Cell) -> str:
-    """Path of a cell's calibration below the folder of calibrations, without suffix."""
-    return f"{cell.gpu}/{cell.engine_at}/{cell.model}/{variant(cell.knobs)}"
 
 
 def calibrations_of(study: Study, cells: Iterable[Cell]) -> dict[str, Calibration]:
@@ -141,11 +133,12 @@ def calibrations_of(study: Study, cells: Iterable[Cell]) -> dict[str, Calibratio
         answers_decide = isinstance(cell.knobs, Load) and cell.knobs.users is not None
         unpredicted = cell.knobs.drafts or cell.knobs.why_unpredicted or answers_decide
         if get_engine(cell.engine).predicted and cell.knobs.ranks == 1 and not unpredicted:
-            groups.setdefault(calibration_name(cell), []).append(cell)
-    return {name: _calibration_of(study, group) for name, group in groups.items()}
+            name = f"{cell.gpu}/{cell.engine_at}/{cell.model}/{variant(cell.knobs)}"
+            groups.setdefault(name, []).append(cell)
+    return {name: _calibration_of(name, study, group) for name, group in groups.items()}
 
 
-def _calibration_of(study: Study, group: Sequence[Cell]) -> Calibration:
+def _calibration_of(name: str, study: Study, group: Sequence[Cell]) -> Calibration:
     """The calibration of cells that share one: of the first that allows most, if its block size is accepted."""
 
     def is_accepted(cell: Cell) -> bool:
@@ -164,7 +157,7 @@ def _calibration_of(study: Study, group: Sequence[Cell]) -> Calibration:
         return min(allowed, longest or allowed)
 
     first = max(group, key=lambda cell: (is_accepted(cell), cell.knobs.max_concurrency, context(cell)))
-    return Calibration(first, variant(first.knobs), max(map(sequences, group)), max(map(context, group)))
+    return Calibration(name, first, variant(first.knobs), max(map(sequences, group)), max(map(context, group)))
 
 
 def calibrated_definition(study: Study, cell: Cell) -> Definition:

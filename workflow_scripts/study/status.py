@@ -15,7 +15,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import get_args
 
@@ -156,17 +156,15 @@ def in_short(study: Study, states: "Counter[str]") -> str:
     return f"{study.name}: {', '.join(f'{cells} {state}' for state, cells in states.most_common())}"
 
 
-def ending(study: Study, study_file: Path, paths: StudyPaths, failed: str | None) -> Iterator[str]:
-    """The lines; `failed`: the failure that matters, if the call failed."""
-    again = f"kvsweep status {study_file}" + f" --results {paths.results}" * (paths.results != Path("results"))
-    starts = status_of_starts(study, paths).values()
-    states = Counter(status_of_cell(of_cell, study.starts.at_least).state for of_cell in starts)
+def ending(study: Study, paths: StudyPaths, states: "Counter[str]", args: Namespace) -> Iterator[str]:
+    """The lines; `args.failed`: the failure that matters, if the call failed."""
+    again = f"kvsweep status {args.study}" + f" --results {paths.results}" * (paths.results != Path("results"))
     yield in_short(study, states)
-    if failed:
-        yield f"failed: {failed}"
+    if args.failed:
+        yield f"failed: {args.failed}"
     if paths.report.exists():
         yield f"report: {paths.report}"
-    if failed is not None:
+    if args.failed is not None:
         yield f"next: the same call goes on; {again} says what failed, and what you do about it"
     elif states.keys() - _FINAL:
         yield f"next: {again} says why cells are missing, and what you do about it"
@@ -212,18 +210,18 @@ def _jobs_in_words(said: str, folder: Path) -> Iterator[str]:
 def main(args: Namespace) -> None:
     study = load_study(args.study)
     paths = StudyPaths(args.results, study.name)
-    if args.brief:
-        print(*ending(study, args.study, paths, args.failed), sep="\n")
-        return
     starts = status_of_starts(study, paths)
-    statuses = [status for of_cell in starts.values() for status in of_cell]
+    of_cells = [status_of_cell(of_cell, study.starts.at_least) for of_cell in starts.values()]
+    states = Counter(cell.state for cell in of_cells)
+    if args.brief:
+        print(*ending(study, paths, states, args), sep="\n")
+        return
     # Lines are not wrapped: a wrapped path cannot be copied.
     terminal = Terminal(soft_wrap=True)
-    of_cells = [status_of_cell(of_cell, study.starts.at_least) for of_cell in starts.values()]
-    terminal.print(in_short(study, Counter(cell.state for cell in of_cells)))
+    terminal.print(in_short(study, states))
     plan = last_plan(paths, study.starts.at_least) if study.starts.is_adaptive else None
     if seen := progress(study, starts, plan):
         terminal.print(seen, *queued_jobs(Path.cwd()), "", sep="\n")
     terminal.print(counts(of_cells))
-    for line in [*failures(statuses), *(rounds(plan, study.starts.budget_min) if plan else ())]:
+    for line in [*failures(chain(*starts.values())), *(rounds(plan, study.starts.budget_min) if plan else ())]:
         terminal.print(line)
