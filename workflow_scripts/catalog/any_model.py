@@ -80,10 +80,7 @@ def _model(name: str, config: Path, **fields: Any) -> Model:
 
 def _own_dtype(config: Path) -> ModelDtype:
     """The type that a config names; `native` if it names none that a device computes in."""
-    try:
-        content = read_config_json(config)
-    except InputError as e:
-        raise CatalogError(str(e)) from None
+    content = read_config_json(config, CatalogError)
     parts = [part for part in (content, content.get("text_config")) if isinstance(part, dict)]
     named = next((part[key] for part in parts for key in ("dtype", "torch_dtype") if part.get(key)), None)
     return next((dtype for dtype in get_args(Dtype) if dtype == named), "native")

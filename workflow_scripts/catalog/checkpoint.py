@@ -48,19 +48,24 @@ class HashedFiles(Record):
         return hashlib.sha256(content.encode()).hexdigest()
 
 
-def read_config_json(path: Path) -> dict[str, Any]:
-    """The values of a `config.json`, which may hold Infinity, with the quantization in a file beside it. Raises OSError
-    or InputError."""
-    config, beside = read_json(path, infinite=True), path.with_name(QUANTIZATION_FILE)
-    if not isinstance(config, dict):
-        raise InputError(f"{path}: must hold one JSON object")
-    if not config.get("quantization_config") and beside.is_file():
-        stated = read_json(beside)
-        stated = stated.get("quantization") if isinstance(stated, dict) else None
-        if not isinstance(stated, dict):
-            raise InputError(f"{beside}: must hold an object with the key quantization")
-        config["quantization_config"] = {"quant_method": "modelopt", **stated}
-    return config
+def read_config_json(path: Path, fault: type[InputError]) -> dict[str, Any]:
+    """The values of a `config.json`, which may hold Infinity, with the quantization in a file beside it. Raises `fault`
+    if one of them cannot be read."""
+    try:
+        config, beside = read_json(path, infinite=True), path.with_name(QUANTIZATION_FILE)
+        if not isinstance(config, dict):
+            raise InputError(f"{path}: must hold one JSON object")
+        if not config.get("quantization_config") and beside.is_file():
+            stated = read_json(beside)
+            stated = stated.get("quantization") if isinstance(stated, dict) else None
+            if not isinstance(stated, dict):
+                raise InputError(f"{beside}: must hold an object with the key quantization")
+            config["quantization_config"] = {"quant_method": "modelopt", **stated}
+        return config
+    except OSError as e:
+        raise fault(f"{path}: {e.strerror}") from None
+    except InputError as e:
+        raise fault(str(e)) from None
 
 
 def tokenizer_files(folder: Path) -> list[Path]:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from workflow_scripts.catalog.checkpoint import drafting_layers, read_config_json
 from workflow_scripts.catalog.gpus_and_models import Gpu, Model
-from workflow_scripts.common.faults import InputError
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.physics import formulas
@@ -358,13 +357,7 @@ def facts_on(
 
 def read_config(path: Path) -> dict[str, Any]:
     """A `config.json`, or that of a folder. Raises ModelFactsError if there is none, or it is no JSON object."""
-    path = path / "config.json" if path.is_dir() else path
-    try:
-        return read_config_json(path)
-    except OSError as e:
-        raise ModelFactsError(f"{path}: {e.strerror}") from None
-    except InputError as e:
-        raise ModelFactsError(str(e)) from None
+    return read_config_json(path / "config.json" if path.is_dir() else path, ModelFactsError)
 
 
 def vocabulary_and_context(config: Mapping[str, Any]) -> tuple[int, int]:
