@@ -73,8 +73,7 @@ class Lines:
     unit: str = ""
     measure: str = ""
     references: Sequence[Reference] = ()
-    x_is_setting: bool = True
-    is_share: bool = False  # in per cent, on a linear axis
+    is_share: bool = False  # in per cent, on a linear axis, and by a quantity that is no setting
     sources: Sequence[str] = ("measured",)
     note: str = ""
 
@@ -304,7 +303,7 @@ def _draw_lines(page: _Page, lines: Lines) -> None:
 
 def _x_axis(ax: Axes, lines: Lines) -> None:
     room, values = 2 * ROOM_PX / ax.bbox.width, sorted(set(lines.rows["x"].dropna()))
-    if not lines.x_is_setting:
+    if lines.is_share:
         low, high = _range(values)
         return _log_axis(ax, ax.xaxis, low / (high / low) ** room, high, "", 5)
     if values[0] > 0:

@@ -291,7 +291,6 @@ def draw(report: dict[str, Any], out: Path) -> None:
         "size of the cache (GiB per device)",
         unit=" %",
         references=[here],
-        x_is_setting=False,
         is_share=True,
         sources=("predicted",),
     )
