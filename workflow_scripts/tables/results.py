@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sized
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pandas as pd
 
@@ -12,6 +12,9 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.tables import summary
 from workflow_scripts.tables.measurements import joined
 from workflow_scripts.tables.parsed_facts import START, read_parsed
+from workflow_scripts.tables.summary import RATE as RATE  # sections and figures have them from here
+from workflow_scripts.tables.summary import STEADY as STEADY
+from workflow_scripts.tables.summary import records as records
 from workflow_scripts.tables.typed_tables import read_table
 from workflow_scripts.workloads.arrivals import Load
 
@@ -24,8 +27,6 @@ class MissingError(InputError):
 
 
 Rows = TypeVar("Rows", bound=Sized)
-# Rates of cells: over whole repeats, and while the engine is full.
-RATE, STEADY = summary.RATE, summary.STEADY
 # Number of the environment among those of the study, from 1; of a cell without one, that of others on its device and
 # engine. Cells of several are not compared.
 RAN_IN = "environment_number"
@@ -50,10 +51,6 @@ def under_load(cells: pd.DataFrame) -> "pd.Series[bool]":
     the server, and the output rate follows from it."""
     knobs = [f"knob_{name}" for name in Load.model_fields]
     return cells.reindex(columns=knobs).notna().any(axis=1)
-
-
-def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    return summary.records(table)
 
 
 def medians_by_cell(rows: pd.DataFrame, *keys: str) -> pd.DataFrame:
@@ -111,10 +108,10 @@ class Tables:
         except MissingError:
             return pd.DataFrame({key: pd.Series(dtype=object if key == "cell_id" else float) for key in columns})
 
-    def facts(self, name: str, cell_ids: Iterable[str], columns: list[str] | None = None) -> pd.DataFrame:
+    def facts(self, name: str, cell_ids: Iterable[str]) -> pd.DataFrame:
         """Rows of `parsed/{gpu}/{name}.parquet` of these cells, each of its first start that gave results.
 
-        Only these are read, and only the columns if any are given: the traces of a large study do not fit in memory.
+        Only these are read: the traces of a large study do not fit in memory.
 
         Raises:
             MissingError: there is no such file, or none of the starts is in it.
@@ -125,7 +122,7 @@ class Tables:
         parts = []
         for gpu, ids in wanted.groupby(wanted.str.split("/").str[0]):
             with suppress(FileNotFoundError):
-                parts.append(read_parsed(self.parsed, str(gpu), name, columns, filters=[("cell_id", "in", list(ids))]))
+                parts.append(read_parsed(self.parsed, str(gpu), name, filters=[("cell_id", "in", list(ids))]))
         if not parts:
             raise MissingError(f"no {name}.parquet was parsed")
         rows = _plain(pd.concat(parts, ignore_index=True))

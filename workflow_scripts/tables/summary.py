@@ -252,7 +252,7 @@ def bound_by(summary: pd.DataFrame) -> pd.Series:
     return pd.Series(limit, index=summary.index, dtype="string").replace("", pd.NA)
 
 
-def records(frame: pd.DataFrame) -> list[Row]:
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     # The way of pandas itself takes longer, and of few rows with many columns ten times as long.
     columns = {
         str(name): [None if value is pd.NA else value for value in values.tolist()] for name, values in frame.items()
