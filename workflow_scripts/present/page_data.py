@@ -202,14 +202,13 @@ def _intervals(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
 
     The measures in the table of servers are its own.
     """
-    served = _of_cells(report.tables.get("serving_summary", "cell_id"), place).rename(columns={"repeats": "n"})
-    others = _of_cells(report.tables.get("intervals", "cell_id"), place).rename(columns={"repeats": "n"})
+    served, others = (_of_cells(report.tables.get(name, "cell_id"), place) for name in ("serving_summary", "intervals"))
     parts = [
         served.assign(measure=key, value=served[key], low=served[f"{key}_low"], high=served[f"{key}_high"])
         for key in _MEASURES
         if f"{key}_low" in served
     ]
-    columns = ["cell", "measure", "value", "low", "high", "n", "scope"]
+    columns = ["cell", "measure", "value", "low", "high", "scope"]
     intervals = pd.concat([part.reindex(columns=columns) for part in (*parts, others)])
     return intervals.drop_duplicates(["cell", "measure"]).dropna(subset=["low", "high"])
 
