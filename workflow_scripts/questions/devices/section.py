@@ -56,9 +56,9 @@ def device_ratios(tables: Tables) -> Plot:
         return ratio_rows(tables, comparisons(tables, "device"), "One device over another")
     known = of_pair(tables, first)
     references = [
-        Reference(float(known[name].dropna().iloc[0]), f"{words} {known[name].dropna().iloc[0]:.2f}×")
+        Reference(ratio, f"{words} {ratio:.2f}×")
         for name, words in (("bandwidth_ratio", "bandwidth"), ("flop_ratio", "arithmetic"))
-        if name in known and known[name].notna().any()
+        for ratio in known.reindex(columns=[name])[name].dropna().head(1)
     ]
     series = MEASURED_PAIR.format(*(names.get(first[side], first[side]) for side in ("value_b", "value_a")))
     measured = rows.assign(series="measured", y=rows["ratio"], cell_id=rows["b"])

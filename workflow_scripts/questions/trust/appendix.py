@@ -5,16 +5,7 @@ from collections.abc import Iterator
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import read_yaml
-from workflow_scripts.page.blocks import (
-    UNKNOWN,
-    Block,
-    Definitions,
-    Fold,
-    Link,
-    Table,
-    Text,
-    table_of,
-)
+from workflow_scripts.page.blocks import UNKNOWN, Block, Definitions, Fold, Link, Table, Text, table_of
 from workflow_scripts.page.report import REPORT, Report, Subject
 from workflow_scripts.study.definition import study_sha256
 from workflow_scripts.tables.results import RAN_IN
