@@ -124,11 +124,10 @@ class SyntheticWorkload(_Workload):
 class SharedTextWorkload(_Workload):
     """Requests of random tokens that may begin with shared texts."""
 
-    prompt_tokens: Tokens
     output_tokens: Tokens
 
     def tokens_of_prompt(self, index: int) -> int:
-        return self.prompt_tokens
+        raise NotImplementedError
 
     def total_tokens_needed(self) -> int:
         """Those of the first request; no prompt is longer, except in conversations."""
@@ -139,6 +138,10 @@ class IdenticalWorkload(SharedTextWorkload):
     """One prompt, repeated."""
 
     kind: Literal["identical"]
+    prompt_tokens: Tokens
+
+    def tokens_of_prompt(self, index: int) -> int:
+        return self.prompt_tokens
 
     def shared_text(self, index: int) -> SharedText:
         """The whole prompt."""
