@@ -52,22 +52,17 @@ class VllmOffline(Engine):
         arguments = engine_arguments(self._setup, knobs)
         vllm_versions.check_arguments(arguments)
         vllm_versions.let_ranks_meet_in_a_file()
+        on_cpu = self._setup.device_kind == "cpu"
+        if on_cpu and os.environ[LAYOUT] != "0":  # the GPU's layout, in which a single rank runs in the engine core
+            fork_the_engine_core()
+            arguments |= {"distributed_executor_backend": IN_THE_CORE} if knobs.ranks == 1 else {}
         # The tokens of each step, and whether it was one graph, several, or none.
-        step_metrics = {"enable_mfu_metrics": True, "cudagraph_metrics": self._setup.device_kind != "cpu"}
-        self._llm = LLM(
-            disable_log_stats=False, **vllm_versions.accepted(step_metrics), **arguments, **self._layout(knobs.ranks)
-        )
+        step_metrics = vllm_versions.accepted({"enable_mfu_metrics": True, "cudagraph_metrics": not on_cpu})
+        self._llm = LLM(disable_log_stats=False, **step_metrics, **arguments)
         self._statistics = vllm_versions.request_statistics(self._llm)
         self._listen()
         self._watch_the_core()
         return effective_settings(self._llm.llm_engine.vllm_config)
-
-    def _layout(self, ranks: int) -> dict[str, Any]:
-        """Arguments for the GPU's layout on a CPU, if it is requested: a single rank runs in the engine core."""
-        if self._setup.device_kind != "cpu" or os.environ[LAYOUT] == "0":
-            return {}
-        fork_the_engine_core()
-        return {"distributed_executor_backend": IN_THE_CORE} if ranks == 1 else {}
 
     def _listen(self) -> None:
         """Record each step that the engine core reports, with the core's own time."""
