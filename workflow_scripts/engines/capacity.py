@@ -59,10 +59,6 @@ class KvPool:
     in_flight_tokens: int
     context_ranks: int = 1
 
-    @property
-    def keeps_all(self) -> bool:
-        return len(self.groups) == 1 and self.groups[0].reach is None
-
     def bytes_per_block(self, rank: PipelineRank) -> int:
         """Bytes of one block on a pipeline rank: the pages of its layers in the group with most of them."""
         end = math.inf if rank.last else rank.first_layer + rank.layers  # the last one has the layers that draft

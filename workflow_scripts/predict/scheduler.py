@@ -181,7 +181,7 @@ class Scheduler:
         self.requests, count = requests, len(requests)
         self.settings, self.step_time = settings, step_time
         pool = settings.pool or KvPool((KvGroup("attention", (0,), None),), 1, settings.block_size, 1, 0)
-        self.grouped = self.counts and pool.keeps_all
+        self.grouped = self.counts and [group.reach for group in pool.groups] == [None]
         capacity = UNLIMITED if settings.num_blocks is None else settings.num_blocks - 1
         caching = settings.enable_prefix_caching
         self.blocks = BlockPool(pool, capacity, settings.max_model_len, caching=caching, counted=self.grouped)
