@@ -20,9 +20,8 @@ HF = "HuggingFace"
 def fastest_pairs(tables: Tables) -> pd.DataFrame:
     """The fastest vLLM cell over the fastest HuggingFace cell of each device, model and workload."""
     rates = tables.value(RATE)
-    rows = comparisons(tables, "engine").assign(
-        rate_b=lambda rows: rows["b"].map(rates), rate_a=lambda rows: rows["a"].map(rates)
-    )
+    rows = comparisons(tables, "engine")
+    rows = rows.assign(**{f"rate_{side}": rows[side].map(rates) for side in "ab"})
     rows = rows.sort_values(["rate_b", "rate_a"], ascending=False, kind="stable").drop_duplicates(PLACES)
     return rows.sort_values("place", kind="stable")
 

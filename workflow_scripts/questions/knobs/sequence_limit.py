@@ -40,9 +40,7 @@ def published_along(tables: Tables) -> pd.DataFrame:
     predictions = tables.get("predictions", "cell_id", "quantity", "published")
     predictions = predictions[(predictions["quantity"] == RATE) & predictions["published"].notna()]
     known = predictions.set_index("cell_id")["published"]
-    rows: pd.DataFrame = (
-        line.rows[["cell_id", "gpu", "x"]].drop_duplicates().assign(y=lambda rows: rows["cell_id"].map(known))
-    )
+    rows: pd.DataFrame = line.rows[["cell_id", "gpu", "x"]].drop_duplicates().join(known.rename("y"), on="cell_id")
     rows = rows[rows["gpu"] == rows["gpu"].iloc[0]].dropna(subset="y").sort_values("x")
     return rows.assign(
         series=rows["gpu"].map(device_names(tables)).map(f"published, {{}} {rounded(rows['y'].max())}".format),

@@ -7,7 +7,7 @@ from workflow_scripts.common.wording import interval_text, listed, sentence
 from workflow_scripts.engines.vllm.knobs import VLLM
 from workflow_scripts.page.blocks import Block, Command, Text
 from workflow_scripts.page.report import Report, Subject
-from workflow_scripts.page.series import environments_in_words
+from workflow_scripts.page.series import PLACES, environments_in_words
 from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.tables.results import RAN_IN, STEADY, records, require
 
@@ -33,14 +33,11 @@ def commands(report: Report) -> Iterator[Block]:
         yield Text(f"Measured with random weights of {listed(random)}; the commands load the published ones.")
     measured = report.tables.rows.drop_duplicates("cell_id").set_index("cell_id")
     known = rows.assign(engine=VLLM.name, **{RAN_IN: rows["cell_id"].map(measured[RAN_IN])})
-    rows = rows.assign(
-        place=[f"{row['gpu']}, {row['model']}, {row['workload']}" for row in records(rows)]
-        + environments_in_words(known)
-    )
+    rows = rows.assign(place=rows[PLACES].agg(", ".join, axis=1) + environments_in_words(known))
     rows = rows.assign(key=rows["command"].fillna(rows["place"]))
     for _, alike in list(rows.groupby("key", sort=False))[:MOST_COMMANDS]:
         places = alike["place"].unique()
-        rows_of = list(records(alike))
+        rows_of = records(alike)
         # One place stands in the title.
         named = [ROLES[row["role"]] if len(places) == 1 else f"{row['place']}, {ROLES[row['role']]}" for row in rows_of]
         reasons = [f"{name}: {_why(report, row)}" for name, row in zip(named, rows_of, strict=True)]
