@@ -46,7 +46,7 @@ class Report:
 
     @cached_property
     def grid(self) -> pd.DataFrame:
-        """The cells of the study as in `Tables.grid`.
+        """The cells of the study as in `Tables.cells`.
 
         The reason of a missing cell is the last line of its log; that of a measured cell names starts that failed.
         """

@@ -134,9 +134,8 @@ class Tables:
     def rows(self) -> pd.DataFrame:
         """What was asked for and measured, as the one frame of `tables.measurements`; and `RAN_IN`."""
         rows = joined(self.need("cells"), self._table("starts"), self._table("repeats"))
-        known = (
-            rows[[*summary.ENVIRONMENT]].astype("string").fillna("").agg(" ".join, axis=1).where(rows["start"].notna())
-        )
+        known = rows[[*summary.ENVIRONMENT]].astype("string").fillna("").agg(" ".join, axis=1)
+        known = known.where(rows["start"].notna())
         number = pd.Series(known.factorize()[0], index=rows.index).where(known.notna())
         first = number.groupby([rows["gpu"], rows["engine"]], sort=False).transform("first")
         return pd.concat([rows, (1 + number.fillna(first).fillna(0).astype(int)).rename(RAN_IN)], axis=1)
@@ -175,9 +174,8 @@ class Tables:
     def intervals_of(self, measure: str) -> pd.DataFrame:
         """`value`, and `low` and `high` of its 95 % interval, of a measure by `cell_id`."""
         rows = self.get("intervals", "cell_id", "measure", "value", "low", "high")
-        return (
-            rows[rows["measure"] == measure].drop_duplicates("cell_id").set_index("cell_id")[["value", "low", "high"]]
-        )
+        rows = rows[rows["measure"] == measure].drop_duplicates("cell_id").set_index("cell_id")
+        return rows[["value", "low", "high"]]
 
     @cached_property
     def limits(self) -> pd.DataFrame:
