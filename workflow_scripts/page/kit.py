@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import matplotlib
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -190,16 +189,18 @@ def _in_rows(name: str, letters: int, end: str = "", most: int = 2) -> str:
 
 
 def use_style() -> None:
-    matplotlib.use("agg")
-    matplotlib.rc("font", family="DejaVu Sans")
-    matplotlib.rc("lines", linewidth=1.2, solid_capstyle="round")
-    matplotlib.rc("axes", facecolor="none", labelcolor=MUTED, edgecolor=GRID, linewidth=0.8, axisbelow=True)
-    matplotlib.rc("axes.spines", top=False, right=False, left=False)
-    matplotlib.rc("xtick", color=MUTED, bottom=False)
-    matplotlib.rc("ytick", color=MUTED, left=False)
-    matplotlib.rc("text", color=MUTED)
+    import matplotlib as mpl
+    import seaborn as sns  # takes as long as a small page, which draws nothing
+
+    mpl.use("agg")
+    sns.set_theme(style="white", context="paper")
+    mpl.rc("font", family="DejaVu Sans")
+    mpl.rc("axes", facecolor="none", labelcolor=MUTED, edgecolor=GRID, linewidth=0.8)
+    mpl.rc("axes.spines", top=False, right=False, left=False)
+    mpl.rc(("xtick", "ytick"), color=MUTED)
+    mpl.rc("text", color=MUTED)
     # Text stays text: the files are small, and can be searched and read aloud.
-    matplotlib.rc("svg", fonttype="none", hashsalt="kvsweep")
+    mpl.rc("svg", fonttype="none", hashsalt="kvsweep")
 
 
 def drawn(plot: Plot, kind: str) -> Figure:
@@ -314,17 +315,22 @@ def _x_axis(ax: Axes, lines: Lines) -> None:
 
 def _draw_series(page: _Page, ax: Axes, lines: Lines, ends: Mapping[str, str]) -> None:
     """Draw the lines of a panel, with what is written at their ends."""
+    import seaborn as sns
+
     for reference in lines.references:
         ax.axhline(reference.at, color=MUTED, linewidth=1)
     series = [(name, lines.rows[lines.rows["series"] == name].dropna(subset="y"), lines.looks[name]) for name in ends]
     for _, part, look in series:
         style: dict[str, Any] = {"linestyle": (0, look.dashes), "linewidth": 1.4} if look.dashes else {}
-        ax.plot(part["x"], part["y"], color=look.colour, **style)
+        sns.lineplot(
+            x=part["x"], y=part["y"], ax=ax, color=look.colour, sort=False, estimator=None, legend=False, **style
+        )
         if not look.dashes:
             _intervals(ax, part["x"], part["low"], part["high"], look.colour)
             for row in records(part):
                 _dot(ax, row["x"], row["y"], look.colour, look.marker, bool(row.get("hollow", False)))
                 page.mark(ax, row, row["x"], row["y"], lines.measure, row["y"])
+    ax.set(xlabel="", ylabel="")
     right = [(ax.get_xlim()[1], ref.at, ref.label, MUTED, False) for ref in lines.references]
     last = [(*part.iloc[-1][["x", "y"]], ends[name], look.colour, not look.dashes) for name, part, look in series]
     _label_firsts(page, ax, lines, [one for one in series if not one[2].dashes])
@@ -433,6 +439,8 @@ def _draw_panels(page: _Page, panels: Sequence[Panel]) -> None:
 
 
 def _draw_rows(page: _Page, ax: Axes, panel: Panel, names: Sequence[str]) -> None:
+    import seaborn as sns
+
     rows, is_bar = panel.rows, panel.kind == "bar"
     ends = rows[["low", "high"]].astype(float).dropna().to_numpy().ravel()  # a bound alone is not drawn
     bands = rows.reindex(columns=["band_low", "band_high"]).astype(float).dropna().to_numpy().ravel()
@@ -458,7 +466,7 @@ def _draw_rows(page: _Page, ax: Axes, panel: Panel, names: Sequence[str]) -> Non
         ax.vlines([1.0] * len(names), starts, [i + 0.5 for i in range(len(names))], MUTED, linewidth=1)
     if panel.dots is not None:
         places = panel.dots["name"].map(at)
-        ax.scatter(panel.dots["value"], places + 0.26, s=12, color=MUTED, linewidth=0)
+        sns.scatterplot(x=panel.dots["value"], y=places + 0.26, ax=ax, color=MUTED, s=12, linewidth=0, legend=False)
     colours = rows.get("colour", pd.Series(COLOURS[0], index=rows.index))
     if is_bar:
         ax.barh(rows["name"].map(at), rows["value"], 0.5, color=list(colours), linewidth=0)
@@ -477,6 +485,7 @@ def _draw_rows(page: _Page, ax: Axes, panel: Panel, names: Sequence[str]) -> Non
         text = row.get("text", _value(panel.unit, row["value"], row["low"], row["high"]))
         if text and math.isfinite(row["value"]):
             _beside(page, ax, end, y, text, colour, (9, 0))
+    ax.set(xlabel="", ylabel="")
     ax.set_ylim(len(names) - 0.5, -0.5)
 
 
