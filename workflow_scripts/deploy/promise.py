@@ -69,6 +69,8 @@ Release = Annotated[str, AfterValidator(_release)]
 class Promised(Record):
     """A measured value, and the 95 % interval in which one further start of the engine is expected to lie."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     value: float
     low: float | None = None
     high: float | None = None
