@@ -42,7 +42,7 @@ test: $(VENV)/dev.installed ## run the tests that measure nothing, side by side 
 test-all: test test-slurm test-measure ## run these three, one after another
 
 test-measure: $(VENV)/dev.installed ## run the tests that measure with engines and servers, one by one
-	$(BIN)/pytest tests/integration --ignore=tests/integration/parallel --ignore=tests/integration/slurm $(ARGS) || test $$? = 5
+	$(BIN)/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder tests/integration --ignore=tests/integration/parallel --ignore=tests/integration/slurm $(ARGS) || test $$? = 5
 	$(BIN)/pytest -m long tests/integration/parallel $(ARGS) || test $$? = 5
 
 test-studies: $(VENV)/dev.installed ## run every study's cut for a CPU, and the long comparisons with vLLM (an hour; ARGS="-k serving": one)

@@ -80,6 +80,8 @@ def own_tmpdir(tmp_path_factory):
 @pytest.fixture(scope="session")
 def environment(own_tmpdir):
     changed = {"TMPDIR": str(own_tmpdir), "XDG_CACHE_HOME": str(own_tmpdir / "cache"), **HOSTED_HERE}
+    # Threads of one test that wait leave the cores to another test.
+    changed["OMP_WAIT_POLICY"] = "PASSIVE"
     # Wheels of environments are gigabytes, which uv keeps for all runs.
     cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
     changed["UV_CACHE_DIR"] = os.environ.get("UV_CACHE_DIR", f"{cache}/uv")

@@ -165,7 +165,8 @@ def published_rates(study: Study, published: Published) -> Rates:
 def make_tables(inputs: TableInputs) -> pd.DataFrame:
     plan = _of_plan(inputs.paths.plan / "plan.parquet")
     published = published_rates(inputs.study, Published(inputs.published))
-    return predictions_table(inputs.own, inputs.table("intervals"), plan, published)
+    # An imported run of a planned cell counts as one.
+    return predictions_table(inputs.cells, inputs.table("intervals"), plan, published)
 
 
 def _of_plan(path: Path) -> pd.DataFrame:
