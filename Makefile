@@ -34,15 +34,15 @@ demo: $(VENV)/cpu.installed ## calibrate this machine's CPU and run the demo stu
 	$(BIN)/snakemake --cores $(CORES) $(ARGS) -- calibrate
 	$(BIN)/snakemake --cores $(CORES) $(ARGS)
 
-# Measurements and clusters need the whole machine, the other tests do not; the longest of these begin first. Exit code 5:
-# pytest found no test to run.
+# The longest begin first. Exit code 5: pytest found no test to run.
 test: $(VENV)/dev.installed ## run the tests that measure nothing, side by side (ARGS="-k page": some of them)
 	$(BIN)/pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder tests/integration/parallel tests/unit workflow_scripts $(ARGS) || test $$? = 5
 
 test-all: test test-slurm test-measure ## run these three, one after another
 
-test-measure: $(VENV)/dev.installed ## run the tests that measure with engines and servers, one by one
-	$(BIN)/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder tests/integration --ignore=tests/integration/parallel --ignore=tests/integration/slurm $(ARGS) || test $$? = 5
+# Each module has engines of its own; those that share a study are one group.
+test-measure: $(VENV)/dev.installed ## run the tests that measure with engines and servers, two modules at a time
+	$(BIN)/pytest --numprocesses=2 --dist=loadgroup --no-loadscope-reorder tests/integration --ignore=tests/integration/parallel --ignore=tests/integration/slurm $(ARGS) || test $$? = 5
 	$(BIN)/pytest -m long tests/integration/parallel $(ARGS) || test $$? = 5
 
 test-studies: $(VENV)/dev.installed ## run every study's cut for a CPU, and the long comparisons with vLLM (an hour; ARGS="-k serving": one)

@@ -30,7 +30,7 @@ KEY = "the key of this test"
 # Requests that wait at the server at most; the others wait here.
 MOST_CONNECTIONS = 300
 
-pytestmark = pytest.mark.needs_tool("prometheus")
+pytestmark = [pytest.mark.needs_tool("prometheus"), pytest.mark.xdist_group("served")]
 
 
 @pytest.fixture(scope="module")
