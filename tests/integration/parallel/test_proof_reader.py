@@ -89,7 +89,7 @@ class Page(HTMLParser):
             self._into[-1] += data
 
 
-@pytest.fixture(params=["two_gpus", "h200_later", pytest.param("slurm_h100", marks=pytest.mark.long), "report"])
+@pytest.fixture(params=["two_gpus", "h200_later", "slurm_h100", "report"])
 def folder(request):
     found = request.getfixturevalue(request.param)
     return found if found.is_dir() else found.parent
