@@ -228,6 +228,11 @@ def _lines(path: Path, kind: Any, repeats: Container[int]) -> Iterator[dict[str,
                 yield line
 
 
+def frame(rows: list[dict[str, Any]], columns: dict[str, str]) -> pd.DataFrame:
+    """Rows as a table with exactly these columns and types; a column that no row has is all null."""
+    return pd.DataFrame(rows, columns=list(columns)).astype(columns)
+
+
 def find_starts(cells: Path, gpu: str) -> dict[Start, Path]:
     """Folders of the starts that have ended, in the order of cells and starts."""
     folders = {}
@@ -256,9 +261,7 @@ def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> int:
     ]
     for name, columns in parsed_columns.table_columns().items():
         rows = [{**place, **row} for place, rows_of in tables for row in rows_of[name]]
-        # A column that no row has is all null.
-        table = pd.DataFrame(rows, columns=list(columns)).astype(columns)
-        write_bytes(out / f"{name}.parquet", to_parquet(table))
+        write_bytes(out / f"{name}.parquet", to_parquet(frame(rows, columns)))
     return len(folders)
 
 
