@@ -51,19 +51,23 @@ class Report:
         The reason of a missing cell is the last line of its log; that of a measured cell names starts that failed.
         """
         grid = self.tables.cells
-        of_missing = self.logs["cell_id"].isin(grid.loc[grid["outcome"] == "missing", "cell_id"])
-        said = self.logs[of_missing].drop_duplicates("cell_id", keep="last").set_index("cell_id")["value"]
+        said = self._logs(last=True)["value"].reindex(grid.loc[grid["outcome"] == "missing", "cell_id"])
         last_lines = said.astype("string").str.rsplit("\n", n=1).str[-1].str.split().str.join(" ")
         reason = grid["reason"].where(grid["reason"].notna(), grid["cell_id"].map(last_lines))
         return grid.assign(reason=reason.where(grid["failed_starts"].isna(), grid["failed_starts"]))
 
     @cached_property
     def logs(self) -> pd.DataFrame:
-        """The logs of the start of each cell that is shown, that of the engine first: `what` is a log's place in the
-        cell's folder, and `value` its end."""
+        """By cell, the log of the engine of the start that is shown, or another if there is none: `what` is its place
+        in the cell's folder, and `value` its end."""
+        return self._logs(last=False)
+
+    def _logs(self, *, last: bool) -> pd.DataFrame:
+        """By cell, the first or the last of the logs of the start that is shown; that of the engine is the first."""
         rows = self.tables.get("provenance", "cell_id", "start", "what", "value")
         shown = self.tables.cells[["cell_id", "start"]].fillna({"start": 1})
-        return shown.merge(rows, on=["cell_id", "start"])
+        of_cells = shown.merge(rows, on=["cell_id", "start"]).groupby("cell_id", sort=False)
+        return (of_cells.tail(1) if last else of_cells.head(1)).set_index("cell_id")
 
     @cached_property
     def labels(self) -> dict[str, str]:

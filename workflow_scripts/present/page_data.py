@@ -80,7 +80,6 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
     grid = report.grid.reset_index(drop=True)
     knobs = [name for name in report.tables.knobs if grid[name].notna().any()]
     differing = knobs_that_differ(grid, knobs)
-    logs = report.logs.drop_duplicates("cell_id").set_index("cell_id")
     place = pd.Series(grid.index, index=grid["cell_id"])
     intervals, repeats = _intervals(report, place), _repeats(report, place)
     scopes = intervals.drop_duplicates("cell").set_index("cell")["scope"]
@@ -88,12 +87,11 @@ def page_data(report: Report, study_file: Path) -> dict[str, Any]:
     random = [name for name, model in resolved_models(report.study).items() if model.load_format == "dummy"]
     cells = grid.assign(
         settings=settings_in_words(grid, knobs),
-        **{RAN_IN: grid["cell_id"].map(report.tables.rows.drop_duplicates("cell_id").set_index("cell_id")[RAN_IN])},
         environment=_environments,
         label=lambda rows: rows["cell_id"].map(report.labels) + environments_in_words(rows),
         weights=grid["model"].map(dict.fromkeys(random, "random")),
-        log_file=grid["cell_id"].map(logs["what"]),
-        log=grid["cell_id"].map(logs["value"]),
+        log_file=grid["cell_id"].map(report.logs["what"]),
+        log=grid["cell_id"].map(report.logs["value"]),
         scope=scopes,
         output_tokens_per_device_hour=values["output_tokens_per_s"] * 3600 / _devices(grid),
     )
@@ -187,8 +185,7 @@ def _of_cells(rows: pd.DataFrame, place: "pd.Series[int]") -> pd.DataFrame:
 
 
 def _repeats(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
-    cells = report.tables.rows
-    rows = cells[cells["repeat"].notna()]
+    rows = report.tables.repeats
     # If a device's rates have two sources, the data sheet is preferred; it may not have every rate.
     limits = report.tables.get("limits", *REPEAT, "rates", "mbu", "mfu").sort_values("rates")
     rows = rows.merge(limits.groupby(REPEAT, sort=False)[["mbu", "mfu"]].first().reset_index(), on=REPEAT, how="left")
@@ -217,7 +214,7 @@ def _values(report: Report, repeats: pd.DataFrame, cells: "pd.Series[str]") -> p
     """The value of each measure of each cell, from the tables; of cells and measures that these lack, the median."""
     measures = repeats[repeats.columns.intersection(list(_MEASURES))].select_dtypes("number")
     medians = measures.groupby(repeats["cell"]).median().reindex(cells.index)
-    summary = report.tables.get("serving_summary", "cell_id").drop_duplicates("cell_id").set_index("cell_id")
+    summary = report.tables.get("serving_summary", "cell_id").set_index("cell_id")
     served = summary.reindex(index=cells, columns=summary.columns.intersection(list(_MEASURES))).set_index(cells.index)
     stored = report.tables.values.reindex(cells).set_index(cells.index)
     return served.combine_first(stored).combine_first(medians)[medians.columns]
@@ -235,10 +232,9 @@ def _devices(cells: pd.DataFrame) -> "pd.Series[float]":
 
 def timelines(tables: Tables, most_bytes: int = MOST_BYTES) -> dict[str, str]:
     """Packed timelines by cell, in the order of interest, up to `most_bytes` together."""
-    ran = tables.rows[tables.rows["repeat"].notna()]
-    rates = ran.groupby("cell_id", sort=False)["output_tokens_per_s"].median()
-    first = ran.drop_duplicates("cell_id").set_index("cell_id")
-    rank = rates.groupby([first[name] for name in COORDINATES], sort=False).rank(ascending=False, method="first")
+    rates = tables.repeats.groupby("cell_id", sort=False)["output_tokens_per_s"].median()
+    places = tables.cells.set_index("cell_id").loc[rates.index]
+    rank = rates.groupby([places[name] for name in COORDINATES], sort=False).rank(ascending=False, method="first")
     ids = rank.sort_values(kind="stable").index[:_MOST_CELLS]
     facts = {}
     for name in FACTS:

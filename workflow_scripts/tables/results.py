@@ -146,9 +146,10 @@ class Tables:
 
     @cached_property
     def cells(self) -> pd.DataFrame:
-        """One row per cell, with the columns of the start that its outcome is of."""
+        """One row per cell, with the columns of the start that its outcome is of; and `RAN_IN` of its first start."""
         of_start = self._table("starts").drop(columns=["outcome", "reason", "comparable", "source"])
-        return self.need("cells").merge(of_start, on=START, how="left")
+        cells = self.need("cells").merge(of_start, on=START, how="left")
+        return cells.join(self.rows.groupby("cell_id")[RAN_IN].first(), on="cell_id")
 
     @cached_property
     def measured(self) -> pd.DataFrame:
@@ -158,6 +159,11 @@ class Tables:
             MissingError: there are none.
         """
         return require(summary.comparable_rows(self.repeats), "no cell has been measured yet")
+
+    @cached_property
+    def measured_cells(self) -> pd.DataFrame:
+        """One row per cell that may be compared, with the columns of its first repeat; errors as of `measured`."""
+        return self.measured.drop_duplicates("cell_id")
 
     @cached_property
     def values(self) -> pd.DataFrame:

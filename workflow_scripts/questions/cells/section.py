@@ -93,7 +93,7 @@ def not_as_asked(report: Report) -> Iterator[Block]:
 
 def every_cell(report: Report) -> Iterator[Block]:
     grid, rates = report.grid, report.tables.value(RATE)
-    places = report.logs.drop_duplicates("cell_id").set_index("cell_id")["what"]
+    places = report.logs["what"]
     rows = grid.head(SHOWN_ROWS)
     logs = [report.link(report.cells / cell / places.get(cell, "no log"), "log") for cell in rows["cell_id"]]
     unlike = np.where(rows["comparable"].eq(False) & rows["outcome"].ne("missing"), ", not comparable", "")

@@ -50,7 +50,7 @@ def _sizes(tables: Tables) -> pd.DataFrame:
     and the share of empty slots as `value`."""
     if SIZE not in tables.knobs:
         raise MissingError("no cell sets the block size")
-    rows = tables.measured.drop_duplicates("cell_id").dropna(subset=SIZE)
+    rows = tables.measured_cells.dropna(subset=SIZE)
     others = [name for name in tables.knobs if name != SIZE]
     alike = (group for _, group in rows.groupby([*PLACES, "engine", *others], dropna=False, sort=False))
     most = max(alike, key=lambda group: group[SIZE].nunique(), default=rows)

@@ -27,7 +27,7 @@ def pools(tables: Tables) -> pd.DataFrame:
 
     `pool_tokens` is the number of tokens in all blocks that requests can get; `layout` is the block size in words.
     """
-    cells = tables.measured.drop_duplicates("cell_id")
+    cells = tables.measured_cells
     known = cells.reindex(columns=[f"knob_{_POOL}", "knob_num_blocks", "knob_page_size"]).astype(float)
     is_vllm, longest = known[f"knob_{_POOL}"].notna(), cells["max_model_len_effective"]
     size = cells["block_size_effective"].where(is_vllm, known["knob_page_size"])

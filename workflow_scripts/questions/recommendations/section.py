@@ -31,8 +31,8 @@ def commands(report: Report) -> Iterator[Block]:
     models = resolved_models(report.study).items()
     if random := [name for name, model in models if model.hub_repo and model.load_format != "hub"]:
         yield Text(f"Measured with random weights of {listed(random)}; the commands load the published ones.")
-    measured = report.tables.rows.drop_duplicates("cell_id").set_index("cell_id")
-    known = rows.assign(engine=VLLM.name, **{RAN_IN: rows["cell_id"].map(measured[RAN_IN])})
+    ran_in = report.tables.cells.set_index("cell_id")[RAN_IN]
+    known = rows.assign(engine=VLLM.name, **{RAN_IN: rows["cell_id"].map(ran_in)})
     rows = rows.assign(place=rows[PLACES].agg(", ".join, axis=1) + environments_in_words(known))
     rows = rows.assign(key=rows["command"].fillna(rows["place"]))
     for _, alike in list(rows.groupby("key", sort=False))[:MOST_COMMANDS]:
