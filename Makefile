@@ -40,9 +40,9 @@ test: $(VENV)/dev.installed ## run the tests that measure nothing, side by side 
 
 test-all: test test-slurm test-measure ## run these three, one after another
 
-# Each module has engines of its own; those that share a study are one group.
+# Each module has engines of its own.
 test-measure: $(VENV)/dev.installed ## run the tests that measure with engines and servers, two modules at a time
-	$(BIN)/pytest --numprocesses=2 --dist=loadgroup --no-loadscope-reorder tests/integration --ignore=tests/integration/parallel --ignore=tests/integration/slurm $(ARGS) || test $$? = 5
+	$(BIN)/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder tests/integration --ignore=tests/integration/parallel --ignore=tests/integration/slurm $(ARGS) || test $$? = 5
 
 test-studies: $(VENV)/dev.installed ## run every study's cut for a CPU, and the long comparisons with vLLM (an hour; ARGS="-k serving": one)
 	$(BIN)/pytest -m studies tests/integration $(ARGS)

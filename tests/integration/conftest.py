@@ -67,13 +67,6 @@ STUDY = study_content(
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With --dist=loadgroup, one process runs all tests of a module, or of several that share a measured study."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
-
-
 @pytest.fixture(scope="session")
 def own_tmpdir(tmp_path_factory):
     """A TMPDIR of the tests' own: their fork server meets no other session's."""

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.integration import served_study
 from tests.integration.installing import run
 from tests.processes import wait_for
 from workflow_scripts.common.files import read_jsonl
@@ -30,7 +31,15 @@ KEY = "the key of this test"
 # Requests that wait at the server at most; the others wait here.
 MOST_CONNECTIONS = 300
 
-pytestmark = [pytest.mark.needs_tool("prometheus"), pytest.mark.xdist_group("served")]
+pytestmark = pytest.mark.needs_tool("prometheus")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory, environment):
+    """The folder of a study of the one cell that is served, with its tables."""
+    content = served_study.study()
+    content["sweeps"] = [{**content["sweeps"][0], "knobs": {"request_rate_per_s": 4}}]
+    return served_study.made(tmp_path_factory.mktemp("production"), content, environment, "tables").folder
 
 
 @pytest.fixture(scope="module")

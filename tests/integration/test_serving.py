@@ -24,8 +24,6 @@ from workflow_scripts.engines.serving.client import Address
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.tables.measurements import read_measurements
 
-pytestmark = pytest.mark.xdist_group("served")
-
 SERVE = "cpu-all/vllm-serve/tiny-llama-57m/short/bs32-seqs4-len512-eager1-cpukv1"
 TWO_ENGINES = f"{SERVE.replace('len512', 'len512-dp2')}-users4"
 TALK = SERVE.replace("/short/", "/talk/") + "-users2"
