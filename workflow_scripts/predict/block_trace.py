@@ -4,7 +4,7 @@
         --cell h100-sxm/vllm/llama-3.1-8b-instruct/chat/bs16-seqs256-len2048-pool513
 
 One row per event; docs/schedule.md describes the events. All of it is predicted from the lengths of the requests, by
-the rules of vLLM's scheduler and block manager: no engine runs.
+the rules of vLLM's scheduler and block manager: no engine runs. With data parallelism it is that of one engine.
 """
 
 from argparse import Namespace
@@ -122,7 +122,7 @@ def main(args: Namespace) -> None:
     task, of_cell = tasks[0], tasks[0].cells[0]
     if not isinstance(task.decides, SchedulerSettings):
         raise StudyError(f"{cell.id}: static batches have no KV blocks")
-    settings = replace(task.decides, num_blocks=of_cell.record.num_blocks)
+    settings = replace(task.decides, num_blocks=of_cell.num_blocks)
     events: list[BlockEvent] = []
     try:
         make_schedule(task.requests, settings, step_time_of(of_cell, task.requests), kind=partial(Traced, events))

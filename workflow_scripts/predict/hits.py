@@ -56,8 +56,7 @@ class Case:
         self.of_cell = task.cells[0]
         if not isinstance(task.decides, SchedulerSettings) or not task.decides.enable_prefix_caching:
             raise StudyError(f"{cell.id}: it has no prefix cache; allowed: vllm or vllm-serve, with prefix caching on")
-        blocks = self.of_cell.record.num_blocks
-        self.settings = replace(task.decides, num_blocks=blocks and blocks // self.of_cell.steps.engines)
+        self.settings = replace(task.decides, num_blocks=self.of_cell.num_blocks)
         asked = (get_engine(cell.engine), cell.knobs, load_gpus()[cell.gpu], self.of_cell.facts, cell.environment)
         self.bytes_per_block = int((capacity_of(*asked) or Capacity({})).value("bytes_per_block") or 0)
         self.step_time = step_time_of(self.of_cell, task.requests)

@@ -74,6 +74,11 @@ class CellTask:
     scaled: tuple[StepCosts, ...] = ()
 
     @property
+    def num_blocks(self) -> int | None:
+        """KV blocks of one engine; None if their number is not known."""
+        return self.record.num_blocks and self.record.num_blocks // self.steps.engines
+
+    @property
     def decided_by(self) -> tuple[Hashable, ...]:
         """What tells how fast it is, beside its schedule; what each cell of a model and device shares is one object."""
         shared = id(self.facts), id(self.speed), id(self.scaled)
@@ -125,14 +130,13 @@ def _predict(cell: CellTask, task: Task, schedule: Schedule) -> Prediction:
 
 def schedule_for(cell: CellTask, task: Task, made: list[Schedule]) -> Schedule:
     """A schedule that holds for the cell's blocks; an existing one if possible."""
-    blocks = cell.record.num_blocks and cell.record.num_blocks // cell.steps.engines
     for schedule in made:
-        if blocks is None or schedule.holds_for(blocks):
+        if cell.num_blocks is None or schedule.holds_for(cell.num_blocks):
             return schedule
     if isinstance(task.decides, StaticBatches):
         schedule = static_schedule(task.requests, task.decides.max_num_seqs)
     else:
-        settings = replace(task.decides, num_blocks=blocks)
+        settings = replace(task.decides, num_blocks=cell.num_blocks)
         asked = task.requests, settings, step_time_of(cell, task.requests)
         if is_explained(*asked[:2]):
             hits = prefix_hits(*asked)

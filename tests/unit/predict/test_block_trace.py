@@ -9,7 +9,7 @@ import pandas as pd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.predict.planned import study, write_study
+from tests.unit.predict.planned import study, sweep, write_study
 from tests.unit.predict.test_scheduler import SETTINGS, sharing_requests
 from workflow_scripts.predict.block_trace import BlockEvent, Traced, main
 from workflow_scripts.predict.plan import plan
@@ -65,3 +65,14 @@ def test_the_command_traces_every_request_of_a_cell_or_says_why_not(tmp_path, ca
     assert "blocks of 8 tokens" in capsys.readouterr().err
     assert main([*options, "no/such/cell"]) == 2
     assert "has no cell 'no/such/cell'" in capsys.readouterr().err
+
+
+def test_the_blocks_of_one_of_several_engines_are_its_own(tmp_path):
+    knobs = {"block_size": 16, "max_num_seqs": 16, "data_parallel_size": 2, "num_gpu_blocks_override": 40}
+    knobs |= {"max_model_len": 128}
+    path = write_study(tmp_path, [sweep(engine="vllm-serve", knobs=knobs)])
+    (cell,) = expand(study(tmp_path, sweeps=[sweep(engine="vllm-serve", knobs=knobs)]))
+    options = ["--study", str(path), "--results", str(tmp_path), "--out", str(tmp_path / "blocks.csv")]
+    assert main([*options, "--cell", cell.id]) == 0
+    # One block of the engine is never given out.
+    assert pd.read_csv(tmp_path / "blocks.csv")["block"].max() == 39
