@@ -101,7 +101,7 @@ def made(folder: Path, content: dict[str, object], environment: dict[str, str], 
 
 
 class Listeners:
-    """Addresses on which any process with a TMPDIR in this one listens, looked at once a second."""
+    """Addresses on which any process with a TMPDIR in this one listens, looked at twice a second."""
 
     def __init__(self, tmpdir: str) -> None:
         self.seen: set[tuple[str, str]] = set()
@@ -117,7 +117,7 @@ class Listeners:
         self._thread.join()
 
     def _look(self) -> None:
-        while not self._stop.wait(1):
+        while not self._stop.wait(0.5):
             for process in psutil.process_iter():
                 try:
                     if process.environ().get("TMPDIR", "").startswith(self._tmpdir):
